@@ -63,9 +63,9 @@ class Build(build_ext):
         """Objects of the CUDA backend."""
         folder = ROOT / "kernels/cuda"
         doors = [ROOT / "kernels/backend.h", ROOT / "kernels/entries.def"]
-        headers = sorted([*folder.glob("*.*h"), *(ROOT / "csrc/base").glob("*.h"), *doors])
+        headers = sorted([*folder.rglob("*.*h"), *(ROOT / "csrc/base").glob("*.h"), *doors])
         shared = compiling.read_version([nvcc]).encode() + b"".join(header.read_bytes() for header in headers)
-        units: list[compiling.Unit] = [(source, [], f"cuda_{source.stem}.o") for source in sorted(folder.glob("*.cu"))]
+        units: list[compiling.Unit] = [(source, [], f"cuda_{source.stem}.o") for source in sorted(folder.rglob("*.cu"))]
         return compiling.plan(units, [nvcc, *compiling.cuda_flags()], Path(self.build_temp), shared)
 
     def link_core(self, output: Path, objects: list[Object]) -> None:

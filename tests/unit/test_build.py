@@ -100,7 +100,7 @@ def test_a_terminal_shows_the_progress_although_pip_hides_the_output(tmp_path: P
     os.close(terminal)
     assert os.waitpid(child, 0)[1] == 0, shown
     total = len(list((tmp_path / "temp").glob("*.o")))
-    num_cuda = len(list((ROOT / "kernels/cuda").glob("*.cu")))
+    num_cuda = len(list((ROOT / "kernels/cuda").rglob("*.cu")))
     assert f"compiling {total} files, {num_cuda} of them CUDA (takes minutes; LLMPY_CUDA=0 leaves CUDA out)" in shown.decode()
     assert f"{total} of {total} files compiled, 0:" in shown.decode()
 

@@ -11,8 +11,8 @@ from llmpy import hardware
 ROOT = Path(__file__).parents[2]
 CUDA = ROOT / "kernels/cuda"
 TABLES = {  # as enum way_table has them
-    "LINEAR_WAYS": "linear.cu", "EXPERTS_WAYS": "experts.cu", "EXPERTS_LINEAR_WAYS": "experts.cu",
-    "ATTENTION_WAYS": "attention.cu",
+    "LINEAR_WAYS": "linear/linear.cu", "EXPERTS_WAYS": "experts/experts.cu", "EXPERTS_LINEAR_WAYS": "experts/experts.cu",
+    "ATTENTION_WAYS": "attention/attention.cu",
 }  # fmt: skip
 
 
@@ -22,10 +22,10 @@ def source(name: str) -> str:
 
 
 def test_every_weight_type_has_one_row_and_a_reader() -> None:
-    table = re.search(r"CUDA_TYPES\[\] = \{(.*?)\n\};", source("types.cuh"), re.S)
+    table = re.search(r"CUDA_TYPES\[\] = \{(.*?)\n\};", source("core/types.cuh"), re.S)
     assert table
     rows = re.findall(r"\{(DTYPE_\w+),", table[1])
-    readers = re.findall(r"weight_value\(weight_type<(DTYPE_\w+)>", source("weight.cuh"))
+    readers = re.findall(r"weight_value\(weight_type<(DTYPE_\w+)>", source("core/weight.cuh"))
     assert rows and sorted(rows) == sorted(set(rows)) == sorted(readers)
 
 
@@ -65,7 +65,7 @@ def kernels(name: str) -> list[str]:
 
 def test_kernels_have_names_of_their_own_that_begin_with_the_operation() -> None:
     """So a profile tells them apart. anchor_kernel is in every file and never runs."""
-    files = sorted(path.name for path in CUDA.glob("*.cu*"))
+    files = sorted(str(path.relative_to(CUDA)) for path in CUDA.rglob("*.cu*"))
     found = {kernel: name for name in files for kernel in kernels(name) if kernel != "anchor_kernel"}
     assert sum(len(kernels(name)) for name in files) == sum(source(name).count("__global__") for name in files)
     assert len(found) == sum(source(name).count("__global__") for name in files) - 1

@@ -41,7 +41,7 @@ def test_constants_and_sizes(tmp_path: Path) -> None:
         pytest.skip("no cublasLt.h")
     source = tmp_path / "check.c"
     checks = [f'_Static_assert((size_t)({ours}) == (size_t)({theirs}), "{theirs}");' for ours, theirs in PAIRS.items()]
-    header = ROOT / "kernels/cuda/dyn_cublaslt.h"
+    header = ROOT / "kernels/cuda/linear/dyn_cublaslt.h"
     source.write_text("\n".join(["#include <stddef.h>", "#include <cublasLt.h>", f'#include "{header}"', *checks, ""]))
     options = [option for folder in folders for option in ("-isystem", str(folder))]
     result = subprocess.run(["cc", "-std=c11", "-fsyntax-only", *options, str(source)], capture_output=True, text=True)

@@ -29,7 +29,7 @@ def test_constants_and_sizes(tmp_path: Path) -> None:
     (tmp_path / "cuda_fp16.h").touch()
     checks = [f'_Static_assert((long)({ours}) == (long)({theirs}), "{theirs}");' for ours, theirs in PAIRS.items()]
     checks.append("int check(void) { ncclConfig_t c = NCCL_CONFIG_INITIALIZER; return c.magic == NCCL_MAGIC; }")
-    ours = ROOT / "kernels/cuda/dyn_nccl.h"
+    ours = ROOT / "kernels/cuda/memory/dyn_nccl.h"
     source = tmp_path / "check.c"
     source.write_text("\n".join(["#include <stddef.h>", "#include <nccl.h>", f'#include "{ours}"', *checks]) + "\n")
     command = ["cc", "-std=c11", "-fsyntax-only", "-I", str(tmp_path), "-isystem", str(header), str(source)]

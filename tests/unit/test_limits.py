@@ -170,7 +170,7 @@ def families() -> list[str]:
 def test_every_family_is_on_the_cpu_and_tested() -> None:
     cpu = {path.stem for path in (ROOT / "kernels/cpu").glob("*.c")}
     own = {"backend_cuda", "comm_nccl", "device", "ipc", "memory", "staging", "upload"}
-    alone = [name(path) for path in (ROOT / "kernels/cuda").glob("*.cu") if path.stem not in cpu | own]
+    alone = [name(path) for path in (ROOT / "kernels/cuda").rglob("*.cu") if path.stem not in cpu | own]
     assert not alone, "no kernels/cpu file of the same name"
     tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests/kernels").glob("test_*.py")}
     untested = [family for family in families() if not any(test.startswith(family) for test in tested)]
@@ -246,8 +246,8 @@ LONG_CLASSES = {
     "llmpy/models/program.py Writer": "the other half of that vocabulary",
     "llmpy/text/tokenizer.py Tokenizer": "the public calls of a tokenizer",
     "llmpy/weights/updates.py WeightUpdate": "one transaction; every method needs its state",
-    "kernels/cuda/attention_few.cuh few_worker": "the registers of one warp",
-    "kernels/cuda/attention_worker.cuh decode_worker": "the registers of one warp",
+    "kernels/cuda/attention/attention_few.cuh few_worker": "the registers of one warp",
+    "kernels/cuda/attention/attention_worker.cuh decode_worker": "the registers of one warp",
 }
 
 

@@ -1,0 +1,53 @@
+/* kv.cuh: how the CUDA backend lays keys and values into a layer's part of a page; rope.cu writes it, attention reads it. The
+ * configuration alone chooses between two layouts.
+ * Tiled, for 16-bit pages of the type of activations and heads of 64, 128 or 256 values: [kv head][K, V][token / 8]
+ * [head_dim / 64 slabs][token % 8][64], the 16-byte chunk c of a token's 128 bytes at c ^ (token % 8): a head's keys or values
+ * of a page are one run of bytes, and runs copied one after the other are an operand of the tensor cores, without bank
+ * conflicts. Plain, for all else: keys [kv head][token][head_dim], then values alike. */
+#ifndef LLMPY_CUDA_KV_CUH
+#define LLMPY_CUDA_KV_CUH
+
+#include "../core/common.cuh"
+
+static inline bool kv_is_tiled(const struct cuda *cuda, uint32_t dtype, uint32_t head_dim)
+{
+    return dtype == cuda->dtype && dtype != DTYPE_F32 && (head_dim == 64 || head_dim == 128 || head_dim == 256);
+}
+
+/* What a kernel needs of a layer's cache. */
+template <class C> struct cache {
+    char *layer;             /* of page 0 */
+    size_t page_bytes;
+    const int32_t *table;
+    uint32_t table_stride, n_kv_heads, head_dim;
+    uint32_t block_tokens, block_shift; /* a power of two and its exponent */
+    cache(const struct kv_view &kv, uint32_t tokens)
+        : layer((char *)kv.pool + kv.layer_offset), page_bytes(kv.page_bytes), table(kv.table), table_stride(kv.table_stride),
+          n_kv_heads(kv.n_kv_heads), head_dim(kv.head_dim), block_tokens(tokens), block_shift(__builtin_ctz(tokens))
+    {
+    }
+    __device__ __forceinline__ char *page_of(uint32_t seq, uint32_t position) const
+    {
+        return layer + (size_t)table[(size_t)seq * table_stride + (position >> block_shift)] * page_bytes;
+    }
+    /* Plain: the key of a position in its page; its value lies values() further on. */
+    __device__ __forceinline__ C *key_in(char *page, uint32_t position, uint32_t head) const
+    {
+        return (C *)page + ((size_t)head * block_tokens + (position & (block_tokens - 1))) * head_dim;
+    }
+    __device__ __forceinline__ C *key(uint32_t seq, uint32_t position, uint32_t head) const
+    {
+        return key_in(page_of(seq, position), position, head);
+    }
+    __device__ __forceinline__ size_t values() const { return (size_t)n_kv_heads * block_tokens * head_dim; }
+    /* Tiled: the 8 values from 8 * c on of a position's key; those of its value lie tiled_values() further on. */
+    __device__ __forceinline__ C *tiled_in(char *page, uint32_t position, uint32_t head, uint32_t c) const
+    {
+        uint32_t token = position & (block_tokens - 1), slab = c / 8, chunk = (c % 8) ^ (token % 8);
+        size_t row = (size_t)head * 2 * block_tokens + token / 8 * 8;
+        return (C *)page + row * head_dim + (slab * 8 + token % 8) * 64 + chunk * 8;
+    }
+    __device__ __forceinline__ size_t tiled_values() const { return (size_t)block_tokens * head_dim; }
+};
+
+#endif

@@ -1,0 +1,95 @@
+/* out[i][h] = sum over all rows j of i's sequence of p[j] v[j][h'], p = softmax of scale * (q[i][h] . k[j][h']), h' the head of
+ * k and v that head h reads; float32, rounded once. A block a row and head. A score is one chain over head_dim; thread t has
+ * the rows t, t + THREADS, ...; the sum of the p is a chain over these, then block_reduce's tree; a column of out is one chain
+ * over j, divided by that sum at the end. So a row's bits depend on its sequence alone. The scores of a row lie in shared
+ * memory, which bounds a sequence's length. Bound by operations: 4 n^2 heads head_dim for n rows, which is little for the short
+ * texts that encoders take: 256 rows of 12 heads of 32 are 0.1 GFLOP, some us; not tuned. */
+#include "../core/launch.cuh"
+
+#define THREADS 128u
+#define MAX_ROWS 49152u /* scores that fit a block's shared memory */
+
+/* Room for n floats that are loaded in fours. */
+static __host__ __device__ __forceinline__ uint32_t in_fours(uint32_t n)
+{
+    return (n + 3) & ~3u;
+}
+
+/* The sequence that a row belongs to: the last one that begins at it or before. */
+static __device__ __forceinline__ uint32_t sequence_of(const int32_t *seq_first_row, uint32_t n_seqs, int32_t row)
+{
+    uint32_t low = 0, high = n_seqs - 1;
+    while (low < high) {
+        uint32_t middle = (low + high + 1) / 2;
+        if (seq_first_row[middle] <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+row_attention_heads(rows<T> q, rows<T> k, rows<T> v, rows<T> out, const int32_t *seq_first_row, uint32_t n_seqs, uint32_t group,
+                    uint32_t head_dim, float scale)
+{
+    extern __shared__ float memory[]; /* head_dim values of q, then the scores */
+    float *own = memory, *scores = memory + in_fours(head_dim);
+    uint32_t row = blockIdx.x, column = blockIdx.y * head_dim, kv_column = blockIdx.y / group * head_dim;
+    start_next();
+    wait_for_input();
+    uint32_t s = sequence_of(seq_first_row, n_seqs, (int32_t)row);
+    uint32_t first = (uint32_t)seq_first_row[s], n = (uint32_t)seq_first_row[s + 1] - first;
+    for (uint32_t c = threadIdx.x; c < head_dim; c += THREADS)
+        own[c] = to_float(*q.at(row, column + c));
+    __syncthreads();
+    float most = -INFINITY, sum = 0;
+    for (uint32_t j = threadIdx.x; j < n; j += THREADS) {
+        const T *key = k.at(first + j, kv_column);
+        float score = 0;
+        for (uint32_t c = 0; c < head_dim; c++)
+            score = fmaf(own[c], to_float(key[c]), score);
+        scores[j] = score * scale;
+        most = fmaxf(most, scores[j]);
+    }
+    most = block_reduce(most, max_of());
+    for (uint32_t j = threadIdx.x; j < n; j += THREADS) {
+        scores[j] = expf(scores[j] - most);
+        sum = sum + scores[j];
+    }
+    sum = block_reduce(sum, add_of());
+    for (uint32_t c = threadIdx.x; c < head_dim; c += THREADS) {
+        float value = 0;
+        for (uint32_t j = 0; j < n; j++)
+            value = fmaf(scores[j], to_float(*v.at(first + j, kv_column + c)), value);
+        *out.at(row, column + c) = round_to<T>(value / sum);
+    }
+}
+
+enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    const struct batch_view *batch = args->batch;
+    const uint32_t begin = in_fours(args->head_dim);
+    uint32_t longest = 0;
+    if (!batch->n_rows)
+        return RC_OK;
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        uint32_t n = (uint32_t)(batch->host_seq_first_row[s + 1] - batch->host_seq_first_row[s]);
+        longest = n > longest ? n : longest;
+    }
+    if (in_fours(longest) + begin > MAX_ROWS)
+        return err_set(err, RC_UNSUPPORTED, "row_attention: wanted at most %u rows of a sequence, have %u; lower max_model_len",
+                       MAX_ROWS - begin, longest);
+    visit_type(cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        size_t shared_bytes = (in_fours(longest) + begin) * sizeof(float);
+        allow_shared(row_attention_heads<T>, shared_bytes);
+        launch(cuda, row_attention_heads<T>, dim3(batch->n_rows, args->n_heads), THREADS, shared_bytes, rows<T>(args->q),
+               rows<T>(args->k), rows<T>(args->v), rows<T>(args->out), batch->seq_first_row, batch->n_seqs,
+               args->n_heads / args->n_kv_heads, args->head_dim, args->scale);
+    });
+    return launched(err, "row_attention");
+}

@@ -1,0 +1,702 @@
+/* y[r] = sum over r's routes, in their order, of weight * (W_down(e) form(W_up(e) x[r] + bias) + bias): one chain of float32
+ * from 0, rounded once. form is act(gate) * up, the clamped product, or act(up). The products have the chains of linear.cu, so
+ * a row gets the bits of its experts' linears alone, for any number of rows and in any batch.
+ *
+ * EXPERTS_WAYS has the ways of the whole operation, EXPERTS_LINEAR_WAYS those of up and down where each is a launch. The routes
+ * are known on the device alone, so a graph can hold the operation. For more than 8 rows experts_sort has a block an expert,
+ * which sorts the expert's routes (stable) and gathers their rows of x; for up to 8 rows each block of the products sorts all
+ * routes itself. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200.
+ *
+ * Few rows an expert are bound by the bytes of the wanted experts, many rows by the tensor cores, plain tiles by latency. */
+#include "../core/eight.cuh"
+#include "../core/launch.cuh"
+#include "../core/ways.cuh"
+#include "../core/weight.cuh"
+#include "experts_grouped.cuh"
+#include "experts_plain.cuh"
+#include "experts_row_2byte.cuh"
+#include "experts_row_mxfp4.cuh"
+#include "experts_rows8_mxfp4.cuh"
+#include "experts_streamed.cuh"
+
+#include <math.h>
+
+#define SORTERS 1024u
+#define COMBINERS 128u
+
+/* ---- the places of routes ------------------------------------------------------------------------------------------------ */
+
+/* Counts, among the routes from first to end, those of experts before e, and those of e. */
+static __device__ __forceinline__ void count_routes(const struct mixture &m, uint32_t e, uint32_t first, uint32_t end,
+                                                    uint32_t *n_before, uint32_t *n_own)
+{
+#pragma unroll 4
+    for (uint32_t i = first; i < end; i += 32) {
+        uint32_t at = i + threadIdx.x % 32, expert = at < end ? (uint32_t)route_at(m, at)->expert : EXPERTS_MAX;
+        *n_before += __popc(__ballot_sync(~0u, expert < e));
+        *n_own += __popc(__ballot_sync(~0u, expert == e));
+    }
+}
+
+/* Block e: the places of expert e's routes, and their rows of x. A warp has some of all routes. */
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(SORTERS) experts_sort(struct mixture m, rows<T> x, T *gathered)
+{
+    __shared__ uint32_t before[32], own[32];
+    const uint32_t e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t per_warp = (m.n_routes + SORTERS - 1) / SORTERS * 32;
+    const uint32_t begin = min(warp * per_warp, m.n_routes), end = min(begin + per_warp, m.n_routes);
+    start_next();
+    wait_for_input();
+    uint32_t n_before = 0, n_own = 0;
+    count_routes(m, e, begin, end, &n_before, &n_own);
+    if (lane == 0) {
+        before[warp] = n_before;
+        own[warp] = n_own;
+    }
+    __syncthreads();
+    const uint32_t first = __reduce_add_sync(~0u, before[lane]), n = __reduce_add_sync(~0u, own[lane]);
+    uint32_t place = first + __reduce_add_sync(~0u, lane < warp ? own[lane] : 0);
+#pragma unroll 4
+    for (uint32_t i = begin; i < end; i += 32) {
+        bool is_own = i + lane < end && (uint32_t)route_at(m, i + lane)->expert == e;
+        uint32_t mask = __ballot_sync(~0u, is_own), at = place + __popc(mask & ((1u << lane) - 1));
+        if (is_own) {
+            m.places[i + lane] = at;
+            m.entries[at] = i + lane;
+        }
+        place += __popc(mask);
+    }
+    if (threadIdx.x == 0) {
+        m.offsets[e] = first;
+        if (e == m.n_experts - 1)
+            m.offsets[m.n_experts] = m.n_routes;
+    }
+    __syncthreads();
+    for (uint32_t p = first + warp; p < first + n; p += SORTERS / 32) {
+        uint32_t i = m.entries[p], row = i / m.n_chosen;
+        float weight = m.is_input_scaled ? route_at(m, i)->weight : 1.0f;
+#pragma unroll 4
+        for (uint32_t column = 8 * lane; column < x.width; column += 8 * 32) {
+            float values[8];
+            load_part<IS_ALIGNED>(x.at(row, 0), column, x.width, values);
+#pragma unroll
+            for (uint32_t c = 0; c < 8; c++)
+                values[c] *= weight;
+            store_part<IS_ALIGNED>(gathered + (size_t)p * x.width, column, x.width, values);
+        }
+    }
+}
+
+/* y[r] = the sum of the results of r's routes. Results lie by places. */
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(COMBINERS) experts_combine(struct mixture m, rows<T> results, rows<T> y)
+{
+    const uint32_t row = blockIdx.x, column = 8 * (blockIdx.y * COMBINERS + threadIdx.x), lane = threadIdx.x % 32;
+    float sum[8] = {};
+    start_next();
+    wait_for_input();
+    uint32_t route = row * m.n_chosen + min(lane, m.n_chosen - 1), place = m.places[route];
+    float weight = route_weight(m, route);
+#pragma unroll 8
+    for (uint32_t i = 0; i < m.n_chosen; i++) {
+        float values[8], weight_i = __shfl_sync(~0u, weight, i);
+        load_part<IS_ALIGNED>(results.at(__shfl_sync(~0u, place, i), 0), column, y.width, values);
+#pragma unroll
+        for (uint32_t c = 0; c < 8; c++)
+            sum[c] = fmaf(weight_i, values[c], sum[c]);
+    }
+    store_part<IS_ALIGNED>(y.at(row, 0), column, y.width, sum);
+}
+
+/* ---- one operation ------------------------------------------------------------------------------------------------------- */
+
+/* An operation on its way: its arguments, and what lies between its kernels, in its scratch: rows by places that go down, rows
+ * that were gathered to go up (later the experts' results), the places. */
+struct running_mixture {
+    struct cuda *cuda;
+    const struct experts_args *args;
+    struct mixture m;
+    expert_product product;
+    bool is_product;
+    uint32_t inner, width; /* columns of down and of up */
+    uint32_t eights;       /* of rows of x in a unit of streamed products; 0: experts have too many rows for them */
+    struct view middle, outer;
+};
+
+/* The linears of all experts on the way up, or down. */
+struct expert_linear {
+    const struct matrix *w;
+    struct view x, y;
+    const float *bias;
+    bool is_product, is_place; /* x by places, or the batch's rows */
+    bool is_behind;            /* the kernel before starts this one once it has seen the routes */
+    uint32_t rows_each;        /* of w, an expert */
+};
+
+static struct output output_of(const struct expert_linear *linear)
+{
+    struct output out = {};
+    out.y = (char *)linear->y.data;
+    out.bias = linear->bias;
+    out.y_stride = linear->y.stride;
+    out.n_out = linear->y.width;
+    return out;
+}
+
+/* is_gathered: the rows of x lie by places, in `outer`. */
+static struct expert_linear up_of(const struct running_mixture *run, bool is_gathered)
+{
+    const struct experts_args *args = run->args;
+    return {args->up, is_gathered ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_gathered, false,
+            args->up->n_rows / run->m.n_experts};
+}
+
+static struct expert_linear down_of(const struct running_mixture *run)
+{
+    const struct experts_args *args = run->args;
+    struct view results = run->outer;
+    results.width = results.stride = args->y.width;
+    return {args->down, run->middle, results, args->down_bias, false, true, false, args->y.width};
+}
+
+template <class T, uint32_t N> static void launch_plain(const struct running_mixture *run, const struct expert_linear *linear)
+{
+    const struct cuda_part *part = &linear->w->parts[0];
+    struct plain_weights w = {part->data, part->row_bytes, linear->rows_each, linear->w->n_cols};
+    struct output out = output_of(linear);
+    dim3 grid(ceil_div(out.n_out, 16), run->m.n_experts);
+    if constexpr (sizeof(T) == 2)
+        if (part->dtype == run->cuda->dtype) {
+            bool is_aligned = (uintptr_t)linear->x.data % 4 == 0 && linear->x.stride % 2 == 0;
+            launch(run->cuda, experts_plain_tiles<T, N>, grid, 32, 0, run->m, w, rows<T>(linear->x), is_aligned, out,
+                   run->product);
+            return;
+        }
+    visit_weight(part->dtype, [&](auto weight) {
+        launch(run->cuda, experts_plain_values<T, decltype(weight), N>, grid, PLAIN_THREADS, 0, run->m, w, rows<T>(linear->x),
+               out, run->product);
+    });
+}
+
+static enum rc run_plain(const struct running_mixture *run, const struct expert_linear *linear, struct err *)
+{
+    visit_type(run->cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        if (linear->is_product)
+            launch_plain<T, 2>(run, linear);
+        else
+            launch_plain<T, 1>(run, linear);
+    });
+    return RC_OK;
+}
+
+/* Experts that have a route, on the average of random ones. */
+static float wanted_experts(const struct mixture *m)
+{
+    float n = (float)m->n_experts;
+    float wanted = n * (1 - powf(1 - (float)m->n_chosen / n, (float)m->n_rows));
+    return wanted < (float)m->n_chosen ? (float)m->n_chosen : wanted;
+}
+
+/* Rows of x, in eights, that units of the few have; 0: experts have too many. */
+static uint32_t eights_of(const struct mixture *m)
+{
+    float mean = (float)m->n_routes / (float)m->n_experts, most = mean + 2 * sqrtf(mean);
+    if (m->n_rows <= 8)
+        return 1;
+    return most <= 8 ? 1 : most <= 16 ? 2 : most <= 32 ? 4 : most <= 64 ? 8 : 0;
+}
+
+/* The map of an expert's weights, in tiles of tile_rows; gate and up take turns in those of a product. */
+static enum rc map_weights(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
+                           uint32_t stage_blocks, struct tensor_map *map, struct err *err)
+{
+    uint32_t n_blocks = linear->w->n_cols / 64, half = linear->rows_each / 2;
+    uint64_t row_bytes = linear->w->parts[0].row_bytes;
+    struct map_dims sums = {2, {linear->w->n_rows, n_blocks}, {row_bytes, 128}, {tile_rows, stage_blocks}};
+    struct map_dims pairs = {4,
+                             {8, 2, (linear->w->n_rows - half) / 8, n_blocks},
+                             {row_bytes, half * row_bytes, 8 * row_bytes, 128},
+                             {8, 2, tile_rows / 16, stage_blocks}};
+    const struct map_dims *dims = linear->is_product ? &pairs : &sums;
+    return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->w->data, dims, map, err);
+}
+
+/* The same for weights that are packed: eights of rows beside each other in a tile, or pairs of them in one of a product. */
+static enum rc map_packed(const struct running_mixture *run, const struct expert_linear *linear, uint32_t n_each,
+                          uint32_t stage_blocks, struct tensor_map *map, struct err *err)
+{
+    const uint32_t n_blocks = linear->w->n_cols / 64, half = linear->rows_each / 16, n_eights = linear->w->n_rows / 8;
+    const uint64_t block_bytes = (uint64_t)n_eights * PACKED_BYTES;
+    struct map_dims plain = {2, {n_eights, n_blocks}, {PACKED_BYTES, block_bytes}, {n_each, stage_blocks}};
+    struct map_dims pairs = {4,
+                             {1, 2, n_eights - half, n_blocks},
+                             {PACKED_BYTES, half * PACKED_BYTES, PACKED_BYTES, block_bytes},
+                             {1, 2, n_each, stage_blocks}};
+    const struct map_form form = {CU_TENSOR_MAP_DATA_TYPE_UINT16, PACKED_BYTES / 2, CU_TENSOR_MAP_SWIZZLE_NONE};
+    return map_make_as(run->cuda->experts->encode, form, linear->w->data, linear->is_product ? &pairs : &plain, map, err);
+}
+
+static enum rc map_rows(const struct running_mixture *run, const struct expert_linear *linear, uint32_t n_rows,
+                        uint32_t box_rows, uint32_t stage_blocks, struct tensor_map *map, struct err *err)
+{
+    const uint64_t row_bytes = (uint64_t)linear->x.stride * 2;
+    struct map_dims rows = {2, {n_rows, linear->w->n_cols / 64}, {row_bytes, 128}, {box_rows, stage_blocks}};
+    return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->x.data, &rows, map, err);
+}
+
+/* From one expert's weights to the next in their map. */
+static uint32_t expert_step(const struct expert_linear *linear)
+{
+    return linear->is_product ? linear->rows_each / 8 : linear->rows_each;
+}
+
+static struct skinny_shape tiles_of(const struct running_mixture *run, const struct expert_linear *linear)
+{
+    struct skinny_shape w = {};
+    w.n_blocks = linear->w->n_cols / 64;
+    w.tile_rows = streamed_tile_rows(linear->rows_each, wanted_experts(&run->m), linear->is_product ? 16 : 8, 64,
+                                     run->cuda->n_processors);
+    w.n_tiles = ceil_div(linear->rows_each, w.tile_rows);
+    return w;
+}
+
+typedef void (*streamed_kernel)(CUtensorMap, CUtensorMap, struct streamed_shape, struct mixture, bool, struct output,
+                                expert_product);
+
+template <class T> static streamed_kernel streamed_kernel_of(uint32_t eights, bool is_product)
+{
+    switch (eights) {
+    case 1: return is_product ? experts_streamed<T, 1, true> : experts_streamed<T, 1, false>;
+    case 2: return is_product ? experts_streamed<T, 2, true> : experts_streamed<T, 2, false>;
+    case 4: return is_product ? experts_streamed<T, 4, true> : experts_streamed<T, 4, false>;
+    default: return is_product ? experts_streamed<T, 8, true> : experts_streamed<T, 8, false>;
+    }
+}
+
+static enum rc run_streamed(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    const uint32_t eights = run->eights;
+    const uint32_t max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
+    const uint32_t n_rows = linear->is_place ? run->m.n_routes : run->m.n_rows, stage_blocks = skinny_stage_blocks(eights);
+    struct streamed_shape s = {tiles_of(run, linear), expert_step(linear), 0, max_units, linear->is_behind};
+    struct tensor_map w, x;
+    uint32_t bytes = streamed_cut_memory(&s, eights);
+    enum rc rc = map_weights(run, linear, s.w.tile_rows, stage_blocks, &w, err);
+    rc = rc ? rc : map_rows(run, linear, n_rows, 8 * eights, stage_blocks, &x, err);
+    if (rc)
+        return rc;
+    streamed_kernel kernel = cuda->dtype == DTYPE_F16 ? streamed_kernel_of<__half>(eights, linear->is_product)
+                                                      : streamed_kernel_of<__nv_bfloat16>(eights, linear->is_product);
+    launch(cuda, kernel, min(max_units * s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, map_of(&w), map_of(&x), s,
+           run->m, linear->is_place, output_of(linear), run->product);
+    return RC_OK;
+}
+
+/* Places of a unit of packed weights, which are bound by bytes longer than others: as few columns as most experts fill. */
+static uint32_t unit_of(const struct mixture *m)
+{
+    float mean = (float)m->n_routes / (float)m->n_experts, most = mean + 2 * sqrtf(mean);
+    return min(((uint32_t)most / GROUPED_BOX + 1) * GROUPED_BOX, grouped_weights<true>::unit);
+}
+
+static enum rc run_grouped(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    const bool is_packed = linear->w->is_packed;
+    struct grouped_shape s = {};
+    struct tensor_map w, x;
+    s.n_blocks = linear->w->n_cols / 64;
+    s.n_tiles = ceil_div(linear->rows_each, GROUPED_ROWS);
+    s.n_tiles += is_packed && cuda->experts->n_pairs ? s.n_tiles % 2 : 0; /* rather a tile of nothing than rows of x twice */
+    s.across = s.n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
+    s.expert_step = linear->is_product || is_packed ? linear->rows_each / 8 : linear->rows_each;
+    s.is_product = linear->is_product;
+    s.is_wide = map_fits(linear->y.data, (size_t)linear->y.stride * 2) && linear->y.width % 8 == 0;
+    s.is_behind = linear->is_behind;
+    is_packed ? grouped_cut_memory<true>(&s, unit_of(&run->m)) : grouped_cut_memory<false>(&s, grouped_weights<false>::unit);
+    enum rc rc = is_packed ? map_packed(run, linear, GROUPED_ROWS / (linear->is_product ? 16 : 8), 1, &w, err)
+                           : map_weights(run, linear, GROUPED_ROWS, 1, &w, err);
+    rc = rc ? rc : map_rows(run, linear, run->m.n_routes, GROUPED_BOX, 1, &x, err);
+    if (rc)
+        return rc;
+    uint32_t n_units = run->m.n_routes / s.unit + min(run->m.n_experts, run->m.n_routes);
+    uint32_t n_clusters = min(n_units * (s.n_tiles / s.across), s.across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
+    launch_clusters(cuda,
+                    is_packed                  ? experts_grouped<__nv_bfloat16, true>
+                    : cuda->dtype == DTYPE_F16 ? experts_grouped<__half, false>
+                                               : experts_grouped<__nv_bfloat16, false>,
+                    dim3(n_clusters * s.across), s.across, GROUPED_THREADS, SHARED_BYTES,
+                    grouped_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(linear), run->product);
+    return RC_OK;
+}
+
+/* ---- before and behind the products -------------------------------------------------------------------------------------- */
+
+/* Where the routes go, and their rows of x into `outer`. */
+static void sort_all(struct running_mixture *run)
+{
+    run->m.is_sorted = true;
+    visit_type(run->cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        bool is_aligned = has_eights<T>(run->args->x) && (uintptr_t)run->outer.data % 16 == 0;
+        launch(run->cuda, is_aligned ? experts_sort<T, true> : experts_sort<T, false>, run->m.n_experts, SORTERS, 0, run->m,
+               rows<T>(run->args->x), (T *)run->outer.data);
+    });
+}
+
+static void combine_all(const struct running_mixture *run, const struct view &results)
+{
+    visit_type(run->cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        const struct view &y = run->args->y;
+        bool is_aligned = has_eights<T>(results) && has_eights<T>(y);
+        launch(run->cuda, is_aligned ? experts_combine<T, true> : experts_combine<T, false>,
+               dim3(run->m.n_rows, ceil_div(y.width, 8 * COMBINERS)), COMBINERS, 0, run->m, rows<T>(results), rows<T>(y));
+    });
+}
+
+static enum rc run_rows8_mxfp4(struct running_mixture *run, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    const struct expert_linear up = up_of(run, false), down = down_of(run);
+    struct rows8_shape s = {};
+    struct tensor_map maps[2];
+    s.n_panels = streamed_tile_rows(up.rows_each, wanted_experts(&run->m), PANEL_ROWS, ROWS8_WARPS * PANEL_ROWS,
+                                    cuda->n_processors) / PANEL_ROWS;
+    s.up = {up.w->n_cols / 64, ceil_div(up.rows_each, s.n_panels * PANEL_ROWS), up.rows_each / 8, s.n_panels, 0, 0, 0, 0};
+    s.down = {down.w->n_cols / 64, ceil_div(down.rows_each, DOWN_COLUMNS), down.rows_each / 8, DOWN_EIGHTS, 0, 0, 0, 0};
+    const uint32_t bytes = rows8_cut_memory(&s, run->m.n_rows);
+    enum rc rc = map_packed(run, &up, s.n_panels, STAGE_BLOCKS, &maps[0], err);
+    rc = rc ? rc : map_packed(run, &down, DOWN_EIGHTS, STAGE_BLOCKS, &maps[1], err);
+    if (rc)
+        return rc;
+    const uint32_t n_items = min(run->m.n_experts, run->m.n_routes) * s.up.n_tiles + s.down.n_tiles;
+    struct output y = output_of(&down);
+    y.y = (char *)run->args->y.data;
+    y.y_stride = run->args->y.stride;
+    launch(cuda, experts_rows8_mxfp4, min(n_items, cuda->n_processors), ROWS8_THREADS, bytes,
+           rows8_maps{map_of(&maps[0]), map_of(&maps[1])}, s, run->m,
+           rows8_rows{(const char *)up.x.data, up.x.stride * 2}, output_of(&up), y, run->product, cuda->experts->rows8_counts);
+    return RC_OK;
+}
+
+static enum rc run_row_mxfp4(struct running_mixture *run, struct err *)
+{
+    struct cuda *cuda = run->cuda;
+    const struct expert_linear up = up_of(run, false), down = down_of(run);
+    struct row4_shape s = row4_cut(run->m, run->inner, up.w->n_cols, down.rows_each, cuda->n_processors);
+    s.parity = cuda->experts->n_row_launches++ % 2;
+    struct output y = output_of(&down);
+    y.y = (char *)run->args->y.data;
+    const struct row4_input in = {up.w->data, down.w->data, (const char *)up.x.data};
+    launch(cuda, experts_row_mxfp4, min(max(s.n_up, s.n_down), cuda->n_processors), ROW4_THREADS,
+           s.tables_at + sizeof(struct row4_tables), in, s, run->m, output_of(&up), y, run->product, cuda->experts->row4);
+    return RC_OK;
+}
+
+static enum rc run_row_2byte(struct running_mixture *run, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    const struct expert_linear up = up_of(run, false), down = down_of(run);
+    const uint32_t n = run->m.n_chosen;
+    const struct row16_shape s = row16_cut(n, run->inner, up.w->n_cols, down.rows_each, cuda->n_processors);
+    struct expert_linear eights = up;
+    eights.is_product = false;
+    struct tensor_map maps[4];
+    enum rc rc = map_weights(run, &eights, 8, ROW16_BLOCKS, &maps[0], err);
+    rc = rc ? rc : map_weights(run, &down, 8, ROW16_BLOCKS, &maps[1], err);
+    rc = rc ? rc : map_rows(run, &up, 1, 8, s.up_blocks, &maps[2], err);
+    rc = rc ? rc : map_rows(run, &down, n, 8, s.down_blocks, &maps[3], err);
+    if (rc)
+        return rc;
+    const struct row16_maps all = {map_of(&maps[0]), map_of(&maps[1]), map_of(&maps[2]), map_of(&maps[3])};
+    struct output y = output_of(&down);
+    y.y = (char *)run->args->y.data;
+    launch(cuda, cuda->dtype == DTYPE_F16 ? experts_row_2byte<__half> : experts_row_2byte<__nv_bfloat16>,
+           min(max(s.n_up, s.n_down), cuda->n_processors), ROW16_THREADS, s.tables_at + sizeof(struct row16_tables), all, s,
+           run->m, output_of(&up), y, run->product, cuda->experts->row16_counts + cuda->experts->n_row_launches++ % 2);
+    return RC_OK;
+}
+
+/* ---- the ways ------------------------------------------------------------------------------------------------------------ */
+
+/* How the weights of a linear, or of both, lie: in the activations' two-byte type with whole 64s of columns; in
+ * packed.cuh's order; in any other way, or not alike. The copy engine reads the first two. */
+enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4 };
+
+static enum experts_weights weights_of(const struct cuda *cuda, const struct matrix *w)
+{
+    const bool is_streamed = cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0;
+    return w->is_packed ? PACKED : is_streamed ? TWO_BYTE : OTHER;
+}
+
+static bool is_scratch_aligned(const struct running_mixture *run)
+{
+    return map_fits(run->args->scratch.data, 16);
+}
+
+/* The linears on one way. */
+struct experts_linear_way {
+    const char *name;
+    uint32_t weights;  /* that it takes: enum experts_weights, or-ed */
+    bool shows_routes; /* the kernel behind it is started when the routes are there, and may read them before it waits */
+    bool (*fits)(const struct running_mixture *run);
+    enum rc (*run)(const struct running_mixture *run, const struct expert_linear *linear, struct err *err);
+};
+
+struct experts_linear_problem {
+    const struct running_mixture *run;
+    enum experts_weights weights;
+};
+
+static bool takes(const struct experts_linear_way &way, const struct experts_linear_problem &p)
+{
+    return way.weights & p.weights && way.fits(p.run);
+}
+
+static bool fits_streamed(const struct running_mixture *run)
+{
+    return run->eights && is_scratch_aligned(run);
+}
+
+static bool fits_grouped(const struct running_mixture *run)
+{
+    return run->m.is_sorted && is_scratch_aligned(run);
+}
+
+static bool fits_plain(const struct running_mixture *run)
+{
+    return run->m.is_sorted;
+}
+
+static const struct experts_linear_way EXPERTS_LINEAR_WAYS[] = {
+    /* name      weights            shows_routes  fits           run */
+    {"streamed", TWO_BYTE,          true,         fits_streamed, run_streamed},
+    {"grouped",  TWO_BYTE | PACKED, true,         fits_grouped,  run_grouped},
+    {"plain",    TWO_BYTE | OTHER,  false,        fits_plain,    run_plain},
+};
+
+const char *cuda_experts_linear_way(uint32_t row)
+{
+    return name_of_way(EXPERTS_LINEAR_WAYS, row);
+}
+
+/* is_behind: was the kernel before one that shows the routes? Set to what holds for the next. */
+static enum rc multiply_linear(const struct running_mixture *run, struct expert_linear linear, bool *is_behind, struct err *err)
+{
+    const struct experts_linear_problem problem = {run, weights_of(run->cuda, linear.w)};
+    const struct experts_linear_way *way = find_way<WAYS_EXPERTS_LINEAR>(run->cuda, EXPERTS_LINEAR_WAYS, problem);
+    if (!way)
+        return err_set(err, RC_INTERNAL, "experts: wanted scratch on a multiple of 16 bytes for packed weights");
+    linear.is_behind = *is_behind;
+    *is_behind = way->shows_routes;
+    return way->run(run, &linear, err);
+}
+
+/* Up, down and the sum, a launch each. */
+static enum rc multiply_linears(const struct running_mixture *run, bool is_gathered, struct err *err)
+{
+    const struct expert_linear down = down_of(run);
+    bool is_behind = false;
+    enum rc rc = multiply_linear(run, up_of(run, is_gathered), &is_behind, err);
+    if (!rc && !run->is_product) {
+        struct act_args act = {};
+        act.n_rows = run->m.n_routes;
+        act.act = run->args->act;
+        act.x = act.out = run->middle;
+        rc = cuda_act(run->cuda, &act, err);
+    }
+    rc = rc ? rc : multiply_linear(run, down, &is_behind, err);
+    if (!rc)
+        combine_all(run, down.y);
+    return rc;
+}
+
+/* The whole operation. */
+enum experts_form { GATED = 1, UNGATED = 2, SCALED = 4 }; /* act(gate) * up or act(up); is the input scaled? */
+struct experts_way {
+    const char *name;
+    uint32_t min_rows, max_rows;
+    uint32_t weights; /* that it takes: enum experts_weights, or-ed */
+    uint32_t forms;   /* enum experts_form, or-ed */
+    bool (*fits)(const struct running_mixture *run); /* what else it asks for; NULL: nothing */
+    enum rc (*run)(struct running_mixture *run, struct err *err);
+};
+
+struct experts_problem {
+    const struct running_mixture *run;
+    uint32_t weights, form;
+    explicit experts_problem(const struct running_mixture *r) : run(r)
+    {
+        const enum experts_weights up = weights_of(r->cuda, r->args->up), down = weights_of(r->cuda, r->args->down);
+        weights = up == down ? up : OTHER;
+        form = (r->is_product ? GATED : UNGATED) | (r->args->is_input_scaled ? SCALED : 0);
+    }
+};
+
+static bool takes(const struct experts_way &way, const struct experts_problem &p)
+{
+    const uint32_t n_rows = p.run->m.n_rows;
+    return n_rows >= way.min_rows && n_rows <= way.max_rows && way.weights & p.weights && !(p.form & ~way.forms) &&
+           (!way.fits || way.fits(p.run));
+}
+
+/* Can the copy engine read the rows of x where they are? */
+static bool fits_in_place(const struct running_mixture *run)
+{
+    return is_scratch_aligned(run) && map_fits(run->args->x.data, (size_t)run->args->x.stride * 2);
+}
+
+static bool fits_row_mxfp4(const struct running_mixture *run)
+{
+    return fits_in_place(run) && run->m.n_chosen <= ROW4_UNITS && max(run->args->x.width, run->inner) <= ROW4_MAX_COLS;
+}
+
+static bool fits_row_2byte(const struct running_mixture *run)
+{
+    return fits_in_place(run) && run->m.n_chosen <= ROW16_UNITS && max(run->args->x.width, run->inner) <= ROW16_MAX_COLS;
+}
+
+static enum rc run_unsorted(struct running_mixture *run, struct err *err)
+{
+    return multiply_linears(run, false, err);
+}
+
+static enum rc run_sorted(struct running_mixture *run, struct err *err)
+{
+    sort_all(run);
+    return multiply_linears(run, true, err);
+}
+
+#define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER)
+static const struct experts_way EXPERTS_WAYS[] = {
+    /* name         rows         weights      forms                     fits            run */
+    {"row_mxfp4",   1, 1,        PACKED,      GATED,                    fits_row_mxfp4, run_row_mxfp4},
+    {"rows8_mxfp4", 1, UNSORTED_ROWS, PACKED,      GATED,                    fits_in_place,  run_rows8_mxfp4},
+    {"row_2byte",   1, 1,        TWO_BYTE,    GATED,                    fits_row_2byte, run_row_2byte},
+    {"unsorted",    1, UNSORTED_ROWS, TWO_BYTE,    GATED | UNGATED,          fits_in_place,  run_unsorted},
+    {"sorted",      1, ANY_ROWS, ANY_WEIGHTS, GATED | UNGATED | SCALED, NULL,           run_sorted},
+};
+
+const char *cuda_experts_way(uint32_t row)
+{
+    return name_of_way(EXPERTS_WAYS, row);
+}
+
+static enum rc multiply_all(struct running_mixture *run, struct err *err)
+{
+    const struct experts_way *way = find_way<WAYS_EXPERTS>(run->cuda, EXPERTS_WAYS, experts_problem(run));
+    return way ? way->run(run, err) : err_set(err, RC_INTERNAL, "experts: wanted a way that takes the weights, have none");
+}
+
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
+
+static enum rc check(const struct experts_args *args, uint32_t inner, struct err *err)
+{
+    uint32_t n = args->n_experts, per_expert = args->form == EXPERT_PLAIN ? 1 : 2;
+    if (!n || n > EXPERTS_MAX || !args->n_chosen || args->n_chosen > EXPERTS_MAX_CHOSEN)
+        return err_set(err, RC_UNSUPPORTED, "experts: wanted 1 to %u of at most %u experts, have %u of %u", EXPERTS_MAX_CHOSEN,
+                       EXPERTS_MAX, args->n_chosen, n);
+    if (!args->up->is_whole || !args->down->is_whole)
+        return err_set(err, RC_UNSUPPORTED,
+                       "experts: wanted one type for all experts' weights of a kind, have several; convert the checkpoint");
+    if (args->up->n_rows != n * per_expert * inner || args->up->n_cols != args->x.width ||
+        args->down->n_rows != n * args->y.width)
+        return err_set(err, RC_INTERNAL, "experts: wanted up [%u][%u] and down [%u][%u], have [%u][%u] and [%u][%u]",
+                       n * per_expert * inner, args->x.width, n * args->y.width, inner, args->up->n_rows, args->up->n_cols,
+                       args->down->n_rows, args->down->n_cols);
+    return RC_OK;
+}
+
+/* Cuts the scratch; the tables lie behind the rows. */
+static enum rc place_all(struct running_mixture *run, struct err *err)
+{
+    const struct experts_args *args = run->args;
+    uint32_t item = run->cuda->dtype == DTYPE_F32 ? 4 : 2, n = run->m.n_routes;
+    size_t middle = (size_t)n * run->inner * item, outer = (size_t)n * run->width * item;
+    size_t tables = (middle + outer + 15) / 16 * 16, end = tables + ((size_t)2 * n + run->m.n_experts + 1) * sizeof(uint32_t);
+    if (end > (size_t)args->n_rows * args->scratch.stride * item)
+        return err_set(err, RC_INTERNAL, "experts: wanted %zu bytes of scratch, have %u x %u items of %u", end, args->n_rows,
+                       args->scratch.stride, item);
+    char *scratch = (char *)args->scratch.data;
+    run->middle = {scratch, run->inner, run->inner};
+    run->outer = {scratch + middle, args->x.width, args->x.width};
+    run->m.offsets = (uint32_t *)(scratch + tables);
+    run->m.places = run->m.offsets + run->m.n_experts + 1;
+    run->m.entries = run->m.places + n;
+    return RC_OK;
+}
+
+enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    if (!args->n_rows)
+        return RC_OK;
+    struct running_mixture run = {};
+    run.cuda = cuda;
+    run.args = args;
+    run.inner = args->down->n_cols;
+    run.width = args->x.width > args->y.width ? args->x.width : args->y.width;
+    run.is_product = args->form != EXPERT_PLAIN;
+    run.product = {args->form, args->act, args->limit};
+    run.m.n_rows = args->n_rows;
+    run.m.n_experts = args->n_experts;
+    run.m.n_chosen = args->n_chosen;
+    run.m.n_routes = args->n_rows * args->n_chosen;
+    run.m.routes = args->routes;
+    run.m.is_awaited = args->n_rows == 1 && cuda->awaited_routes == args->routes;
+    cuda->awaited_routes = NULL;
+    run.eights = eights_of(&run.m);
+    run.m.route_stride = args->route_stride;
+    run.m.is_input_scaled = args->is_input_scaled;
+    enum rc rc = check(args, run.inner, err);
+    if (!rc)
+        rc = place_all(&run, err);
+    if (!rc)
+        rc = multiply_all(&run, err);
+    return rc ? rc : launched(err, "experts");
+}
+
+template <class T> static cudaError_t allow_rings(uint32_t *n_pairs, uint32_t n_processors)
+{
+    cudaError_t code = cudaSuccess;
+    const void *grouped = (const void *)experts_grouped<T, false>;
+    for (uint32_t i = 0; i < 8 && !code; i++)
+        code = allow_shared(streamed_kernel_of<T>(1u << i / 2, i % 2));
+    for (const void *kernel : {grouped, (const void *)experts_row_2byte<T>, (const void *)experts_grouped<__nv_bfloat16, true>,
+                               (const void *)experts_rows8_mxfp4, (const void *)experts_row_mxfp4})
+        code = code ? code : allow_shared(kernel);
+    return code ? code : count_clusters(grouped, n_processors, 2, GROUPED_THREADS, n_pairs);
+}
+
+enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
+{
+    cuda->experts = (struct experts_state *)mem_calloc(1, sizeof *cuda->experts);
+    if (!cuda->experts)
+        return err_set(err, RC_MEMORY, "cuda: no memory for the context");
+    if (cuda->dtype == DTYPE_F32)
+        return RC_OK;
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->rows8_counts, &cuda->experts->rows8_counts, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, 2 * sizeof *cuda->experts->row16_counts, &cuda->experts->row16_counts, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->row4, &cuda->experts->row4, err);
+    if (rc)
+        return rc;
+    cudaError_t code = cudaMemsetAsync(cuda->experts->rows8_counts, 0, sizeof *cuda->experts->rows8_counts, cuda->stream);
+    if (!code)
+        code = cudaMemsetAsync(cuda->experts->row16_counts, 0, 2 * sizeof *cuda->experts->row16_counts, cuda->stream);
+    if (!code)
+        code = cudaMemsetAsync(cuda->experts->row4, 0, sizeof *cuda->experts->row4, cuda->stream);
+    if (!code)
+        code = cuda->dtype == DTYPE_BF16 ? allow_rings<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors)
+                                         : allow_rings<__half>(&cuda->experts->n_pairs, cuda->n_processors);
+    return code == cudaSuccess ? map_encoder_find(&cuda->experts->encode, err) : cuda_fail(err, code, "open");
+}
+
+void cuda_experts_close(struct cuda *cuda)
+{
+    mem_free(cuda->experts);
+}

@@ -1,0 +1,776 @@
+/* y[r][n] = sum over k of x[r][k] * W[n][k] (+ bias[n]), rounded once to the type of activations (float32 for logits); then
+ * (+ add[r][n]), rounded again, as the separate operation does it. LINEAR_WAYS has the ways. Every output is one chain of
+ * float32, the same for every number of rows:
+ * - W and x of one two-byte type: mma.sync m16n8k16 over the k16 steps 0, 1, 2, ..., 16 rows of W by 8 rows of x. The tail of k
+ *   and rows that are not there are zeros. linear_tiles has one tile of W and 8 or 64 rows of x a warp. Where the copy engine
+ *   can read both, linear_row.cuh, linear_skinny.cuh and linear_gemm.cuh use wgmma in the same order.
+ * - anything else: the exact float32 value of W (weight.cuh) times that of x in fused multiply-adds, k ascending. A block of
+ *   linear_values unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
+ * One row is bound by the bytes of W; linear_tiles and linear_values are bound by latency and reach a part of that. */
+#include "../core/launch.cuh"
+#include "../core/mma.cuh"
+#include "../core/ways.cuh"
+#include "../core/weight.cuh"
+#include "cublaslt.cuh"
+#include "linear_gemm.cuh"
+#include "linear_row.cuh"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- tensor cores ------------------------------------------------------------------------------------------------------- */
+
+/* Lane g = lane / 4, t = lane % 4 holds rows g and g + 8 of the tile of W, row g of each eight of x, columns 2t and 2t + 8. */
+template <class T, uint32_t EIGHTS>
+static __global__ void __launch_bounds__(32)
+linear_tiles(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, bool is_aligned, struct output out)
+{
+    start_next();
+    wait_for_input();
+    uint32_t g = threadIdx.x / 4, t = threadIdx.x % 4, n = blockIdx.x * 16 + g, r = blockIdx.y * 8 * EIGHTS + g;
+    /* Rows beyond the last read the last one; their sums are not stored. */
+    const uint32_t *low = (const uint32_t *)(w + min(n, out.n_out - 1) * w_row_bytes) + t;
+    const uint32_t *high = (const uint32_t *)(w + min(n + 8, out.n_out - 1) * w_row_bytes) + t;
+    const uint16_t *x_rows[EIGHTS];
+    float c[EIGHTS][4] = {};
+    for (uint32_t i = 0; i < EIGHTS; i++)
+        x_rows[i] = (const uint16_t *)x.at(min(r + 8 * i, out.n_rows - 1), 0);
+#pragma unroll 4
+    for (uint32_t k = 0; k < n_cols; k += 16) {
+        uint32_t a[4] = {low[k / 2], high[k / 2], low[k / 2 + 4], high[k / 2 + 4]};
+#pragma unroll
+        for (uint32_t i = 0; i < EIGHTS; i++) {
+            uint32_t b[2] = {pair_at(x_rows[i], k + 2 * t, n_cols, is_aligned),
+                             pair_at(x_rows[i], k + 2 * t + 8, n_cols, is_aligned)};
+            mma(c[i], a, b, T());
+        }
+    }
+    for (uint32_t i = 0; i < EIGHTS; i++) {
+        uint32_t row = blockIdx.y * 8 * EIGHTS + 8 * i + 2 * t;
+        put<T>(out, row, n, c[i][0]);
+        put<T>(out, row + 1, n, c[i][1]);
+        put<T>(out, row, n + 8, c[i][2]);
+        put<T>(out, row + 1, n + 8, c[i][3]);
+    }
+}
+
+template <class T>
+static void launch_tiles(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
+                         const struct output &out)
+{
+    uint32_t n_cols = args->matrix->n_cols;
+    bool is_aligned = (uintptr_t)args->x.data % 4 == 0 && args->x.stride % 2 == 0;
+    bool is_few = args->n_rows <= 8;
+    dim3 grid(ceil_div(part->n_rows, 16), ceil_div(args->n_rows, is_few ? 8 : 64));
+    launch(cuda, is_few ? linear_tiles<T, 1> : linear_tiles<T, 8>, grid, 32, 0, part->data, part->row_bytes,
+           rows<T>(args->x), n_cols, is_aligned, out);
+}
+
+/* ---- fused multiply-adds ------------------------------------------------------------------------------------------------ */
+
+#define THREADS 128u
+#define W_ROWS 16u
+#define CHUNK 64u
+
+template <class T, class W, uint32_t X_ROWS>
+static __global__ void __launch_bounds__(THREADS)
+linear_values(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, struct output out)
+{
+    start_next();
+    wait_for_input();
+    const uint32_t per_thread = X_ROWS * W_ROWS / THREADS;
+    __shared__ float w_values[W_ROWS][CHUNK + 1], x_values[X_ROWS][CHUNK + 1];
+    uint32_t n = threadIdx.x % W_ROWS, first = threadIdx.x / W_ROWS;
+    uint32_t w_base = blockIdx.x * W_ROWS, x_base = blockIdx.y * X_ROWS;
+    float sum[per_thread] = {};
+    for (uint32_t k = 0; k < n_cols; k += CHUNK) {
+        uint32_t n_here = min(CHUNK, n_cols - k);
+        for (uint32_t i = threadIdx.x; i < W_ROWS * CHUNK; i += THREADS) {
+            uint32_t row = i / CHUNK, c = i % CHUNK;
+            if (c < n_here && w_base + row < out.n_out)
+                w_values[row][c] = weight_value(W(), (const uint8_t *)w + (w_base + row) * w_row_bytes, k + c);
+        }
+        for (uint32_t i = threadIdx.x; i < X_ROWS * CHUNK; i += THREADS) {
+            uint32_t row = i / CHUNK, c = i % CHUNK;
+            if (c < n_here && x_base + row < out.n_rows)
+                x_values[row][c] = to_float(*x.at(x_base + row, k + c));
+        }
+        __syncthreads();
+        for (uint32_t c = 0; c < n_here; c++)
+#pragma unroll
+            for (uint32_t i = 0; i < per_thread; i++)
+                sum[i] = fmaf(w_values[n][c], x_values[first + i * (THREADS / W_ROWS)][c], sum[i]);
+        __syncthreads();
+    }
+    for (uint32_t i = 0; i < per_thread; i++)
+        put<T>(out, x_base + first + i * (THREADS / W_ROWS), w_base + n, sum[i]);
+}
+
+template <class T>
+static void launch_values(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
+                          const struct output &out)
+{
+    visit_weight(part->dtype, [&](auto weight) {
+        using W = decltype(weight);
+        bool is_few = args->n_rows <= 8;
+        dim3 grid(ceil_div(part->n_rows, W_ROWS), ceil_div(args->n_rows, is_few ? 8 : 64));
+        launch(cuda, is_few ? linear_values<T, W, 8> : linear_values<T, W, 64>, grid, THREADS, 0, part->data,
+               part->row_bytes, rows<T>(args->x), args->matrix->n_cols, out);
+    });
+}
+
+/* ---- skinny ------------------------------------------------------------------------------------------------------------- */
+
+#define N_X_MAPS 64u /* a model has some 5 places that linears read, each with a few numbers of rows */
+
+struct x_map {
+    const void *data;
+    uint32_t stride, n_rows, n_cols, box_rows, box_blocks;
+    struct tensor_map map;
+};
+
+/* For more than SKINNY_ROWS rows, cuda_prepare chooses between our kernel and the library for every shape of a weight and each
+ * of these classes of row counts. A class ends at its number; the last one also has all larger counts. */
+static const uint32_t CLASS_ROWS[] = {128, 192, 256, 384, 512, 1024, 2048, 4096};
+#define N_CLASSES (sizeof CLASS_ROWS / sizeof *CLASS_ROWS)
+#define N_SHAPES 24u
+#define N_SAMPLES 4u
+
+struct linear_shape {
+    uint32_t n_out, n_cols;
+    bool is_float;                           /* its products are logits */
+    const struct matrix *samples[N_SAMPLES]; /* some weights of the shape */
+    uint32_t n_samples;
+    uint32_t n_tried, n_chosen;              /* classes */
+    bool is_library[N_CLASSES];              /* cuBLASLt, with the algorithm, whose bits were found equal */
+    struct lt_algorithm algorithms[N_CLASSES];
+};
+struct linear_state {
+    map_encoder encode;
+    struct gemm_device gemm;
+    struct x_map x_maps[N_X_MAPS];
+    struct lt *lt; /* NULL: not wanted, or not there */
+    struct linear_shape shapes[N_SHAPES];
+    uint32_t n_shapes;
+};
+
+template <class T> static cudaError_t allow_rings(void)
+{
+    cudaError_t code = cudaSuccess;
+    for (uint32_t i = 0; i < 4 && code == cudaSuccess; i++)
+        code = allow_shared(row_kernel<T>(i % 2, i / 2));
+    for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++)
+        code = allow_shared(skinny_kernel<T>(1u << i / 2, i % 2));
+    return code;
+}
+
+enum rc linear_open(struct cuda *cuda, struct err *err)
+{
+    cuda->linear = (struct linear_state *)mem_calloc(1, sizeof *cuda->linear);
+    if (!cuda->linear)
+        return err_set(err, RC_MEMORY, "cuda: no memory for the context");
+    cudaError_t code = cudaSuccess;
+    if (cuda->dtype == DTYPE_BF16)
+        code = allow_rings<__nv_bfloat16>();
+    if (cuda->dtype == DTYPE_F16)
+        code = allow_rings<__half>();
+    if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
+        code = gemm_open(cuda->dtype, cuda->n_processors, &cuda->linear->gemm);
+    const char *library = cuda->options.cublaslt;
+    if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
+        cuda->linear->lt = lt_open(cuda, library);
+    return code == cudaSuccess ? map_encoder_find(&cuda->linear->encode, err) : cuda_fail(err, code, "open");
+}
+
+void linear_close(struct cuda *cuda)
+{
+    if (cuda->linear)
+        lt_close(cuda->linear->lt);
+    mem_free(cuda->linear);
+}
+
+static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is_pairs, uint32_t stage_blocks,
+                         struct skinny_form *form, struct err *err)
+{
+    uint32_t half = matrix->n_rows / 2, n_blocks = matrix->n_cols / 64;
+    uint64_t row_bytes = matrix->parts[0].row_bytes;
+    form->tile_rows =
+        skinny_tile_rows(matrix->n_rows, matrix->n_cols, is_pairs, stage_blocks, cuda->n_processors);
+    form->n_tiles = ceil_div(matrix->n_rows, form->tile_rows);
+    struct map_dims rows = {2, {matrix->n_rows, n_blocks}, {row_bytes, 128}, {form->tile_rows, stage_blocks}};
+    struct map_dims pairs = {4,
+                             {8, 2, half / 8, n_blocks},
+                             {row_bytes, half * row_bytes, 8 * row_bytes, 128},
+                             {8, 2, form->tile_rows / 16, stage_blocks}};
+    return map_make(cuda->linear->encode, cuda->dtype, matrix->data, is_pairs ? &pairs : &rows, &form->map, err);
+}
+
+static void take_shape(struct cuda *cuda, struct matrix *matrix)
+{
+    struct linear_state *state = cuda->linear;
+    uint32_t i = 0;
+    while (i < state->n_shapes && (state->shapes[i].n_out != matrix->n_rows || state->shapes[i].n_cols != matrix->n_cols))
+        i++;
+    if (i == N_SHAPES)
+        return;
+    struct linear_shape *shape = &state->shapes[i];
+    if (i == state->n_shapes) {
+        state->n_shapes++;
+        shape->n_out = matrix->n_rows;
+        shape->n_cols = matrix->n_cols;
+        shape->is_float = matrix->n_rows == cuda->options.vocab_size;
+    }
+    matrix->shape = i + 1;
+    if (shape->n_samples < N_SAMPLES)
+        shape->samples[shape->n_samples++] = matrix;
+}
+
+void linear_drop(struct cuda *cuda, const struct matrix *matrix)
+{
+    if (!matrix->shape)
+        return;
+    struct linear_shape *shape = &cuda->linear->shapes[matrix->shape - 1];
+    for (uint32_t i = 0; i < shape->n_samples; i++)
+        if (shape->samples[i] == matrix)
+            shape->samples[i--] = shape->samples[--shape->n_samples];
+}
+
+enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
+{
+    if (cuda->dtype == DTYPE_F32 || !matrix->is_whole || matrix->parts[0].dtype != cuda->dtype || !matrix->n_rows ||
+        matrix->n_cols % 64)
+        return RC_OK;
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < 2 && !rc; i++) {
+        rc = make_form(cuda, matrix, false, 2u << i, &matrix->skinny[i], err);
+        if (!rc && matrix->n_rows % 16 == 0)
+            rc = make_form(cuda, matrix, true, 2u << i, &matrix->skinny_pairs[i], err);
+    }
+    if (!rc)
+        take_shape(cuda, matrix);
+    return rc;
+}
+
+/* The map of rows of x; made where the cache has another in its place. */
+static enum rc find_x_map(struct cuda *cuda, const struct view *x, uint32_t n_rows, uint32_t n_cols, uint32_t box_rows,
+                          uint32_t box_blocks, const struct tensor_map **map, struct err *err)
+{
+    uint64_t key = ((uintptr_t)x->data >> 4) * 0x9E3779B97F4A7C15u;
+    key = (key ^ ((uint64_t)n_cols << 32 | n_rows * 2 + box_blocks)) * 0x9E3779B97F4A7C15u;
+    struct x_map *found = &cuda->linear->x_maps[key >> 32 & (N_X_MAPS - 1)];
+    *map = &found->map;
+    if (found->data == x->data && found->stride == x->stride && found->n_rows == n_rows && found->n_cols == n_cols &&
+        found->box_rows == box_rows && found->box_blocks == box_blocks)
+        return RC_OK;
+    struct map_dims dims = {2, {n_rows, n_cols / 64}, {(uint64_t)x->stride * 2, 128}, {box_rows, box_blocks}};
+    enum rc rc = map_make(cuda->linear->encode, cuda->dtype, x->data, &dims, &found->map, err);
+    found->data = rc ? NULL : x->data;
+    found->stride = x->stride;
+    found->n_rows = n_rows;
+    found->n_cols = n_cols;
+    found->box_rows = box_rows;
+    found->box_blocks = box_blocks;
+    return rc;
+}
+
+static const struct skinny_form *form_of(const struct matrix *matrix, bool is_product, uint32_t stage_blocks)
+{
+    return &(is_product ? matrix->skinny_pairs : matrix->skinny)[stage_blocks / 4];
+}
+
+static struct skinny_shape shape_of(const struct matrix *matrix, const struct skinny_form *form, uint32_t stage_blocks,
+                                    uint32_t n_stages, bool is_held, uint32_t ahead_bytes)
+{
+    return {matrix->n_cols / 64, n_stages, form->tile_rows, form->n_tiles,
+            skinny_ahead(n_stages, stage_blocks, form->tile_rows, ahead_bytes), is_held};
+}
+
+/* Blocks of a launch, with near equal shares of the tiles. */
+static uint32_t skinny_grid(const struct cuda *cuda, const struct skinny_form *form)
+{
+    return ceil_div(form->n_tiles, ceil_div(form->n_tiles, cuda->n_processors));
+}
+
+static void launch_row(const struct cuda *cuda, const struct matrix *matrix, bool is_product, bool is_normed,
+                       const struct skinny_row &row, const struct output &out)
+{
+    const uint32_t n_blocks = matrix->n_cols / 64, stage_blocks = skinny_stage_blocks(1);
+    const struct skinny_form *form = form_of(matrix, is_product, stage_blocks);
+    const bool is_held = skinny_is_held(matrix, form, cuda->n_processors);
+    const uint32_t n_stages = row_stages(form->tile_rows, n_blocks, skinny_room(is_held));
+    const struct skinny_shape shape = shape_of(matrix, form, stage_blocks, n_stages, is_held,
+                                               is_held && !is_normed ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES);
+    const auto kernel = cuda->dtype == DTYPE_F16 ? row_kernel<__half>(is_product, is_normed)
+                                                 : row_kernel<__nv_bfloat16>(is_product, is_normed);
+    launch(cuda, kernel, skinny_grid(cuda, form), SKINNY_THREADS, row_bytes(n_stages, form->tile_rows, n_blocks),
+           map_of(&form->map), shape, out, row);
+}
+
+static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, bool is_product, const struct view *x,
+                             const struct output &out, struct err *err)
+{
+    const uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
+    const struct skinny_form *form = form_of(matrix, is_product, stage_blocks);
+    const struct tensor_map *x_map;
+    enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
+    if (rc)
+        return rc;
+    const bool is_held = eights == 1 && skinny_is_held(matrix, form, cuda->n_processors);
+    const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights, skinny_room(is_held));
+    const struct skinny_shape shape =
+        shape_of(matrix, form, stage_blocks, n_stages, is_held, is_held ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES);
+    skinny_function kernel = cuda->dtype == DTYPE_F16 ? skinny_kernel<__half>(eights, is_product)
+                                                      : skinny_kernel<__nv_bfloat16>(eights, is_product);
+    launch(cuda, kernel, skinny_grid(cuda, form), SKINNY_THREADS, skinny_bytes(n_stages, stage_blocks, form->tile_rows, eights),
+           map_of(&form->map), map_of(x_map), shape, out);
+    return RC_OK;
+}
+
+/* ---- parts -------------------------------------------------------------------------------------------------------------- */
+
+static void launch_part(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
+                        const struct output &out, float)
+{
+    launch_values<float>(cuda, part, args, out);
+}
+
+template <class T>
+static void launch_part(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
+                        const struct output &out, T)
+{
+    if (part->dtype == cuda->dtype)
+        launch_tiles<T>(cuda, part, args, out);
+    else
+        launch_values<T>(cuda, part, args, out);
+}
+
+/* One launch a part, or one for all parts of one type. */
+static void launch_parts(const struct cuda *cuda, const struct linear_args *args)
+{
+    const struct matrix *matrix = args->matrix;
+    uint32_t item = cuda->dtype == DTYPE_F32 ? 4 : 2;
+    for (uint32_t i = 0; i < (matrix->is_whole ? 1 : matrix->n_parts); i++) {
+        struct cuda_part part = matrix->parts[i];
+        part.n_rows = matrix->is_whole ? matrix->n_rows : part.n_rows;
+        if (!part.n_rows)
+            continue;
+        struct output out = output_of(args, part.first_row, part.n_rows, item);
+        visit_type(cuda->dtype, [&](auto value) { launch_part(cuda, &part, args, out, value); });
+    }
+}
+
+/* ---- cuBLASLt ----------------------------------------------------------------------------------------------------------- */
+
+/* The class that n_rows, more than SKINNY_ROWS, are of. */
+static uint32_t class_of(uint32_t n_rows)
+{
+    uint32_t i = 0;
+    while (i + 1 < N_CLASSES && CLASS_ROWS[i] < n_rows)
+        i++;
+    return i;
+}
+
+static const struct lt_algorithm *find_algorithm(const struct cuda *cuda, const struct matrix *matrix, uint32_t n_rows)
+{
+    if (!cuda->linear->lt || !matrix->shape || n_rows <= SKINNY_ROWS)
+        return NULL;
+    const struct linear_shape *shape = &cuda->linear->shapes[matrix->shape - 1];
+    uint32_t i = class_of(n_rows);
+    return shape->is_library[i] ? &shape->algorithms[i] : NULL;
+}
+
+static struct lt_product product_of(const struct linear_args *args)
+{
+    const struct matrix *matrix = args->matrix;
+    struct lt_product product = {};
+    product.w = matrix->data;
+    product.x = args->x.data;
+    product.y = args->y.data;
+    product.w_stride = (int64_t)(matrix->parts[0].row_bytes / 2);
+    product.x_stride = args->x.stride;
+    product.y_stride = args->y.stride;
+    product.n_rows = args->n_rows;
+    product.n_out = matrix->n_rows;
+    product.n_cols = matrix->n_cols;
+    product.is_float = args->is_float_out;
+    return product;
+}
+
+/* ---- the ways ----------------------------------------------------------------------------------------------------------- */
+
+/* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
+ * two-byte type; anything else. */
+enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, ALL_WEIGHTS = 7 };
+/* What is wanted: the sums, act(gate) * up of them, or either of a row that is first summed with another and normed. */
+enum linear_form { SUM = 1, PRODUCT = 2, NORMED_SUM = 4, NORMED_PRODUCT = 8, NORMED = NORMED_SUM | NORMED_PRODUCT };
+
+struct linear_problem {
+    struct cuda *cuda;
+    const struct linear_args *args;
+    const struct add_rms_norm_args *norm; /* NULL: x is given */
+    uint32_t n_rows;
+    enum linear_weights weights;
+    enum linear_form form;
+    linear_problem(struct cuda *c, const struct linear_args *a, const struct add_rms_norm_args *n = NULL)
+        : cuda(c), args(a), norm(n), n_rows(n ? n->n_rows : a->n_rows),
+          weights(a->matrix->is_router ? OF_ROUTER : a->matrix->skinny[0].tile_rows ? STREAMED : IN_PARTS),
+          form(a->output == LINEAR_PRODUCT ? (n ? NORMED_PRODUCT : PRODUCT) : n ? NORMED_SUM : SUM)
+    {
+    }
+    bool is_product(void) const { return form & (PRODUCT | NORMED_PRODUCT); }
+    /* How the matrix is read in stages of so many blocks. */
+    const struct skinny_form *stages(uint32_t stage_blocks) const { return form_of(args->matrix, is_product(), stage_blocks); }
+    struct output output(void) const
+    {
+        return output_of(args, 0, is_product() ? args->matrix->n_rows / 2 : args->matrix->n_rows, 2);
+    }
+};
+
+struct linear_way {
+    const char *name;
+    uint32_t min_rows, max_rows;
+    uint32_t weights, forms;                          /* that it takes: enum linear_weights, enum linear_form, or-ed */
+    bool (*fits)(const struct linear_problem &p);     /* what else it asks for; NULL: nothing */
+    enum rc (*run)(const struct linear_problem &p, struct err *err);
+};
+
+static bool takes(const struct linear_way &way, const struct linear_problem &p)
+{
+    return p.n_rows >= way.min_rows && p.n_rows <= way.max_rows && way.weights & p.weights && way.forms & p.form &&
+           (!way.fits || way.fits(p));
+}
+
+/* Can the copy engine read x, and the matrix as the form wants it? */
+static bool fits_stream(const struct linear_problem &p)
+{
+    return map_fits(p.args->x.data, (size_t)p.args->x.stride * 2) && p.stages(2)->tile_rows;
+}
+
+static bool fits_row(const struct linear_problem &p)
+{
+    return fits_stream(p) && row_fits(p.args->matrix, p.stages(skinny_stage_blocks(1)));
+}
+
+static bool fits_row_normed(const struct linear_problem &p)
+{
+    return p.stages(skinny_stage_blocks(1))->tile_rows && normed_fits(p.norm);
+}
+
+static bool fits_library(const struct linear_problem &p)
+{
+    const struct linear_args *args = p.args;
+    return find_algorithm(p.cuda, args->matrix, args->n_rows) && fits_stream(p) && !args->bias && !args->add &&
+           map_fits(args->y.data, (size_t)args->y.stride * (args->is_float_out ? 4 : 2)) &&
+           args->is_float_out == p.cuda->linear->shapes[args->matrix->shape - 1].is_float;
+}
+
+static enum rc run_row(const struct linear_problem &p, struct err *)
+{
+    struct skinny_row row = {};
+    row.a = p.args->x.data;
+    launch_row(p.cuda, p.args->matrix, p.is_product(), false, row, p.output());
+    return RC_OK;
+}
+
+static enum rc run_row_normed(const struct linear_problem &p, struct err *)
+{
+    const struct add_rms_norm_args *norm = p.norm;
+    const struct skinny_row row = {norm->a.data, norm->b.data, norm->sum.data, norm->weight, norm->eps,
+                                   row_threads(norm->out.width / 8)};
+    launch_row(p.cuda, p.args->matrix, p.is_product(), true, row, p.output());
+    return RC_OK;
+}
+
+static enum rc run_skinny(const struct linear_problem &p, struct err *err)
+{
+    return launch_skinny(p.cuda, p.args->matrix, p.is_product(), &p.args->x, p.output(), err);
+}
+
+static enum rc run_gemm(const struct linear_problem &p, struct err *err)
+{
+    const struct matrix *matrix = p.args->matrix;
+    const size_t row_bytes = matrix->parts[0].row_bytes;
+    struct gemm_args product = {matrix->data, row_bytes, p.args->x, matrix->n_cols, p.is_product(), p.output()};
+    return gemm_multiply(p.cuda, p.cuda->linear->encode, &p.cuda->linear->gemm, &product, err);
+}
+
+/* Where the library refuses, our own kernel multiplies. */
+static enum rc run_library(const struct linear_problem &p, struct err *err)
+{
+    struct lt_product product = product_of(p.args);
+    const struct lt_algorithm *algorithm = find_algorithm(p.cuda, p.args->matrix, p.args->n_rows);
+    const bool is_done = lt_multiply(p.cuda->linear->lt, &product, p.cuda->dtype, algorithm, p.cuda->stream);
+    return is_done ? RC_OK : run_gemm(p, err);
+}
+
+static enum rc run_router(const struct linear_problem &p, struct err *err)
+{
+    return cuda_router(p.cuda, p.args, err);
+}
+
+static enum rc run_parts(const struct linear_problem &p, struct err *)
+{
+    launch_parts(p.cuda, p.args);
+    return RC_OK;
+}
+
+/* gate | up into mid, then their product. */
+static enum rc run_twice(const struct linear_problem &p, struct err *err)
+{
+    const struct linear_args *args = p.args;
+    struct linear_args first = *args;
+    first.output = LINEAR_SUM;
+    first.y = args->mid;
+    enum rc rc = args->mid.data ? cuda_linear(p.cuda, &first, err)
+                                : err_set(err, RC_INTERNAL, "linear: wanted mid for a gated product, have none");
+    if (rc)
+        return rc;
+    uint32_t width = args->y.width, item = p.cuda->dtype == DTYPE_F32 ? 4 : 2;
+    struct gated_args gated = {args->n_rows, args->act, {args->mid.data, width, args->mid.stride}, {}, args->y};
+    gated.up = gated.gate;
+    gated.up.data = (char *)gated.gate.data + (size_t)width * item;
+    return cuda_gated(p.cuda, &gated, err);
+}
+
+static const struct linear_way LINEAR_WAYS[] = {
+    /* name        rows                       weights              forms          fits             run */
+    {"row_normed", 1, 1,                      STREAMED,            NORMED,        fits_row_normed, run_row_normed},
+    {"router",     1, ANY_ROWS,               OF_ROUTER,           SUM,           NULL,            run_router},
+    {"library",    SKINNY_ROWS + 1, ANY_ROWS, STREAMED,            SUM,           fits_library,    run_library},
+    {"row",        1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
+    {"skinny",     1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
+    {"gemm",       1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
+    {"twice",      1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
+    {"parts",      1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
+};
+
+const char *cuda_linear_way(uint32_t row)
+{
+    return name_of_way(LINEAR_WAYS, row);
+}
+
+static enum rc multiply(const struct linear_problem &problem, struct err *err)
+{
+    const struct linear_way *way = find_way<WAYS_LINEAR>(problem.cuda, LINEAR_WAYS, problem);
+    return way ? way->run(problem, err) : err_set(err, RC_INTERNAL, "linear: wanted a way that takes the matrix, have none");
+}
+
+bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)
+{
+    const struct linear_problem problem(cuda, args->linear, args);
+    const struct linear_way *way = find_way<WAYS_LINEAR>(cuda, LINEAR_WAYS, problem);
+    return way && way->run(problem, NULL) == RC_OK;
+}
+
+enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    if (!args->n_rows || args->n_rows > cuda->options.max_rows)
+        return err_set(err, RC_INTERNAL, "linear: wanted 1 to %u rows (the backend's max_rows), have %u",
+                       cuda->options.max_rows, args->n_rows);
+    if (args->input != LINEAR_PLAIN)
+        return err_set(err, RC_INTERNAL, "linear: wanted plain input, have a fused form that fusions() does not name");
+    enum rc rc = multiply(linear_problem(cuda, args), err);
+    return rc ? rc : launched(err, "linear");
+}
+
+/* ---- when the library serves --------------------------------------------------------------------------------------------- */
+
+#define N_ALGORITHMS 4u
+
+/* Memory of a choice: rows of x, the library's y and our own, and what they led to. */
+struct trial {
+    char *x, *y, *own;
+    uint32_t *n_unequal;
+    cudaEvent_t start, end;
+    size_t x_bytes;
+};
+
+/* Values of both signs over eight binary orders. */
+template <class T> static __global__ void linear_trial_fill(T *x, size_t n)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        uint32_t h = (uint32_t)i * 0x9E3779B1u ^ (uint32_t)(i >> 32);
+        h = (h ^ h >> 15) * 0x85EBCA77u;
+        h ^= h >> 13;
+        x[i] = round_to<T>(ldexpf((float)(int32_t)h * 0x1p-31f, -(int)(h & 7)));
+    }
+}
+
+static __global__ void linear_trial_compare(const uint32_t *a, const uint32_t *b, size_t n, uint32_t *count)
+{
+    uint32_t found = 0;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        found += a[i] != b[i];
+    if (found)
+        atomicAdd(count, found);
+}
+
+static struct linear_args trial_args(const struct linear_shape *shape, uint32_t sample, uint32_t n_rows, char *x, char *y)
+{
+    struct linear_args args = {};
+    args.matrix = shape->samples[sample % shape->n_samples];
+    args.n_rows = n_rows;
+    args.x = {x, shape->n_cols, shape->n_cols};
+    args.y = {y, shape->n_out, shape->n_out};
+    args.is_float_out = shape->is_float;
+    return args;
+}
+
+/* Milliseconds of a call by an algorithm, or by our own kernel; below zero: the library refuses. */
+static float time_trial(struct cuda *cuda, const struct trial *t, const struct linear_shape *shape, uint32_t n_rows,
+                        const struct lt_algorithm *algorithm)
+{
+    uint32_t n_calls = n_rows < 1024 ? shape->n_samples : 1;
+    float ms = -1;
+    for (uint32_t i = 0; i <= n_calls; i++) { /* the first warms up */
+        struct linear_args args = trial_args(shape, i, n_rows, t->x, t->y);
+        struct lt_product product = product_of(&args);
+        if (i == 1)
+            cudaEventRecord(t->start, cuda->stream);
+        if (algorithm ? !lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream)
+                      : multiply(linear_problem(cuda, &args), NULL) != RC_OK)
+            return -1;
+    }
+    cudaEventRecord(t->end, cuda->stream);
+    if (cudaEventSynchronize(t->end) != cudaSuccess || cudaEventElapsedTime(&ms, t->start, t->end) != cudaSuccess)
+        return -1;
+    return ms / (float)n_calls;
+}
+
+/* Are the library's bits those of our kernel, for all outputs of the first and last rows? */
+static bool is_proven(struct cuda *cuda, const struct trial *t, const struct linear_shape *shape, uint32_t n_rows,
+                      const struct lt_algorithm *algorithm)
+{
+    uint32_t n_unequal = 1;
+    size_t x_bytes = (size_t)shape->n_cols * 2, y_bytes = (size_t)shape->n_out * (shape->is_float ? 4 : 2);
+    if (cudaMemsetAsync(t->n_unequal, 0, sizeof n_unequal, cuda->stream) != cudaSuccess)
+        return false;
+    for (uint32_t n : {n_rows, n_rows - 27}) {
+        struct linear_args args = trial_args(shape, 0, n, t->x, t->y);
+        struct lt_product product = product_of(&args);
+        if (!lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream))
+            return false;
+        for (uint32_t first : {0u, n - SKINNY_ROWS}) {
+            struct linear_args own = trial_args(shape, 0, SKINNY_ROWS, t->x + first * x_bytes, t->own);
+            if (multiply(linear_problem(cuda, &own), NULL))
+                return false;
+            linear_trial_compare<<<256, 256, 0, cuda->stream>>>(
+                (const uint32_t *)t->own, (const uint32_t *)(t->y + first * y_bytes), SKINNY_ROWS * y_bytes / 4, t->n_unequal);
+        }
+    }
+    cudaMemcpyAsync(&n_unequal, t->n_unequal, sizeof n_unequal, cudaMemcpyDeviceToHost, cuda->stream);
+    return cudaStreamSynchronize(cuda->stream) == cudaSuccess && n_unequal == 0;
+}
+
+/* Is the library faster by more than it loses because its kernels do not overlap with their neighbours? */
+static bool is_worth(float ms, float own_ms)
+{
+    return ms > 0 && ms < 0.97f * own_ms - 0.001f;
+}
+
+/* The fastest of the library's first proposals for a class of row counts, if it beats our kernel and gives its bits. */
+static void choose_class(struct cuda *cuda, const struct trial *t, struct linear_shape *shape, uint32_t index)
+{
+    uint32_t n_rows = CLASS_ROWS[index];
+    struct lt_algorithm found[N_ALGORITHMS];
+    struct linear_args args = trial_args(shape, 0, n_rows, t->x, t->y);
+    struct lt_product product = product_of(&args);
+    uint32_t n = lt_find(cuda->linear->lt, &product, cuda->dtype, found,
+                         n_rows < 1024 ? N_ALGORITHMS : 1);
+    float ms[N_ALGORITHMS], own = time_trial(cuda, t, shape, n_rows, NULL);
+    for (uint32_t i = 0; i < n; i++)
+        ms[i] = time_trial(cuda, t, shape, n_rows, &found[i]);
+    shape->n_tried++;
+    for (;;) {
+        uint32_t best = n;
+        for (uint32_t i = 0; i < n; i++)
+            if (is_worth(ms[i], own) && (best == n || ms[i] < ms[best]))
+                best = i;
+        if (best == n)
+            return;
+        if (is_proven(cuda, t, shape, n_rows, &found[best])) {
+            shape->is_library[index] = true;
+            shape->algorithms[index] = found[best];
+            shape->n_chosen++;
+            return;
+        }
+        ms[best] = -1;
+    }
+}
+
+/* Most rows that products of a shape have. */
+static uint32_t shape_rows(const struct cuda *cuda, const struct linear_shape *shape)
+{
+    return shape->is_float ? cuda->options.max_logits_rows : cuda->options.max_rows;
+}
+
+static void choose_all(struct cuda *cuda, const struct trial *t)
+{
+    visit_type(cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        linear_trial_fill<T><<<1024, 256, 0, cuda->stream>>>((T *)t->x, t->x_bytes / sizeof(T));
+    });
+    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
+        struct linear_shape *shape = &cuda->linear->shapes[s];
+        uint32_t n_rows = shape_rows(cuda, shape);
+        if (shape->n_samples && !shape->n_tried && shape->n_out % 8 == 0 && n_rows > SKINNY_ROWS)
+            for (uint32_t i = 0; i <= class_of(n_rows); i++)
+                choose_class(cuda, t, shape, i);
+    }
+}
+
+static enum rc take_trial(struct cuda *cuda, struct trial *t, struct err *err)
+{
+    size_t y_bytes = 0, own_bytes = 0;
+    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
+        const struct linear_shape *shape = &cuda->linear->shapes[s];
+        size_t n_rows = CLASS_ROWS[class_of(shape_rows(cuda, shape))], row = (size_t)shape->n_out * (shape->is_float ? 4 : 2);
+        t->x_bytes = n_rows * shape->n_cols * 2 > t->x_bytes ? n_rows * shape->n_cols * 2 : t->x_bytes;
+        y_bytes = n_rows * row > y_bytes ? n_rows * row : y_bytes;
+        own_bytes = SKINNY_ROWS * row > own_bytes ? SKINNY_ROWS * row : own_bytes;
+    }
+    cudaError_t code = cudaEventCreate(&t->start);
+    code = code ? code : cudaEventCreate(&t->end);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "prepare");
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, t->x_bytes, &t->x, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, y_bytes, &t->y, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, own_bytes, &t->own, err);
+    return rc ? rc : cuda_take(cuda, MEMORY_WORK, sizeof *t->n_unequal, &t->n_unequal, err);
+}
+
+static void describe_choice(struct cuda *cuda)
+{
+    uint32_t n_tried = 0, n_chosen = 0;
+    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
+        n_tried += cuda->linear->shapes[s].n_tried;
+        n_chosen += cuda->linear->shapes[s].n_chosen;
+    }
+    char *text = strstr(cuda->description, ", cuBLASLt"), *end = cuda->description + sizeof cuda->description;
+    text = text ? text : cuda->description + strlen(cuda->description);
+    snprintf(text, (size_t)(end - text), ", cuBLASLt %zu for %u of %u kinds of linears beyond %u rows",
+             cuda->linear->lt->call.version(), n_chosen, n_tried, SKINNY_ROWS);
+}
+
+enum rc cuda_prepare(void *ctx, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    if (!cuda->linear->lt)
+        return RC_OK;
+    struct trial t = {};
+    enum rc rc = take_trial(cuda, &t, err);
+    if (!rc) {
+        choose_all(cuda, &t);
+        rc = launched(err, "prepare");
+    }
+    describe_choice(cuda);
+    for (void *memory : {(void *)t.x, (void *)t.y, (void *)t.own, (void *)t.n_unequal})
+        cuda_give(cuda, memory);
+    for (cudaEvent_t event : {t.start, t.end})
+        if (event)
+            cudaEventDestroy(event);
+    return rc;
+}

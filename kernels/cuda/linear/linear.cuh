@@ -1,0 +1,49 @@
+/* linear.cuh: what becomes of a linear's float32 sums, the same in every kernel of linear.cu: bias, the one rounding to the
+ * type of activations (none for logits), then the sum with other rows, rounded again. */
+#ifndef LLMPY_CUDA_LINEAR_CUH
+#define LLMPY_CUDA_LINEAR_CUH
+
+#include "../core/common.cuh"
+
+struct output {
+    char *y;
+    const char *add;
+    const float *bias;
+    uint32_t y_stride, add_stride, n_rows, n_out;
+    bool is_float;
+    uint32_t act; /* of the product of gate and up, for the kernels that make it; n_out is its width */
+};
+
+/* What rows of a matrix from first_row on write. */
+static inline struct output output_of(const struct linear_args *args, uint32_t first_row, uint32_t n_out, uint32_t item)
+{
+    struct output out = {};
+    out.y = (char *)args->y.data + (size_t)first_row * (args->is_float_out ? 4 : item);
+    out.add = args->add ? (const char *)args->add->data + (size_t)first_row * item : NULL;
+    out.bias = args->bias ? args->bias + first_row : NULL;
+    out.y_stride = args->y.stride;
+    out.add_stride = args->add ? args->add->stride : 0;
+    out.n_rows = args->n_rows;
+    out.n_out = n_out;
+    out.is_float = args->is_float_out;
+    out.act = args->act;
+    return out;
+}
+
+template <class T> static __device__ __forceinline__ void put(const struct output &out, uint32_t r, uint32_t n, float sum)
+{
+    if (r >= out.n_rows || n >= out.n_out)
+        return;
+    if (out.bias)
+        sum += out.bias[n];
+    if (out.is_float) {
+        ((float *)out.y)[(size_t)r * out.y_stride + n] = sum;
+        return;
+    }
+    T value = round_to<T>(sum);
+    if (out.add)
+        value = round_to<T>(to_float(value) + to_float(((const T *)out.add)[(size_t)r * out.add_stride + n]));
+    ((T *)out.y)[(size_t)r * out.y_stride + n] = value;
+}
+
+#endif

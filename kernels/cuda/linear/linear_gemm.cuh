@@ -1,0 +1,340 @@
+/* linear_gemm.cuh: y[r][n] = sum over k of x[r][k] * W[n][k] for many rows of x. W and x have one two-byte type, n_cols is a
+ * multiple of 64. Every output is one float32 accumulator over the k16 steps 0, 1, 2, ..., the chain of every kernel of
+ * linear.cu. So the bits do not depend on the tile, and the number of rows chooses the tile freely.
+ *
+ * A block of one or two consumer warpgroups holds a tile of 64 or 128 rows of x by WIDTH rows of W in registers. One warp
+ * streams W and one x, in stages of 64 columns through a ring that fills shared memory. The blocks of a cluster form a
+ * rectangle of tiles: those beside each other share x, those below each other W. Each block fetches a slice of what they share
+ * for all of them, so L2 is read once. W does not wait for the kernel before. Where W is gate | up, a tile takes eight rows of
+ * each in turn, and the block makes act(gate) * up of its sums, each rounded first.
+ *
+ * Bound on an H200, us: by the tensor cores 2 n_rows n_out n_cols / 800e6 (some 760e6 are reached), by the bytes of W
+ * 2 n_out n_cols / 4.5e6: for 256 rows and 28,672 x 4,096 75 and 52. Small tiles are bound by what a processor takes in, 64
+ * bytes a cycle: (64 groups + WIDTH) * 2 cycles a stage, which multiplies in groups * WIDTH * 2 cycles. */
+#ifndef LLMPY_CUDA_LINEAR_GEMM_CUH
+#define LLMPY_CUDA_LINEAR_GEMM_CUH
+
+#include "../core/launch.cuh"
+#include "../core/ring.cuh"
+#include "../core/tensor_map.cuh"
+#include "../core/wgmma_wide.cuh"
+#include "tile_store.cuh"
+
+#include <math.h>
+
+#define GEMM_BAND_ROWS 2048u /* of x that blocks walk down before they go on to the next rows of W */
+
+struct gemm_shape {
+    uint32_t n_blocks; /* of 64 columns */
+    uint32_t down, down_log2, across, clusters_down, clusters_across, n_clusters;
+    uint32_t x_blocks, w_blocks; /* masks of the blocks that share with the cluster's first one */
+    uint32_t band;               /* clusters below each other that are walked before the next beside */
+    uint32_t x_box_rows, w_box_rows;   /* of a slice of a tile */
+    uint32_t x_edge_rows, w_edge_rows; /* of the last tile, where that one is not whole */
+    bool is_product;             /* of gate and up: rows of W come by turns, so out.n_out is half of them */
+    bool is_read_once;           /* no weight is fetched twice */
+    bool is_wide;                /* y and what is added lie on multiples of 16 bytes, in eights of columns */
+};
+
+/* Boxes of a slice's rows by 64 columns, of whole tiles and of the last ones. */
+struct gemm_maps {
+    CUtensorMap w, w_edge, x, x_edge;
+};
+
+/* ---- the kernel --------------------------------------------------------------------------------------------------------- */
+
+/* First row of x and of W of a block's tile in a cluster's turn-th rectangle: bands of rectangles, each from left to right, so
+ * that blocks that run together share what they read. */
+struct gemm_place {
+    uint32_t row, column;
+};
+static __device__ __forceinline__ struct gemm_place gemm_place_of(const struct gemm_shape &s, uint32_t turn, uint32_t tile_rows,
+                                                                  uint32_t width, uint32_t down, uint32_t across)
+{
+    uint32_t right = turn, below = 0;
+    if (s.clusters_down > 1) {
+        uint32_t per_band = s.band * s.clusters_across, top = turn / per_band * s.band, rest = turn % per_band;
+        uint32_t height = min(s.band, s.clusters_down - top);
+        right = rest / height;
+        below = top + rest % height;
+    }
+    struct gemm_place place;
+    place.row = (below * s.down + down) * tile_rows;
+    place.column = (right * s.across + across) * width;
+    return place;
+}
+
+/* Shared memory: the ring of stages, rows of x then rows of W; the warps' pieces for results; two barriers a stage. */
+static constexpr __host__ __device__ uint32_t gemm_stages(uint32_t groups, uint32_t width)
+{
+    return (SHARED_BYTES - groups * 64 * gemm_pitch(width)) / ((groups * 64 + width) * 128 + 16);
+}
+
+/* One thread streams a block's slices of W or of x. The last tile's rows are shared out anew. The
+ * rest of that tile keeps old bytes: its sums are not stored, and the copy engine is slow at zeros. */
+template <uint32_t GROUPS, uint32_t WIDTH>
+static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, const struct gemm_shape &s,
+                                                 const struct output &out, const struct ring &ring, bool is_weight)
+{
+    const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
+    const uint32_t tile_rows = is_weight ? WIDTH : GROUPS * 64;
+    const uint32_t n_rows = is_weight ? out.n_out << s.is_product : out.n_rows;
+    const bool is_pairs = is_weight && s.is_product;
+    const uint32_t mask = is_weight ? s.w_blocks << (across << s.down_log2) : s.x_blocks << down;
+    struct ring_place at = RING_FETCH;
+    uint64_t policy = is_weight && s.is_read_once ? policy_read_once() : policy_keep();
+    map_prefetch(is_weight ? &maps.w : &maps.x);
+    if (!is_weight)
+        wait_for_input();
+    for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
+        struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
+        uint32_t first = is_weight ? place.column : place.row, left = n_rows - min(first, n_rows);
+        bool is_edge = left < tile_rows;
+        uint32_t slice = is_weight ? (is_edge ? s.w_edge_rows : s.w_box_rows) : is_edge ? s.x_edge_rows : s.x_box_rows;
+        uint32_t n_bytes = (is_edge ? (left + slice - 1) / slice * slice : tile_rows) * 128;
+        uint32_t begin = (is_weight ? down : across) * slice, offset = (is_weight ? GROUPS * 64 * 128 : 0) + begin * 128;
+        const CUtensorMap *map = is_weight ? (is_edge ? &maps.w_edge : &maps.w) : is_edge ? &maps.x_edge : &maps.x;
+        for (uint32_t block = 0; block < s.n_blocks; block++, ring.next(at)) {
+            const uint32_t full = ring.expect(at, n_bytes), target = ring.data_of(at) + offset;
+            if (begin < left && is_pairs)
+                copy_pairs_to(mask, target, map, (first + begin) / 16, block, full, policy);
+            else if (begin < left)
+                copy_box_to(mask, target, map, first + begin, block, full, policy);
+        }
+    }
+    /* Do not exit while another block of the cluster may still signal our barriers. */
+    ring.drain(at);
+}
+
+template <class T, uint32_t GROUPS, uint32_t WIDTH>
+static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, const struct output &out,
+                                                    const struct ring &ring, uint32_t pieces)
+{
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
+    /* The blocks that fetch for this one hear of a free stage; lane i tells the i-th. */
+    uint32_t beside = lane - s.down, owner = lane + (across << s.down_log2);
+    if (lane >= s.down)
+        owner = down + ((beside + (beside >= across)) << s.down_log2);
+    uint32_t free_in = lane < s.down + s.across - 1 ? address_in(ring.empty, owner) : 0, before = 0;
+    struct ring_place at = RING_READ;
+    for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
+        float sum[WIDTH / 2];
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 2; i++)
+            sum[i] = 0;
+        uint32_t block = 0;
+        do {
+            ring.wait_full(at);
+            uint64_t a = wgmma_rows(ring.data_of(at) + warp / 4 * 64 * 128);
+            uint64_t b = wgmma_rows(ring.data_of(at) + GROUPS * 64 * 128);
+            wgmma_begin();
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                wgmma(sum, a + 2 * i, b + 2 * i, T());
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (block && free_in)
+                barrier_arrive_in(free_in + 8 * before);
+            before = at.stage;
+            ring.next(at);
+        } while (++block < s.n_blocks);
+        wgmma_wait<0>();
+        if (free_in)
+            barrier_arrive_in(free_in + 8 * before);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 2; i++)
+            asm volatile("" : "+f"(sum[i]));
+        struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
+        uint32_t row = place.row + warp * 16;
+        wait_for_input(); /* for what the sums are added to; x has waited already */
+        if (out.bias)
+            add_bias(sum, out, s.is_product, place.column);
+        if (out.is_float)
+            store_floats(sum, out, s.is_wide, row, place.column);
+        else
+            store_lines<T>(sum, out, s.is_product, s.is_wide, act_product{out.act}, row, place.column,
+                           pieces + warp * 16 * gemm_pitch(WIDTH));
+    }
+}
+
+template <class T, uint32_t GROUPS, uint32_t WIDTH>
+static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
+linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant__ struct gemm_shape s,
+            const __grid_constant__ struct output out)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t n_stages = gemm_stages(GROUPS, WIDTH), stage_bytes = (GROUPS * 64 + WIDTH) * 128;
+    const uint32_t data = shared_address(shared), pieces = data + n_stages * stage_bytes;
+    const uint32_t full = pieces + GROUPS * 64 * gemm_pitch(WIDTH);
+    const struct ring ring = {data, full, full + 8 * n_stages, n_stages, stage_bytes};
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    start_next();
+    ring.make_barriers(2, GROUPS * 4 * (s.down + s.across - 1));
+    barriers_made();
+    cluster_meet();
+    /* Two warpgroups of 232 registers and the loading one fill the processor's. */
+    if (warp >= GROUPS * 4) {
+        if (GROUPS > 1)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp < GROUPS * 4 + 2 && threadIdx.x % 32 == 0)
+            gemm_load<GROUPS, WIDTH>(maps, s, out, ring, warp == GROUPS * 4);
+    } else {
+        if (GROUPS > 1)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        gemm_consume<T, GROUPS, WIDTH>(s, out, ring, pieces);
+    }
+}
+
+/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+
+typedef void (*gemm_kernel)(struct gemm_maps, struct gemm_shape, struct output);
+
+/* Tiles of 64 * groups rows of x by width rows of W. */
+struct gemm_form {
+    uint32_t groups, width;
+    gemm_kernel bf16, f16;
+};
+#define GEMM_FORM(groups, width)                                                                                              \
+    {groups, width, linear_gemm<__nv_bfloat16, groups, width>, linear_gemm<__half, groups, width>}
+static const struct gemm_form GEMM_FORMS[] = {GEMM_FORM(1, 64),  GEMM_FORM(1, 72),  GEMM_FORM(1, 80),  GEMM_FORM(1, 104),
+                                              GEMM_FORM(1, 128), GEMM_FORM(1, 144), GEMM_FORM(2, 72),  GEMM_FORM(2, 104),
+                                              GEMM_FORM(2, 128), GEMM_FORM(2, 192), GEMM_FORM(2, 224), GEMM_FORM(2, 256)};
+#undef GEMM_FORM
+
+/* A cluster holds down * across tiles. */
+struct gemm_cluster {
+    uint32_t down, across;
+};
+static const struct gemm_cluster GEMM_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4}};
+#define GEMM_MAX_CLUSTER 4u
+
+/* What a device can run at a time: clusters of 1, 2 and 4 blocks. */
+struct gemm_device {
+    uint32_t n_clusters[GEMM_MAX_CLUSTER + 1];
+};
+
+static cudaError_t gemm_open(uint32_t dtype, uint32_t n_processors, struct gemm_device *device)
+{
+    cudaError_t code = cudaSuccess;
+    for (const struct gemm_form &form : GEMM_FORMS)
+        if (code == cudaSuccess)
+            code = allow_shared(dtype == DTYPE_F16 ? form.f16 : form.bf16);
+    for (uint32_t n = 1; n <= GEMM_MAX_CLUSTER && code == cudaSuccess; n *= 2)
+        code = count_clusters(dtype == DTYPE_F16 ? GEMM_FORMS[0].f16 : GEMM_FORMS[0].bf16, n_processors, n,
+                              (GEMM_FORMS[0].groups + 1) * 128, &device->n_clusters[n]);
+    return code;
+}
+
+/* Microseconds that a product takes, by a model fitted to an H200 (most of its choices are the best measured, the rest within
+ * some 5 %): a stage is bound by the tensor cores, or by what L2 hands out and the processor takes in; a launch by its tiles
+ * one after the other, or by the bytes of W. */
+static float gemm_cost(const struct gemm_device *device, const struct gemm_form *form, const struct gemm_cluster *cluster,
+                       uint32_t n_rows, uint32_t n_out, uint32_t n_cols)
+{
+    uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, n_fit = device->n_clusters[n_tiles];
+    uint32_t n_clusters = ceil_div(n_rows, tile_rows * cluster->down) * ceil_div(n_out, form->width * cluster->across);
+    float n_blocks = (float)(min(n_clusters, n_fit) * n_tiles), area = (float)(form->groups * form->width);
+    float own_rows = (float)tile_rows / cluster->across + (float)form->width / cluster->down;
+    float multiply = area * 1.22e-3f, fetch = own_rows * n_blocks * 128 / 9.6e6f + (tile_rows + form->width) * 1.17e-4f;
+    float stage = fmaxf(multiply, fetch) + 0.14f * fminf(multiply, fetch);
+    float tiles = 1.94f + 0.2f * n_tiles + ceil_div(n_clusters, n_fit) * (n_cols / 64 * stage + area * 1.24e-3f);
+    float bytes = 2.48f + (float)n_out * n_cols * 2 / 4.03e6f;
+    return fmaxf(tiles, bytes) + 0.112f * fminf(tiles, bytes);
+}
+
+struct gemm_args {
+    const void *w; /* [out.n_out][w_row_bytes] */
+    size_t w_row_bytes;
+    struct view x; /* [out.n_rows][n_cols] */
+    uint32_t n_cols;
+    bool is_product; /* w is gate | up, [2 * out.n_out][w_row_bytes] */
+    struct output out;
+};
+
+/* The maps of x or of W, whose tiles of tile_rows rows are fetched in n_slices. */
+static enum rc gemm_map(const struct cuda *cuda, map_encoder encode, const void *data, uint64_t row_bytes, uint32_t n_rows,
+                        uint32_t n_blocks, bool is_pairs, uint32_t tile_rows, uint32_t n_slices, CUtensorMap *map,
+                        CUtensorMap *edge, uint32_t *edge_rows, struct err *err)
+{
+    uint32_t rest = n_rows % tile_rows ? n_rows % tile_rows : tile_rows, half = n_rows / 2, rows = tile_rows / n_slices;
+    *edge_rows = ceil_div(rest, n_slices);
+    if (is_pairs)
+        *edge_rows = ceil_div(*edge_rows, 16) * 16;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct map_dims plain = {2, {n_rows, n_blocks}, {row_bytes, 128}, {rows, 1}};
+        struct map_dims pairs = {4, {8, 2, half / 8, n_blocks}, {row_bytes, half * row_bytes, 8 * row_bytes, 128},
+                                 {8, 2, rows / 16, 1}};
+        struct tensor_map made;
+        enum rc rc = map_make(encode, cuda->dtype, data, is_pairs ? &pairs : &plain, &made, err);
+        if (rc)
+            return rc;
+        *(i ? edge : map) = map_of(&made);
+        rows = *edge_rows;
+    }
+    return RC_OK;
+}
+
+static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
+                           const struct gemm_args *args, const struct gemm_form *form, const struct gemm_cluster *cluster,
+                           struct err *err)
+{
+    const struct output *out = &args->out;
+    uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, y_item = out->is_float ? 4 : 2;
+    uint32_t n_weights = out->n_out << args->is_product;
+    struct gemm_shape shape = {};
+    shape.n_blocks = args->n_cols / 64;
+    shape.down = cluster->down;
+    while (1u << shape.down_log2 < cluster->down)
+        shape.down_log2++;
+    shape.across = cluster->across;
+    shape.w_blocks = (1u << cluster->down) - 1;
+    for (uint32_t i = 0; i < n_tiles; i += cluster->down)
+        shape.x_blocks |= 1u << i;
+    shape.x_box_rows = tile_rows / cluster->across;
+    shape.w_box_rows = form->width / cluster->down;
+    shape.clusters_down = ceil_div(out->n_rows, tile_rows * cluster->down);
+    shape.clusters_across = ceil_div(n_weights, form->width * cluster->across);
+    shape.n_clusters = shape.clusters_down * shape.clusters_across;
+    shape.band = GEMM_BAND_ROWS / (tile_rows * cluster->down);
+    shape.is_product = args->is_product;
+    shape.is_read_once = shape.clusters_down == 1;
+    shape.is_wide = map_fits(out->y, (size_t)out->y_stride * y_item) && out->n_out % 8 == 0 &&
+                    (!out->add || map_fits(out->add, (size_t)out->add_stride * 2));
+    struct gemm_maps maps;
+    enum rc rc = gemm_map(cuda, encode, args->w, args->w_row_bytes, n_weights, shape.n_blocks, args->is_product,
+                          form->width, cluster->down, &maps.w, &maps.w_edge, &shape.w_edge_rows, err);
+    if (!rc)
+        rc = gemm_map(cuda, encode, args->x.data, (size_t)args->x.stride * 2, out->n_rows, shape.n_blocks, false, tile_rows,
+                      cluster->across, &maps.x, &maps.x_edge, &shape.x_edge_rows, err);
+    if (rc)
+        return rc;
+    launch_clusters(cuda, cuda->dtype == DTYPE_F16 ? form->f16 : form->bf16,
+                    dim3(min(shape.n_clusters, device->n_clusters[n_tiles]) * n_tiles), n_tiles, (form->groups + 1) * 128,
+                    SHARED_BYTES, maps, shape, *out);
+    return RC_OK;
+}
+
+/* Any number of rows; x and W where the copy engine reads them (map_fits). */
+static enum rc gemm_multiply(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
+                             const struct gemm_args *args, struct err *err)
+{
+    const struct gemm_form *form = NULL;
+    const struct gemm_cluster *cluster = NULL;
+    float least = INFINITY;
+    for (const struct gemm_form &f : GEMM_FORMS)
+        for (const struct gemm_cluster &c : GEMM_CLUSTERS) {
+            if (!device->n_clusters[c.down * c.across] || (c.down > 1 && args->out.n_rows <= f.groups * 64 * (c.down - 1)) ||
+                (args->is_product && f.width / c.down % 16))
+                continue;
+            float cost = gemm_cost(device, &f, &c, args->out.n_rows, args->out.n_out << args->is_product, args->n_cols);
+            if (cost < least) {
+                least = cost;
+                form = &f;
+                cluster = &c;
+            }
+        }
+    return gemm_launch(cuda, encode, device, args, form, cluster, err);
+}
+
+#endif

@@ -1,0 +1,186 @@
+/* Weight matrices that are made up on the device, and MXFP4 of experts on its way into packed.cuh's order and back.
+ *
+ * Made up: element (r, c) of a part is csrc/base/dummy.h's value of (key, s, c), s the row of the checkpoint's tensor that r
+ * is, rounded once to the part's type; MXFP4 has its blocks. Bound by the hash, some 20 instructions a value: the 8.0e9 weights
+ * of Llama-3-8B take 8 ms on an H200, behind which their 16 GB of writes (4 ms) hide.
+ *
+ * Packed: rows come to the device as the file has them, some megabytes at a time, and a thread orders a block of 32 values.
+ * Bound by the way to the device. */
+#include "../core/packed.cuh"
+#include "../core/types.cuh"
+#include "../experts/experts.cuh"
+
+extern "C" {
+#include "../../../csrc/base/dummy.h"
+}
+
+#define PACKING_BYTES ((size_t)8 << 20)
+#define BLOCK_VALUES 32u
+#define BLOCK_BYTES 17u
+
+template <class T>
+static __global__ void matrix_fill_rows(char *data, size_t row_bytes, uint32_t n_cols, struct row_run rows, uint64_t key)
+{
+    uint64_t row_key = dummy_row(key, (uint32_t)(rows.source_row + blockIdx.x * rows.step));
+    T *row = (T *)(data + blockIdx.x * row_bytes);
+    for (uint32_t c = threadIdx.x; c < n_cols; c += blockDim.x)
+        row[c] = round_to<T>(dummy_value(row_key, c));
+}
+
+static __global__ void matrix_fill_blocks(uint8_t *data, size_t row_bytes, uint32_t n_cols, struct row_run rows, uint64_t key)
+{
+    uint64_t row_key = dummy_row(key, (uint32_t)(rows.source_row + blockIdx.x * rows.step));
+    for (uint32_t i = threadIdx.x; i < n_cols / BLOCK_VALUES; i += blockDim.x)
+        dummy_mxfp4(row_key, i, data + blockIdx.x * row_bytes + i * BLOCK_BYTES);
+}
+
+/* The words of a block of 32 columns of a row in a packed matrix, two apart, and its exponent. */
+struct packed_place {
+    uint32_t *words;
+    uint8_t *exponent;
+    __device__ packed_place(char *data, uint32_t n_eights, uint32_t row, uint32_t block)
+    {
+        char *eight = data + ((size_t)(block / 2) * n_eights + row / 8) * PACKED_BYTES;
+        words = (uint32_t *)eight + row % 8 * 8 + block % 2;
+        exponent = (uint8_t *)eight + 256 + row % 8 * 2 + block % 2;
+    }
+};
+
+/* Of a 4-bit float: sign at bit 15, the rest from bit 6 on. */
+static __device__ __forceinline__ uint32_t value_bits(uint32_t q)
+{
+    return q >> 3 << 15 | (q & 7) << 6;
+}
+
+static __device__ __forceinline__ uint32_t value_of(uint32_t bits)
+{
+    return (bits >> 12 & 8) | (bits >> 6 & 7);
+}
+
+/* Block blockIdx.x: a row. too_large: whether an exponent is beyond what can be packed. */
+static __global__ void matrix_pack_rows(const uint8_t *rows, uint32_t n_blocks, char *data, uint32_t n_eights,
+                                        uint32_t first_row, uint32_t *too_large)
+{
+    for (uint32_t i = threadIdx.x; i < n_blocks; i += blockDim.x) {
+        const uint8_t *from = rows + ((size_t)blockIdx.x * n_blocks + i) * BLOCK_BYTES;
+        struct packed_place to(data, n_eights, first_row + blockIdx.x, i);
+        if (from[0] > 254 - PACKED_EXPONENT)
+            *too_large = 1;
+        *to.exponent = (uint8_t)(from[0] + PACKED_EXPONENT);
+        for (uint32_t t = 0; t < 4; t++) {
+            uint32_t word = 0;
+            for (uint32_t j = 0; j < 2; j++) { /* the bytes of two columns from 2 t + 8 j on, and from 16 further on */
+                const uint8_t *both = from + 1 + 2 * t + 8 * j;
+                word |= pack_pair(value_bits(both[0] & 15) | value_bits(both[1] & 15) << 16, j);
+                word |= pack_pair(value_bits(both[0] >> 4) | value_bits(both[1] >> 4) << 16, 2 + j);
+            }
+            to.words[2 * t] = word;
+        }
+    }
+}
+
+static __global__ void matrix_unpack_row(char *data, uint32_t n_eights, uint32_t row, uint32_t n_blocks, uint8_t *out)
+{
+    for (uint32_t i = threadIdx.x; i < n_blocks; i += blockDim.x) {
+        struct packed_place from(data, n_eights, row, i);
+        uint8_t *to = out + i * BLOCK_BYTES;
+        to[0] = (uint8_t)(*from.exponent - PACKED_EXPONENT);
+        for (uint32_t j = 0; j < 16; j++) {
+            uint32_t word = from.words[j % 8 / 2 * 2], low = packed_pair(word, j / 8), high = packed_pair(word, 2 + j / 8);
+            to[1 + j] = (uint8_t)(value_of(low >> j % 2 * 16) | value_of(high >> j % 2 * 16) << 4);
+        }
+    }
+}
+
+static enum rc open_packing(struct cuda *cuda, struct err *err)
+{
+    if (cuda->experts->packing)
+        return RC_OK;
+    return cuda_take(cuda, MEMORY_WORK, PACKING_BYTES + sizeof(uint32_t), &cuda->experts->packing, err);
+}
+
+static uint32_t packing_rows(const struct matrix *matrix)
+{
+    return (uint32_t)(PACKING_BYTES / matrix->parts[0].file_row_bytes);
+}
+
+/* Rows that lie in `packing` go to rows first_row ... of the matrix. */
+static enum rc pack_chunk(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err)
+{
+    uint32_t *flag = (uint32_t *)(cuda->experts->packing + PACKING_BYTES), too_large = 0;
+    cudaError_t code = cudaMemsetAsync(flag, 0, sizeof *flag, cuda->stream);
+    matrix_pack_rows<<<n_rows, 64, 0, cuda->stream>>>((const uint8_t *)cuda->experts->packing, matrix->n_cols / BLOCK_VALUES,
+                                              matrix->data, matrix->n_rows / 8, first_row, flag);
+    code = code ? code : cudaMemcpyAsync(&too_large, flag, sizeof too_large, cudaMemcpyDeviceToHost, cuda->stream);
+    code = code ? code : cudaStreamSynchronize(cuda->stream);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "matrix_write");
+    if (too_large)
+        return err_set(err, RC_UNSUPPORTED, "matrix_write: wanted MXFP4 weights of at most 12 (exponents of %u), have larger "
+                       "ones; convert the checkpoint to bfloat16", 254 - PACKED_EXPONENT);
+    return RC_OK;
+}
+
+enum rc cuda_packed_write(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, const void *data,
+                          struct err *err)
+{
+    const size_t row_bytes = matrix->parts[0].file_row_bytes;
+    enum rc rc = open_packing(cuda, err);
+    for (uint32_t row = 0, n; row < n_rows && !rc; row += n) {
+        n = min(n_rows - row, packing_rows(matrix));
+        rc = cuda_upload_rows(cuda, cuda->experts->packing, row_bytes, (const char *)data + row * row_bytes, row_bytes, n, err);
+        rc = rc ? rc : pack_chunk(cuda, matrix, first_row + row, n, err);
+    }
+    return rc;
+}
+
+enum rc cuda_packed_read(struct cuda *cuda, const struct matrix *matrix, uint32_t row, void *blocks, struct err *err)
+{
+    enum rc rc = open_packing(cuda, err);
+    if (rc)
+        return rc;
+    matrix_unpack_row<<<1, 256, 0, cuda->stream>>>(matrix->data, matrix->n_rows / 8, row, matrix->n_cols / BLOCK_VALUES,
+                                                   (uint8_t *)cuda->experts->packing);
+    cudaError_t code = cudaMemcpyAsync(blocks, cuda->experts->packing, matrix->parts[0].file_row_bytes, cudaMemcpyDeviceToHost,
+                                       cuda->stream);
+    code = code ? code : cudaStreamSynchronize(cuda->stream);
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "matrix_read");
+}
+
+static enum rc fill_packed(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, struct row_run rows, uint64_t key,
+                           struct err *err)
+{
+    enum rc rc = open_packing(cuda, err);
+    for (uint32_t left = rows.n_rows; left && !rc; left -= rows.n_rows) {
+        rows.n_rows = min(left, packing_rows(matrix));
+        matrix_fill_blocks<<<rows.n_rows, 64, 0, cuda->stream>>>((uint8_t *)cuda->experts->packing,
+                                                                 matrix->parts[0].file_row_bytes, matrix->n_cols, rows, key);
+        rc = pack_chunk(cuda, matrix, first_row, rows.n_rows, err);
+        rows.source_row += rows.n_rows * rows.step;
+        first_row += rows.n_rows;
+    }
+    return rc;
+}
+
+enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, const struct row_run *rows, uint64_t key,
+                         struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    const struct cuda_part *p = &matrix->parts[part];
+    if (!cuda_type_of(p->dtype)->is_fillable)
+        return err_set(err, RC_UNSUPPORTED, "matrix_fill: wanted floats or MXFP4, have %s", dtype_info(p->dtype)->name);
+    if (!rows->n_rows)
+        return RC_OK;
+    if (matrix->is_packed)
+        return fill_packed(cuda, matrix, p->first_row + rows->first_row, *rows, key, err);
+    char *data = p->data + rows->first_row * p->row_bytes;
+    if (p->dtype == DTYPE_MXFP4)
+        matrix_fill_blocks<<<rows->n_rows, 64, 0, cuda->stream>>>((uint8_t *)data, p->row_bytes, matrix->n_cols, *rows, key);
+    else
+        visit_type(p->dtype, [&](auto type) {
+            matrix_fill_rows<decltype(type)>
+                <<<rows->n_rows, 256, 0, cuda->stream>>>(data, p->row_bytes, matrix->n_cols, *rows, key);
+        });
+    return launched(err, "matrix_fill");
+}

@@ -1,0 +1,34 @@
+/* peers.cuh: what ipc.cu and comm_nccl.cu share. Both may run in a process without an engine, a trainer's: they take the
+ * device's primary context for themselves and load none of the backend's kernels. */
+#ifndef LLMPY_CUDA_PEERS_CUH
+#define LLMPY_CUDA_PEERS_CUH
+
+#include "../core/driver.cuh"
+
+/* The device's primary context, held until drop. */
+struct primary {
+    int device;
+    CUcontext context; /* NULL: not held */
+    enum rc take(const char *name, struct err *err);
+    void drop();
+};
+
+/* Makes a held context current for one call and gives the caller's back. */
+struct primary_scope {
+    bool is_pushed;
+    explicit primary_scope(const struct primary &primary);
+    ~primary_scope();
+};
+
+enum rc nccl_group_id(const char *nccl, uint8_t *id, struct err *err);
+enum rc nccl_group_open(const struct group_options *options, struct process_group **group, struct err *err);
+enum rc nccl_group_settle(struct process_group *group, double seconds, bool *is_done, struct err *err);
+enum rc nccl_group_buffer(struct process_group *group, uint32_t slot, size_t size_bytes, void **memory, struct err *err);
+enum rc nccl_group_greet(struct process_group *group, struct err *err);
+enum rc nccl_group_broadcast(struct process_group *group, uint32_t slot, void *memory, size_t size_bytes, struct err *err);
+enum rc nccl_group_wait(struct process_group *group, uint32_t slot, double seconds, bool *is_done, struct err *err);
+enum rc nccl_group_copy(struct process_group *group, uint32_t slot, const void *memory, size_t size_bytes, void **copy,
+                        struct err *err);
+void nccl_group_close(struct process_group *group);
+
+#endif

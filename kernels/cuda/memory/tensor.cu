@@ -1,0 +1,440 @@
+/* Weights under their names: y[r][c] = round(x[r][c]), or for vectors y = x + offset, x a tensor of any strides in f32, f16 or
+ * bf16; and the sum of mix64(i, bits of y[i]) over a weight, modulo 2^64, so that no order matters. Where x has the type of y
+ * its bits are copied. Values are exact but for the one rounding.
+ * What comes from the device is one launch a tensor on the stream that produced it; what comes from the host is copied to its
+ * place, or where it needs to be converted to a bucket on the device and from there. Bound by memory: 16 GB of bfloat16 that
+ * are read and written take 8 ms at 4 TB/s on an H200; from pinned memory by the link, 55 GB/s on PCIe 5 x16. */
+#include "../core/eight.cuh"
+#include "../core/weight.cuh"
+
+extern "C" {
+#include "../../../csrc/base/mix.h"
+}
+
+#include <type_traits>
+
+#define BUCKET_BYTES ((size_t)32 << 20)
+#define THREADS 256u
+#define EIGHTS 4u /* of a thread of tensor_write_eights */
+#define TILE 32u
+#define TILE_ROWS 8u /* rows of threads of tensor_write_tiles */
+
+/* ---- on the device ------------------------------------------------------------------------------------------------------ */
+
+/* How an element becomes one of the weight. */
+struct rule {
+    float offset;
+    bool adds; /* the offset, even one of 0, which makes -0 a 0 */
+};
+
+template <class T, class S> static __device__ __forceinline__ T stored_as(S x, const struct rule &rule)
+{
+    if constexpr (std::is_same<S, T>::value)
+        if (!rule.adds)
+            return x;
+    float value = to_float(x);
+    return round_to<T>(rule.adds ? value + rule.offset : value);
+}
+
+/* x: [n_rows][n_cols] items, y: the same with rows y_stride items apart. */
+template <class S, class T> struct copy_job {
+    const S *x;
+    T *y;
+    int64_t row_stride, col_stride;
+    size_t y_stride, n_cols;
+    uint32_t n_rows;
+    struct rule rule;
+};
+
+/* Rows on 16 bytes, of whole eights, one after the other in x. Blocks: [parts of a row][rows]. */
+template <class S, class T> static __global__ void __launch_bounds__(THREADS) tensor_write_eights(const copy_job<S, T> job)
+{
+    size_t first = ((size_t)blockIdx.x * THREADS * EIGHTS + threadIdx.x) * 8;
+    for (uint32_t row = blockIdx.y; row < job.n_rows; row += gridDim.y) {
+        const S *x = job.x + (int64_t)row * job.row_stride;
+        T *y = job.y + row * job.y_stride;
+        struct eight<S> in[EIGHTS];
+#pragma unroll
+        for (uint32_t i = 0; i < EIGHTS; i++)
+            if (first + i * THREADS * 8 < job.n_cols)
+                in[i] = *(const struct eight<S> *)(x + first + i * THREADS * 8);
+#pragma unroll
+        for (uint32_t i = 0; i < EIGHTS; i++) {
+            struct eight<T> out;
+#pragma unroll
+            for (uint32_t k = 0; k < 8; k++)
+                out.values[k] = stored_as<T>(in[i].values[k], job.rule);
+            if (first + i * THREADS * 8 < job.n_cols)
+                *(struct eight<T> *)(y + first + i * THREADS * 8) = out;
+        }
+    }
+}
+
+/* Any strides, columns nearer to each other than rows. Blocks: [parts of a row][rows]. */
+template <class S, class T> static __global__ void __launch_bounds__(THREADS) tensor_write_items(const copy_job<S, T> job)
+{
+    size_t column = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (column >= job.n_cols)
+        return;
+    for (uint32_t row = blockIdx.y; row < job.n_rows; row += gridDim.y)
+        job.y[row * job.y_stride + column] =
+            stored_as<T>(job.x[(int64_t)row * job.row_stride + (int64_t)column * job.col_stride], job.rule);
+}
+
+/* Any strides, rows nearer to each other than columns: read along a column, written along a row. Blocks: [column tiles][row
+ * tiles] of [TILE][TILE_ROWS] threads. */
+template <class S, class T>
+static __global__ void __launch_bounds__(TILE *TILE_ROWS) tensor_write_tiles(const copy_job<S, T> job)
+{
+    __shared__ T tile[TILE][TILE + 1];
+    size_t first_column = (size_t)blockIdx.x * TILE;
+    for (uint32_t first_row = blockIdx.y * TILE; first_row < job.n_rows; first_row += gridDim.y * TILE) {
+        uint32_t row = first_row + threadIdx.x;
+        for (uint32_t c = threadIdx.y; c < TILE; c += TILE_ROWS)
+            if (row < job.n_rows && first_column + c < job.n_cols)
+                tile[c][threadIdx.x] = stored_as<T>(
+                    job.x[(int64_t)row * job.row_stride + (int64_t)(first_column + c) * job.col_stride], job.rule);
+        __syncthreads();
+        for (uint32_t r = threadIdx.y; r < TILE; r += TILE_ROWS)
+            if (first_row + r < job.n_rows && first_column + threadIdx.x < job.n_cols)
+                job.y[(first_row + r) * job.y_stride + first_column + threadIdx.x] = tile[threadIdx.x][r];
+        __syncthreads();
+    }
+}
+
+static __device__ __forceinline__ uint32_t bits_of(float x) { return __float_as_uint(x); }
+static __device__ __forceinline__ uint32_t bits_of(__half x) { return __half_as_ushort(x); }
+static __device__ __forceinline__ uint32_t bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
+static __device__ __forceinline__ uint32_t infinity_of(float) { return 0x7f800000u; }
+static __device__ __forceinline__ uint32_t infinity_of(__half) { return 0x7c00u; }
+static __device__ __forceinline__ uint32_t infinity_of(__nv_bfloat16) { return 0x7f80u; }
+
+static __device__ __forceinline__ void add_to(struct tensor_sum *total, unsigned long long sum, unsigned long long n)
+{
+    sum = block_reduce(sum, add_of());
+    n = block_reduce(n, add_of());
+    if (threadIdx.x)
+        return;
+    atomicAdd((unsigned long long *)&total->sum, sum);
+    atomicAdd((unsigned long long *)&total->n_non_finite, n);
+}
+
+/* Number of an element in the checkpoint's tensor. */
+struct numbering {
+    uint64_t first, row_step, col_step;
+};
+
+/* A block takes rows in turn. */
+template <class T, class S>
+static __global__ void __launch_bounds__(THREADS)
+tensor_sum_rows(const copy_job<S, T> job, const struct numbering number, struct tensor_sum *total)
+{
+    unsigned long long sum = 0, n = 0;
+    uint32_t infinity = infinity_of(T());
+    for (uint32_t row = blockIdx.y; row < job.n_rows; row += gridDim.y)
+        for (size_t c = (size_t)blockIdx.x * THREADS + threadIdx.x; c < job.n_cols; c += (size_t)gridDim.x * THREADS) {
+            S x = job.x[(int64_t)row * job.row_stride + (int64_t)c * job.col_stride];
+            uint32_t bits = bits_of(stored_as<T>(x, job.rule));
+            sum += mix64(number.first + row * number.row_step + c * number.col_step, bits);
+            n += (bits & infinity) == infinity;
+        }
+    add_to(total, sum, n);
+}
+
+template <class W>
+static __global__ void __launch_bounds__(THREADS)
+tensor_sum_quantised(const uint8_t *rows, size_t row_bytes, uint32_t n_rows, uint32_t n_cols, const struct numbering number,
+                     struct tensor_sum *total)
+{
+    unsigned long long sum = 0, n = 0;
+    for (uint32_t row = blockIdx.y; row < n_rows; row += gridDim.y)
+        for (uint32_t c = blockIdx.x * THREADS + threadIdx.x; c < n_cols; c += gridDim.x * THREADS) {
+            uint32_t bits = bits_of(weight_value(W(), rows + row * row_bytes, c));
+            sum += mix64(number.first + row * number.row_step + c * number.col_step, bits);
+            n += (bits & 0x7f800000u) == 0x7f800000u;
+        }
+    add_to(total, sum, n);
+}
+
+/* ---- launches ----------------------------------------------------------------------------------------------------------- */
+
+/* A weight's rows as they lie. */
+struct target {
+    char *data;
+    uint32_t dtype, n_rows;
+    size_t row_bytes, n_cols;
+    struct rule rule;
+    struct numbering number;
+};
+
+static struct target target_of(const struct tensor_place &place)
+{
+    struct numbering number = {place.first_index, place.row_step, place.col_step};
+    if (!place.matrix)
+        return {(char *)place.vector, DTYPE_F32, 1, place.n_values * sizeof(float), place.n_values, {place.offset, true},
+                number};
+    const struct cuda_part &part = place.matrix->parts[place.part];
+    char *data = part.data + place.first_row * part.row_bytes;
+    return {data, part.dtype, place.n_rows, part.row_bytes, place.matrix->n_cols, {0, false}, number};
+}
+
+static size_t item_bytes(uint32_t dtype)
+{
+    return dtype == DTYPE_F32 ? 4 : 2;
+}
+
+static uint32_t at_most(size_t n, uint32_t most)
+{
+    return n < most ? (uint32_t)n : most;
+}
+
+template <class S, class T> static copy_job<S, T> job_of(const struct tensor_view &view, const struct target &to)
+{
+    return {(const S *)view.data, (T *)to.data, view.row_stride, view.col_stride, to.row_bytes / sizeof(T), view.n_cols,
+            view.n_rows, to.rule};
+}
+
+template <class S, class T> static void launch_copy(cudaStream_t stream, copy_job<S, T> job)
+{
+    bool is_dense = job.col_stride == 1 || job.n_cols == 1;
+    if (is_dense && job.row_stride == (int64_t)job.n_cols && job.y_stride == job.n_cols) { /* one long row */
+        job.n_cols *= job.n_rows;
+        job.n_rows = 1;
+    }
+    bool has_places = job.row_stride * (int64_t)sizeof(S) % 16 == 0 && job.y_stride * sizeof(T) % 16 == 0;
+    bool is_aligned = (uintptr_t)job.x % 16 == 0 && (uintptr_t)job.y % 16 == 0 && job.n_cols % 8 == 0 &&
+                      (job.n_rows == 1 || has_places);
+    uint32_t n_rows = at_most(job.n_rows, 65535);
+    if (is_dense && is_aligned) {
+        dim3 grid((uint32_t)((job.n_cols + 8 * EIGHTS * THREADS - 1) / (8 * EIGHTS * THREADS)), n_rows);
+        tensor_write_eights<S, T><<<grid, THREADS, 0, stream>>>(job);
+    } else if (job.n_rows == 1 || llabs(job.col_stride) <= llabs(job.row_stride)) {
+        dim3 grid((uint32_t)((job.n_cols + THREADS - 1) / THREADS), n_rows);
+        tensor_write_items<S, T><<<grid, THREADS, 0, stream>>>(job);
+    } else {
+        dim3 grid((uint32_t)((job.n_cols + TILE - 1) / TILE), at_most(ceil_div(job.n_rows, TILE), 65535));
+        tensor_write_tiles<S, T><<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(job);
+    }
+}
+
+template <class S, class T>
+static void launch_sum(cudaStream_t stream, const copy_job<S, T> &job, const struct numbering &number, struct tensor_sum *total)
+{
+    dim3 grid(at_most((job.n_cols + THREADS - 1) / THREADS, job.n_rows == 1 ? 1024 : 4), at_most(job.n_rows, 4096));
+    tensor_sum_rows<T, S><<<grid, THREADS, 0, stream>>>(job, number, total);
+}
+
+/* Calls f with values of the types of a view and of what it is written to. */
+template <class F> static void visit_types(const struct tensor_view &view, const struct target &to, F f)
+{
+    visit_type(view.dtype, [&](auto from) { visit_type(to.dtype, [&](auto stored) { f(from, stored); }); });
+}
+
+/* ---- streams ------------------------------------------------------------------------------------------------------------ */
+
+/* Work of an update goes to several streams; what comes later waits for what came before. */
+static cudaError_t use_stream(struct cuda *cuda, cudaStream_t stream)
+{
+    struct tensor_state *state = &cuda->tensors;
+    cudaError_t code = cudaSuccess;
+    if (!state->written)
+        code = cudaEventCreateWithFlags(&state->written, cudaEventDisableTiming | cudaEventBlockingSync);
+    if (code == cudaSuccess && state->is_used && state->stream != stream) {
+        code = cudaEventRecord(state->written, state->stream);
+        if (code == cudaSuccess)
+            code = cudaStreamWaitEvent(stream, state->written, 0);
+    }
+    state->stream = stream;
+    state->is_used = true;
+    return code;
+}
+
+void cuda_tensors_close(struct cuda *cuda)
+{
+    if (cuda->tensors.written)
+        cudaEventDestroy(cuda->tensors.written);
+}
+
+enum rc cuda_tensor_finish(void *ctx, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    struct tensor_state *state = &cuda->tensors;
+    device_scope scope(cuda->device);
+    if (!state->is_used)
+        return RC_OK;
+    cudaError_t code = cudaEventRecord(state->written, state->stream);
+    if (code == cudaSuccess)
+        code = cudaEventSynchronize(state->written);
+    state->is_used = false;
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "tensor_finish");
+}
+
+/* ---- from the host ------------------------------------------------------------------------------------------------------ */
+
+static bool is_pinned(const void *memory)
+{
+    cudaPointerAttributes attributes = {};
+    cudaError_t code = cudaPointerGetAttributes(&attributes, memory);
+    if (code != cudaSuccess)
+        cudaGetLastError();
+    return code == cudaSuccess && attributes.type == cudaMemoryTypeHost;
+}
+
+/* Rows of a view, one item after the other, into host memory. */
+static void gather(const struct tensor_view &view, uint32_t first, uint32_t n, char *to)
+{
+    size_t item = item_bytes(view.dtype);
+    for (uint32_t r = first; r < first + n; r++)
+        for (uint32_t c = 0; c < view.n_cols; c++, to += item)
+            memcpy(to, (const char *)view.data + (ptrdiff_t)item * (r * view.row_stride + c * view.col_stride), item);
+}
+
+/* Rows one after the other, maybe with gaps between them. */
+static bool is_dense(const struct tensor_view &view)
+{
+    return (view.col_stride == 1 || view.n_cols == 1) && (view.row_stride >= (int64_t)view.n_cols || view.n_rows == 1);
+}
+
+/* Some of a host view's rows into device memory, target_bytes apart. */
+static enum rc upload_rows(struct cuda *cuda, const struct tensor_view &view, uint32_t first, uint32_t n, char *target,
+                           size_t target_bytes, struct err *err)
+{
+    size_t row_bytes = view.n_cols * item_bytes(view.dtype);
+    int64_t apart = view.row_stride * (int64_t)item_bytes(view.dtype);
+    const char *rows = (const char *)view.data + (ptrdiff_t)apart * first;
+    if (is_dense(view) && is_pinned(rows)) {
+        size_t step = n == 1 ? row_bytes : (size_t)apart;
+        cudaError_t code = step == row_bytes && target_bytes == row_bytes
+                               ? cudaMemcpyAsync(target, rows, n * row_bytes, cudaMemcpyHostToDevice, cuda->stream)
+                               : cudaMemcpy2DAsync(target, target_bytes, rows, step, row_bytes, n, cudaMemcpyHostToDevice,
+                                                   cuda->stream);
+        return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "tensor_write");
+    }
+    if (is_dense(view) && (apart == (int64_t)row_bytes || n == 1))
+        return cuda_upload_rows(cuda, target, target_bytes, rows, row_bytes, n, err);
+    char *packed = (char *)mem_alloc(n * row_bytes);
+    if (!packed)
+        return err_set(err, RC_MEMORY, "tensor_write: no memory for %zu bytes", n * row_bytes);
+    gather(view, first, n, packed);
+    enum rc rc = cuda_upload_rows(cuda, target, target_bytes, packed, row_bytes, n, err);
+    cudaStreamSynchronize(cuda->stream); /* a small copy may still read what is freed now */
+    mem_free(packed);
+    return rc;
+}
+
+/* Calls f with the view, or for one in host memory with pieces of it that lie in the bucket, and the first row of each. */
+template <class F> static enum rc each_piece(struct cuda *cuda, const struct tensor_view &view, F f, struct err *err)
+{
+    if (!view.is_host) {
+        f(view, 0);
+        return launched(err, "tensor");
+    }
+    size_t row_bytes = view.n_cols * item_bytes(view.dtype);
+    if (row_bytes > BUCKET_BYTES)
+        return err_set(err, RC_UNSUPPORTED, "tensor: wanted rows of at most %zu bytes, have %zu", BUCKET_BYTES, row_bytes);
+    enum rc rc = cuda->tensors.bucket ? RC_OK : cuda_take(cuda, MEMORY_WORK, BUCKET_BYTES, &cuda->tensors.bucket, err);
+    uint32_t at_once = (uint32_t)(BUCKET_BYTES / row_bytes);
+    for (uint32_t row = 0; row < view.n_rows && !rc; row += at_once) {
+        uint32_t n = view.n_rows - row < at_once ? view.n_rows - row : at_once;
+        rc = upload_rows(cuda, view, row, n, cuda->tensors.bucket, row_bytes, err);
+        if (rc)
+            break;
+        struct tensor_view piece = {cuda->tensors.bucket, view.dtype, n, view.n_cols, (int64_t)view.n_cols, 1, false};
+        f(piece, row);
+        rc = launched(err, "tensor");
+    }
+    return rc;
+}
+
+/* ---- operations --------------------------------------------------------------------------------------------------------- */
+
+static cudaStream_t stream_of(struct cuda *cuda, const struct tensor_view *view, void *stream)
+{
+    if (!view || view->is_host)
+        return cuda->stream;
+    return stream ? (cudaStream_t)stream : cudaStreamLegacy;
+}
+
+enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    const struct tensor_view &from = args->from;
+    struct target to = target_of(args->to);
+    if (!is_float_type(to.dtype))
+        return err_set(err, RC_UNSUPPORTED, "tensor_write: wanted a weight of floats");
+    cudaStream_t stream = stream_of(cuda, &from, args->stream);
+    cudaError_t code = use_stream(cuda, stream);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "tensor_write");
+    if (from.is_host && from.dtype == to.dtype && !to.rule.adds && is_dense(from))
+        return upload_rows(cuda, from, 0, from.n_rows, to.data, to.row_bytes, err);
+    return each_piece(
+        cuda, from,
+        [&](const struct tensor_view &piece, uint32_t first_row) {
+            struct target rows = to;
+            rows.data += first_row * to.row_bytes;
+            visit_types(piece, rows, [&](auto x, auto y) {
+                launch_copy(stream, job_of<decltype(x), decltype(y)>(piece, rows));
+            });
+        },
+        err);
+}
+
+/* What a weight holds. */
+static void sum_stored(cudaStream_t stream, const struct target &of, struct tensor_sum *total)
+{
+    if (!is_float_type(of.dtype)) {
+        visit_weight(of.dtype, [&](auto type) {
+            dim3 grid(at_most((of.n_cols + THREADS - 1) / THREADS, 4), at_most(of.n_rows, 4096));
+            tensor_sum_quantised<decltype(type)><<<grid, THREADS, 0, stream>>>(
+                (const uint8_t *)of.data, of.row_bytes, of.n_rows, (uint32_t)of.n_cols, of.number, total);
+        });
+        return;
+    }
+    struct tensor_view own = {of.data, of.dtype, of.n_rows, (uint32_t)of.n_cols,
+                              (int64_t)(of.row_bytes / item_bytes(of.dtype)), 1, false};
+    struct target as_is = of;
+    as_is.rule = {0, false};
+    visit_type(of.dtype, [&](auto x) { launch_sum(stream, job_of<decltype(x), decltype(x)>(own, as_is), of.number, total); });
+}
+
+enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    struct tensor_state *state = &cuda->tensors;
+    device_scope scope(cuda->device);
+    struct target of = target_of(args->of);
+    if (args->of.matrix && args->of.matrix->is_packed && !args->from)
+        return err_set(err, RC_UNSUPPORTED, "tensor_sum: wanted a weight in the file's layout, have packed MXFP4");
+    cudaStream_t stream = stream_of(cuda, args->from, args->stream);
+    enum rc rc = state->total ? RC_OK : cuda_take(cuda, MEMORY_WORK, sizeof *state->total, &state->total, err);
+    cudaError_t code = rc ? cudaSuccess : use_stream(cuda, stream);
+    if (!rc && code == cudaSuccess)
+        code = cudaMemsetAsync(state->total, 0, sizeof *state->total, stream);
+    if (rc || code != cudaSuccess)
+        return rc ? rc : cuda_fail(err, code, "tensor_sum");
+    if (args->from) {
+        if (!is_float_type(of.dtype))
+            of.dtype = DTYPE_F32;
+        rc = each_piece(
+            cuda, *args->from,
+            [&](const struct tensor_view &piece, uint32_t first_row) {
+                struct numbering number = of.number;
+                number.first += first_row * number.row_step;
+                visit_types(piece, of, [&](auto x, auto y) {
+                    launch_sum(stream, job_of<decltype(x), decltype(y)>(piece, of), number, state->total);
+                });
+            },
+            err);
+    } else {
+        sum_stored(stream, of, state->total);
+        rc = launched(err, "tensor_sum");
+    }
+    if (rc)
+        return rc;
+    code = cudaMemcpyAsync(args->result, state->total, sizeof *state->total, cudaMemcpyDeviceToHost, stream);
+    if (code == cudaSuccess)
+        code = cudaStreamSynchronize(stream);
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "tensor_sum");
+}

@@ -1,0 +1,223 @@
+/* Rows of weights on their way to the device: a few threads, each with a stream and two pinned buffers, take chunks in turn;
+ * while one buffer is copied to the device, the other is filled, from memory or by a read of the file. Bound by the link
+ * (PCIe 5 x16: 55 GB/s) when the file is in memory; one thread alone moves some 10 GB/s of it. Small tensors go the plain way.
+ * What this needs is made at the first large tensor and kept for later ones. */
+#include "../core/common.cuh"
+
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+
+#define MAX_LANES 8u
+#define CHUNK_BYTES ((size_t)4 << 20)
+#define PLAIN_BYTES ((size_t)8 << 20) /* up to here a tensor is not worth the threads */
+
+struct lane {
+    cudaStream_t stream;
+    cudaEvent_t copied[2];
+    char *pinned[2];
+};
+struct upload_lanes {
+    uint32_t n;
+    struct lane lanes[MAX_LANES];
+};
+
+struct upload_job {
+    struct cuda *cuda;
+    char *target;
+    const char *rows;                        /* NULL: they come from `source` */
+    const struct row_source *source;
+    size_t row_bytes, file_row_bytes;
+    uint32_t n_rows, rows_at_once, next_row; /* next_row and what follows: shared */
+    int code;
+    int has_failed;                          /* a read has; whoever sets it fills err and rc */
+    struct err *err;
+    enum rc rc;
+};
+struct upload_worker {
+    struct upload_job *job;
+    struct lane *lane;
+    pthread_t thread;
+};
+
+static uint32_t lanes_wanted(void)
+{
+    cpu_set_t allowed;
+    uint32_t n = sched_getaffinity(0, sizeof allowed, &allowed) ? 1 : (uint32_t)CPU_COUNT(&allowed) / 2;
+    return n < 1 ? 1 : n < MAX_LANES ? n : MAX_LANES;
+}
+
+void cuda_uploads_close(struct cuda *cuda)
+{
+    struct upload_lanes *all = cuda->uploads;
+    for (uint32_t i = 0; all && i < all->n; i++)
+        for (int b = 0; b < 2; b++) {
+            if (all->lanes[i].copied[b])
+                cudaEventDestroy(all->lanes[i].copied[b]);
+            if (b && all->lanes[i].stream)
+                cudaStreamDestroy(all->lanes[i].stream);
+        }
+    mem_free(all);
+    cuda->uploads = NULL;
+}
+
+static enum rc open_lanes(struct cuda *cuda, struct err *err)
+{
+    struct upload_lanes *all = (struct upload_lanes *)mem_calloc(1, sizeof *all);
+    if (!all)
+        return err_set(err, RC_MEMORY, "cuda: out of memory");
+    cuda->uploads = all;
+    enum rc rc = RC_OK;
+    for (uint32_t wanted = lanes_wanted(); all->n < wanted && !rc;) {
+        struct lane *lane = &all->lanes[all->n++];
+        cudaError_t code = cudaStreamCreateWithFlags(&lane->stream, cudaStreamNonBlocking);
+        for (int b = 0; b < 2 && !rc; b++) {
+            if (code == cudaSuccess)
+                code = cudaEventCreateWithFlags(&lane->copied[b], cudaEventDisableTiming | cudaEventBlockingSync);
+            rc = code == cudaSuccess ? cuda_take(cuda, MEMORY_PINNED, CHUNK_BYTES, &lane->pinned[b], err)
+                                     : cuda_fail(err, code, "matrix_write");
+        }
+    }
+    if (rc)
+        cuda_uploads_close(cuda);
+    return rc;
+}
+
+/* Rows as the file has them, from memory or read in place. False once a read has failed. */
+static bool fetch_rows(struct upload_job *job, uint32_t first, uint32_t n, char *to)
+{
+    struct err err;
+    if (job->rows) {
+        memcpy(to, job->rows + (size_t)first * job->file_row_bytes, n * job->file_row_bytes);
+        return true;
+    }
+    enum rc rc = job->source->read(job->source->ctx, first, n, to, &err);
+    if (rc && !__atomic_exchange_n(&job->has_failed, 1, __ATOMIC_ACQ_REL)) {
+        job->rc = rc;
+        if (job->err)
+            *job->err = err;
+    }
+    return !rc;
+}
+
+/* Rows as the device has them: padded with zeros. They are fetched to the buffer's end and moved forward one by one. */
+static bool fill_buffer(struct upload_job *job, uint32_t first, uint32_t n, char *buffer)
+{
+    size_t padding = job->row_bytes - job->file_row_bytes;
+    char *rows = buffer + n * padding;
+    if (__atomic_load_n(&job->has_failed, __ATOMIC_RELAXED) || !fetch_rows(job, first, n, rows))
+        return false;
+    for (uint32_t r = 0; padding && r < n; r++, buffer += job->row_bytes, rows += job->file_row_bytes) {
+        memmove(buffer, rows, job->file_row_bytes);
+        memset(buffer + job->file_row_bytes, 0, padding);
+    }
+    return true;
+}
+
+static void *work(void *argument)
+{
+    struct upload_worker *worker = (struct upload_worker *)argument;
+    struct upload_job *job = worker->job;
+    struct lane *lane = worker->lane;
+    device_scope scope(job->cuda->device);
+    cudaError_t code = cudaSuccess;
+    for (uint32_t turn = 0; code == cudaSuccess; turn++) {
+        uint32_t first = __atomic_fetch_add(&job->next_row, job->rows_at_once, __ATOMIC_RELAXED);
+        if (first >= job->n_rows)
+            break;
+        uint32_t n = job->n_rows - first < job->rows_at_once ? job->n_rows - first : job->rows_at_once;
+        if (turn >= 2)
+            code = cudaEventSynchronize(lane->copied[turn % 2]);
+        if (code != cudaSuccess)
+            break;
+        if (!fill_buffer(job, first, n, lane->pinned[turn % 2]))
+            break;
+        code = cudaMemcpyAsync(job->target + (size_t)first * job->row_bytes, lane->pinned[turn % 2],
+                               (size_t)n * job->row_bytes, cudaMemcpyHostToDevice, lane->stream);
+        if (code == cudaSuccess)
+            code = cudaEventRecord(lane->copied[turn % 2], lane->stream);
+    }
+    cudaError_t last = cudaStreamSynchronize(lane->stream);
+    if (code != cudaSuccess || last != cudaSuccess)
+        __atomic_store_n(&job->code, code != cudaSuccess ? code : last, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+static enum rc upload_in_lanes(struct upload_job *job, struct err *err)
+{
+    enum rc rc = job->cuda->uploads ? RC_OK : open_lanes(job->cuda, err);
+    if (rc)
+        return rc;
+    struct upload_worker workers[MAX_LANES];
+    uint32_t n_started = 0;
+    for (uint32_t i = 1; i < job->cuda->uploads->n; i++) {
+        struct upload_worker *worker = &workers[n_started + 1];
+        worker->job = job;
+        worker->lane = &job->cuda->uploads->lanes[i];
+        n_started += pthread_create(&worker->thread, NULL, work, worker) == 0; /* fewer threads do as well */
+    }
+    workers[0].job = job;
+    workers[0].lane = &job->cuda->uploads->lanes[0];
+    work(&workers[0]);
+    for (uint32_t i = 1; i <= n_started; i++)
+        pthread_join(workers[i].thread, NULL);
+    if (job->code != cudaSuccess)
+        return cuda_fail(err, (cudaError_t)job->code, "matrix_write");
+    return job->rc;
+}
+
+static bool is_plain(size_t row_bytes, size_t file_row_bytes, uint32_t n_rows)
+{
+    return n_rows * file_row_bytes <= PLAIN_BYTES || row_bytes > CHUNK_BYTES;
+}
+
+static struct upload_job job_of(struct cuda *cuda, char *target, size_t row_bytes, size_t file_row_bytes, uint32_t n_rows,
+                                struct err *err)
+{
+    struct upload_job job = {};
+    job.cuda = cuda;
+    job.target = target;
+    job.row_bytes = row_bytes;
+    job.file_row_bytes = file_row_bytes;
+    job.n_rows = n_rows;
+    job.rows_at_once = (uint32_t)(CHUNK_BYTES / row_bytes);
+    job.err = err;
+    return job;
+}
+
+enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
+                         uint32_t n_rows, struct err *err)
+{
+    struct upload_job job = job_of(cuda, target, row_bytes, file_row_bytes, n_rows, err);
+    bool plain = is_plain(row_bytes, file_row_bytes, n_rows);
+    cudaError_t code = cudaSuccess;
+    job.rows = (const char *)rows;
+    if (plain && row_bytes == file_row_bytes)
+        code = cudaMemcpyAsync(target, rows, n_rows * row_bytes, cudaMemcpyHostToDevice, cuda->stream);
+    else if (plain)
+        code = cudaMemcpy2DAsync(target, row_bytes, rows, file_row_bytes, file_row_bytes, n_rows, cudaMemcpyHostToDevice,
+                                 cuda->stream);
+    if (code == cudaSuccess) /* of the plain copy, or of what made the target zero */
+        code = cudaStreamSynchronize(cuda->stream);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "matrix_write");
+    return plain ? RC_OK : upload_in_lanes(&job, err);
+}
+
+enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, const struct row_source *source,
+                           size_t file_row_bytes, uint32_t n_rows, struct err *err)
+{
+    if (!is_plain(row_bytes, file_row_bytes, n_rows)) {
+        struct upload_job job = job_of(cuda, target, row_bytes, file_row_bytes, n_rows, err);
+        cudaError_t code = cudaStreamSynchronize(cuda->stream); /* of what made the target zero */
+        job.source = source;
+        return code == cudaSuccess ? upload_in_lanes(&job, err) : cuda_fail(err, code, "matrix_load");
+    }
+    char *rows = (char *)mem_alloc(n_rows * file_row_bytes);
+    if (!rows)
+        return err_set(err, RC_MEMORY, "matrix_load: no memory for %zu bytes", n_rows * file_row_bytes);
+    enum rc rc = source->read(source->ctx, 0, n_rows, rows, err);
+    rc = rc ? rc : cuda_upload_rows(cuda, target, row_bytes, rows, file_row_bytes, n_rows, err);
+    mem_free(rows);
+    return rc;
+}
