@@ -1,7 +1,9 @@
 """Programs of ranks: what the interpreter computes from them, and which rows, columns and heads each rank has."""
 
+import json
 import re
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -324,6 +326,56 @@ def test_a_rank_without_an_expert_is_refused():
     ranks = shard(program(**{**mixture, "num_local_experts": 7}), 3)
     given = [next(op["attributes"] for name, op in rank["ops"] if name == "experts") for rank in ranks]
     assert [(each["first"], each["n_local"]) for each in given] == [(0, 3), (3, 2), (5, 2)]
+
+
+def two_groupings(m, x):
+    """The same queries for 1 kv head and for 2."""
+    q, k, v, j, w = m.linear(x, list("qkvjw"), [192, 16, 16, 32, 32])
+    return m.attention(q, k, v) + m.attention(q, j, w)
+
+
+def joined_heads(m, x):
+    """Norms over pairs of the 4 kv heads."""
+    q, k, v = m.linear(x, list("qkv"), [192, 64, 64])
+    return m.attention(q, m.rms_norm(k, None, 1e-6, per_head=32), v)
+
+
+def divided_queries(m, x):
+    """Queries of which an MLP reads the half."""
+    q, k, v = m.linear(x, list("qkv"), [192, 64, 64])
+    half, _ = m.split(q, [96, 96])
+    return m.attention(q, k, v) + m.linear(m.act(half, "silu"), "o", 192)
+
+
+@pytest.mark.parametrize(
+    ("write", "what"),
+    [
+        (two_groupings, "value 2 has 12 heads over 1 kv heads for one operation and 12 heads over 2 kv heads for another"),
+        (joined_heads, "12 heads over 4 kv heads: a norm or a rope joins heads, so that 2 parts are left"),
+        (divided_queries, "an operation takes heads of value 2, of which 2 ranges are cut apart"),
+    ],
+)
+def test_cuts_that_exclude_each_other_are_refused(write, what):
+    with pytest.raises(UnsupportedError) as caught:
+        shard(written(write), 6)
+    assert str(caught.value) == f"tensor_parallel_size=6: {what}; set tensor_parallel_size=1"
+
+
+RELEASED = json.loads(Path(__file__).with_name("released.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_models(name):
+    """All of them can be shared by 2 ranks, which then have about half of a large model's weights."""
+    config = {key: value for key, value in RELEASED[name]["config"].items() if key != "quantization_config"}
+    spec = program(**config)
+    for limit in SIZES.values():
+        ranks = shard(spec, 2, limit)
+        check_likeness(spec, ranks)
+        check_states(spec, ranks)
+        sizes = [sum(weight["rows"] * weight["cols"] for weight in each["weights"]) for each in (spec, *ranks)]
+        assert RELEASED[name]["billions"] < 5 or max(sizes[1:]) < 0.56 * sizes[0]
 
 
 def test_one_rank_has_the_program_itself():

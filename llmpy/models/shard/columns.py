@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import gcd
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ...errors import ConfigError, UnsupportedError
 from ..program import Spec
@@ -152,7 +152,7 @@ class Columns:
         """The one segment of a value that an operation takes by head."""
         found = self.segments(value)
         if len(found) > 1:
-            raise UnsupportedError(f"tensor_parallel_size={self._n_ranks}: heads of {found} are cut in different ways")
+            self._refuse(f"an operation takes heads of value {value}, of which {len(found)} ranges are cut apart")
         return found[0]
 
     def segments_of(self, place: Place) -> list[Place]:
@@ -208,8 +208,6 @@ class Columns:
         if one is other:
             return
         self._parents[self._root(b)] = root
-        if (one.shared, one.copied) != (other.shared, other.copied) and one.what and other.what:
-            raise UnsupportedError(f"tensor_parallel_size={self._n_ranks}: one value has {one.what} and {other.what}")
         shared, copied = max(one.shared, other.shared), max(one.copied, other.copied)
         self._groups[root] = _Group(one.width, gcd(one.units, other.units), one.what or other.what, shared, copied)
 
@@ -234,7 +232,7 @@ class Columns:
             segment = self.segment(value)
             group = self._group(segment)
             if group.what and (group.shared, group.copied) != (shared, copied):
-                raise UnsupportedError(f"tensor_parallel_size={self._n_ranks}: one value has {group.what} and {what}")
+                self._refuse(f"value {value} has {group.what} for one operation and {what} for another")
             group.units, group.shared, group.copied = gcd(group.units, units), shared, copied
             group.what = group.what or what
             first = first or segment
@@ -245,7 +243,7 @@ class Columns:
         groups = [group for root, group in self._groups.items() if self._root(root) == root and group.what]
         for group in groups:
             if group.copied not in (0, group.units) or (group.shared and group.units % group.shared):
-                raise UnsupportedError(f"tensor_parallel_size={self._n_ranks}: {group.what} are cut in {group.units} parts")
+                self._refuse(f"{group.what}: a norm or a rope joins heads, so that {group.units} parts are left")
         asked = [*((group.what, self._most(group)) for group in groups), *counted]
         what, most = min(asked, key=lambda each: each[1], default=("", self._n_ranks))
         if most < self._n_ranks:
@@ -256,6 +254,9 @@ class Columns:
                 option="tensor_parallel_size",
                 value=self._n_ranks,
             )
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise UnsupportedError(f"tensor_parallel_size={self._n_ranks}: {problem}; set tensor_parallel_size=1")
 
     def _most(self, group: _Group) -> int:
         """The most ranks that can share a group."""

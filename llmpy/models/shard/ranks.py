@@ -146,7 +146,7 @@ class Ranks:
         """Keeps ranges of a weight's rows on each rank."""
         if self._rows.setdefault(weight, ranges) != ranges:
             name = ", ".join(part.name for part in self.spec["weights"][weight]["parts"])
-            raise UnsupportedError(f"tensor_parallel_size={self.n_ranks}: operations cut {name} in different ways")
+            raise UnsupportedError(f"tensor_parallel_size={self.n_ranks}: operations cut {name} in different ways; set it to 1")
         for spec, own in zip(self._specs, ranges, strict=True):
             spec["weights"][weight] = rows_of(self.spec["weights"][weight], own)
 
