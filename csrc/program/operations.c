@@ -20,7 +20,7 @@ static const char *const route_scores[] = {
 static const char *const expert_forms[] = {
     [EXPERT_GATED] = "gated", [EXPERT_CLAMPED] = "clamped", [EXPERT_PLAIN] = "plain", NULL};
 
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) \
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, COLUMNS, check, entry, attributes) \
     static const struct attribute name##_attributes[] = {attributes{0}}; \
     _Static_assert(sizeof(struct name##_attributes) <= OP_ATTRIBUTES * sizeof(uint32_t), "op->words holds them");
 #define INTEGER(field) {#field, ATTRIBUTE_INTEGER, NULL},
@@ -35,14 +35,15 @@ static const struct {
     uint8_t n_in, n_out;
     enum { WEIGHT0_ANY, WEIGHT0_MATRIX, WEIGHT0_VECTOR } weight;
     enum { ROWS_ALONE, ROWS_ACROSS } rows;
+    enum { COLUMNS_MIXED, COLUMNS_EACH } columns;
     const char *(*check)(const struct program *p, const struct op *op);
     enum rc (*run)(struct running *run, const struct step *step, const struct views *v);
     const struct attribute *attributes;
     size_t entry; /* offset of the required function in struct backend */
 } OPS[OP_COUNT] = {
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) \
-    [OP_##CODE] = {#name, n_in, n_out, WEIGHT0_##WEIGHT, ROWS_##ROWS, check, run_##name, name##_attributes, \
-                   offsetof(struct backend, entry)},
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, COLUMNS, check, entry, attributes) \
+    [OP_##CODE] = {#name, n_in, n_out, WEIGHT0_##WEIGHT, ROWS_##ROWS, COLUMNS_##COLUMNS, check, run_##name, \
+                   name##_attributes, offsetof(struct backend, entry)},
 #include "operations.def"
 };
 
@@ -66,10 +67,15 @@ bool op_crosses_rows(uint32_t code)
     return OPS[code].rows == ROWS_ACROSS;
 }
 
+bool op_is_by_column(uint32_t code)
+{
+    return OPS[code].columns == COLUMNS_EACH;
+}
+
 static const char *check_choices(const struct op *op)
 {
     switch (op->code) {
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) \
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, COLUMNS, check, entry, attributes) \
     case OP_##CODE: { \
         const struct name##_attributes *given = &op->name; \
         (void)given; \

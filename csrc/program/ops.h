@@ -5,7 +5,7 @@
 
 #include "running.h"
 
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) \
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, COLUMNS, check, entry, attributes) \
     const char *check(const struct program *p, const struct op *op); \
     enum rc run_##name(struct running *run, const struct step *step, const struct views *v);
 #include "operations.def"

@@ -23,7 +23,8 @@ enum op_code {
 /* What indexes an embedding's matrix: token ids, positions, or token types. Token types are 0 unless a request sets them. */
 enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_TYPES };
 
-#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, check, entry, attributes) struct name##_attributes { attributes };
+#define OPERATION(CODE, name, n_in, n_out, WEIGHT, ROWS, COLUMNS, check, entry, attributes) \
+    struct name##_attributes { attributes };
 #define INTEGER(field) uint32_t field;
 #define REAL(field) float field;
 #include "operations.def"
@@ -113,6 +114,8 @@ const char *op_name(uint32_t code);
 const struct attribute *op_attributes(uint32_t code); /* in the order of op->words; ended by a row without a name */
 /* Whether an output row depends on other rows of its sequence or on its position (attention, recurrence). */
 bool op_crosses_rows(uint32_t code);
+/* Whether an output column depends on the same column of the inputs only (sums, activations). */
+bool op_is_by_column(uint32_t code);
 size_t op_entry(uint32_t code); /* offset in struct backend of the function that the operation requires */
 /* The requirement that the operation does not meet, or NULL. written: nonzero for values that earlier operations write. */
 const char *op_check(const struct program *program, const struct op *op, const uint8_t *written);

@@ -125,6 +125,20 @@ PyObject *py_operations(PyObject *module, PyObject *unused)
     return found;
 }
 
+PyObject *py_operations_by_column(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    PyObject *found = PyList_New(0);
+    for (uint32_t code = 0; found && code < OP_COUNT; code++) {
+        PyObject *name = op_is_by_column(code) ? PyUnicode_FromString(op_name(code)) : Py_NewRef(Py_None);
+        if (!name || (name != Py_None && PyList_Append(found, name) < 0))
+            Py_CLEAR(found);
+        Py_XDECREF(name);
+    }
+    return found;
+}
+
 static int parse_op(PyObject *item, struct op *op)
 {
     const char *name;

@@ -1,8 +1,9 @@
-"""How each operation is cut: one row of RULES for each row of csrc/program/operations.def."""
+"""How each operation is cut: by column if operations.def says so, else by its row of RULES."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ... import _core
 from ..program import Operands, Spec
 from .columns import BLOCKS, Asked, Links, blocks, even
 from .ranks import ELEMENT_BYTES, Ranks
@@ -284,17 +285,14 @@ def _write_experts(ranks: Ranks, name: str, op: Operands) -> None:
 _WHOLE = Rule(_no_link, _copy)
 _ALIKE = Rule(_link_alike, _write_alike)
 
-RULES = {
+RULES = dict.fromkeys(_core.operations_by_column(), _ALIKE) | {
     "embed": Rule(_no_link, _write_embed),
     "linear": Rule(_no_link, _write_linear),
     "rms_norm": Rule(_link_norm, _write_norm),
     "rope": Rule(_link_rope, _write_rope),
     "attention": Rule(_link_attention, _write_attention),
-    "gated": _ALIKE,
-    "add": _ALIKE,
     "logits": Rule(_no_link, _write_logits),
     "states": _WHOLE,
-    "act": _ALIKE,
     "layer_norm": Rule(_link_norm, _write_norm),
     "row_attention": Rule(_link_attention, _write_attention),
     "conv": Rule(_link_alike, _write_conv),
@@ -305,6 +303,5 @@ RULES = {
     "experts": Rule(_link_experts, _write_experts),
     "head_linear": Rule(_link_head_linear, _write_head_linear),
     "latent_attention": Rule(_link_latent_attention, _write_latent_attention),
-    "position_scale": _ALIKE,
 }
 """The rules by the operations' names."""
