@@ -21,12 +21,15 @@ def source(name: str) -> str:
     return re.sub(r"/\*.*?\*/", "", (CUDA / name).read_text(), flags=re.S)
 
 
-def test_every_weight_type_has_one_row_and_a_reader() -> None:
+def test_every_weight_type_has_one_row_and_a_format() -> None:
     table = re.search(r"CUDA_TYPES\[\] = \{(.*?)\n\};", source("core/types.cuh"), re.S)
     assert table
     rows = re.findall(r"\{(DTYPE_\w+),", table[1])
-    readers = re.findall(r"weight_value\(weight_type<(DTYPE_\w+)>", source("core/weight.cuh"))
-    assert rows and sorted(rows) == sorted(set(rows)) == sorted(readers)
+    formats = re.findall(r"struct weight_format<(DTYPE_\w+)> : \w+<\1, (\w+)(?:, (\w+))?>", source("core/weight_format.cuh"))
+    assert rows and sorted(rows) == sorted(set(rows)) == sorted(name for name, _, _ in formats)
+    blocks = re.findall(r'\[(DTYPE_\w+)\] = \{\{"\w+", (\d+), (\d+)\}', (ROOT / "csrc/base/dtype.c").read_text())
+    quantised = [one for one in formats if one[2]]
+    assert len(quantised) == 6 and {*quantised} <= {*blocks}
 
 
 def ways(table: str) -> list[str]:

@@ -11,7 +11,7 @@
 #include "../core/eight.cuh"
 #include "../core/launch.cuh"
 #include "../core/ways.cuh"
-#include "../core/weight.cuh"
+#include "../core/weight_format.cuh"
 #include "experts_grouped.cuh"
 #include "experts_plain.cuh"
 #include "experts_row_2byte.cuh"

@@ -5,7 +5,7 @@
 
 #include "../core/launch.cuh"
 #include "../core/mma.cuh"
-#include "../core/weight.cuh"
+#include "../core/weight_format.cuh"
 #include "experts.cuh"
 
 /* A matrix of all experts, rows_each rows of W one after the other. */
@@ -84,7 +84,7 @@ experts_plain_values(struct mixture m, struct plain_weights w, rows<T> x, struct
                 uint32_t part = i / (PLAIN_W_ROWS * PLAIN_CHUNK), row = i / PLAIN_CHUNK % PLAIN_W_ROWS, c = i % PLAIN_CHUNK;
                 if (c < n_here && base + row < out.n_out) {
                     size_t at = (size_t)e * w.rows_each + part * out.n_out + base + row;
-                    w_values[part][row][c] = weight_value(W(), (const uint8_t *)w.data + at * w.row_bytes, k + c);
+                    w_values[part][row][c] = W::value((const uint8_t *)w.data + at * w.row_bytes, k + c);
                 }
             }
             for (uint32_t i = threadIdx.x; i < PLAIN_X_ROWS * PLAIN_CHUNK; i += PLAIN_THREADS) {

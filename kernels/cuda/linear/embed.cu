@@ -3,7 +3,7 @@
  * the latency of two reads. An id outside of the matrix gives NaN, which the sampler reports. */
 #include "../core/eight.cuh"
 #include "../core/launch.cuh"
-#include "../core/weight.cuh"
+#include "../core/weight_format.cuh"
 
 #define THREADS 256u
 
@@ -20,7 +20,7 @@ static __device__ __forceinline__ void weight_part(W weight, const uint8_t *row,
     else
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++)
-            x[i] = k + i < n ? weight_value(weight, row, k + i) : 0.0f;
+            x[i] = k + i < n ? weight.value(row, k + i) : 0.0f;
 }
 
 /* The ids may be the work of the step's first kernels. */

@@ -10,7 +10,7 @@
  * weights and up to 64 rows of x into shared memory, all at once, the weights before the wait. */
 #include "../core/launch.cuh"
 #include "../core/mma.cuh"
-#include "../core/weight.cuh"
+#include "../core/weight_format.cuh"
 
 #define THREADS 128u
 #define ROWS 8u
@@ -41,8 +41,8 @@ head_linear_values(struct head_matrix w, rows<T> x, rows<T> out, uint32_t n_rows
         __syncthreads();
         const uint32_t last = min(STEP, n_sum - k);
         for (uint32_t i = 0; i < last && n < width; i++) {
-            float value = IS_TRANSPOSED ? weight_value(W(), base + (size_t)(k + i) * w.row_bytes, n)
-                                        : weight_value(W(), base + (size_t)n * w.row_bytes, k + i);
+            float value = IS_TRANSPOSED ? W::value(base + (size_t)(k + i) * w.row_bytes, n)
+                                        : W::value(base + (size_t)n * w.row_bytes, k + i);
 #pragma unroll
             for (uint32_t r = 0; r < ROWS; r++)
                 sum[r] = fmaf(value, shared[i][r], sum[r]);

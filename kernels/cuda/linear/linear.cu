@@ -10,7 +10,7 @@
 #include "../core/launch.cuh"
 #include "../core/mma.cuh"
 #include "../core/ways.cuh"
-#include "../core/weight.cuh"
+#include "../core/weight_format.cuh"
 #include "cublaslt.cuh"
 #include "linear_gemm.cuh"
 #include "linear_row.cuh"
@@ -88,7 +88,7 @@ linear_values(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, str
         for (uint32_t i = threadIdx.x; i < W_ROWS * CHUNK; i += THREADS) {
             uint32_t row = i / CHUNK, c = i % CHUNK;
             if (c < n_here && w_base + row < out.n_out)
-                w_values[row][c] = weight_value(W(), (const uint8_t *)w + (w_base + row) * w_row_bytes, k + c);
+                w_values[row][c] = W::value((const uint8_t *)w + (w_base + row) * w_row_bytes, k + c);
         }
         for (uint32_t i = threadIdx.x; i < X_ROWS * CHUNK; i += THREADS) {
             uint32_t row = i / CHUNK, c = i % CHUNK;

@@ -7,7 +7,7 @@
  * Packed: rows come to the device as the file has them, some megabytes at a time, and a thread orders a block of 32 values.
  * Bound by the way to the device. */
 #include "../core/packed.cuh"
-#include "../core/types.cuh"
+#include "../core/weight_format.cuh"
 #include "../experts/experts.cuh"
 
 extern "C" {
@@ -15,8 +15,8 @@ extern "C" {
 }
 
 #define PACKING_BYTES ((size_t)8 << 20)
-#define BLOCK_VALUES 32u
-#define BLOCK_BYTES 17u
+#define BLOCK_VALUES (weight_format<DTYPE_MXFP4>::n_values)
+#define BLOCK_BYTES (weight_format<DTYPE_MXFP4>::n_bytes)
 
 template <class T>
 static __global__ void matrix_fill_rows(char *data, size_t row_bytes, uint32_t n_cols, struct row_run rows, uint64_t key)

@@ -5,7 +5,7 @@
  * place, or where it needs to be converted to a bucket on the device and from there. Bound by memory: 16 GB of bfloat16 that
  * are read and written take 8 ms at 4 TB/s on an H200; from pinned memory by the link, 55 GB/s on PCIe 5 x16. */
 #include "../core/eight.cuh"
-#include "../core/weight.cuh"
+#include "../core/weight_format.cuh"
 
 extern "C" {
 #include "../../../csrc/base/mix.h"
@@ -149,7 +149,7 @@ tensor_sum_quantised(const uint8_t *rows, size_t row_bytes, uint32_t n_rows, uin
     unsigned long long sum = 0, n = 0;
     for (uint32_t row = blockIdx.y; row < n_rows; row += gridDim.y)
         for (uint32_t c = blockIdx.x * THREADS + threadIdx.x; c < n_cols; c += gridDim.x * THREADS) {
-            uint32_t bits = bits_of(weight_value(W(), rows + row * row_bytes, c));
+            uint32_t bits = bits_of(W::value(rows + row * row_bytes, c));
             sum += mix64(number.first + row * number.row_step + c * number.col_step, bits);
             n += (bits & 0x7f800000u) == 0x7f800000u;
         }

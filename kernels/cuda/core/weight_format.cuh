@@ -1,0 +1,110 @@
+/* weight_format.cuh: weight_format<DTYPE>, one struct a type of weights: the values and bytes of a block, and value(), the
+ * exact float32 of element k of a row that lies in memory as in its file. The formulas and their roundings are those of
+ * csrc/base/dtype.c, the definition of the types. The plain kernels read weights through value(). */
+#ifndef LLMPY_CUDA_WEIGHT_FORMAT_CUH
+#define LLMPY_CUDA_WEIGHT_FORMAT_CUH
+
+#include "types.cuh"
+
+template <uint32_t DTYPE> struct weight_format;
+
+template <uint32_t DTYPE, uint32_t VALUES, uint32_t BYTES> struct weight_block {
+    static const uint32_t dtype = DTYPE, n_values = VALUES, n_bytes = BYTES;
+};
+
+static __device__ __forceinline__ float half_at(const uint8_t *p)
+{
+    return __half2float(__ushort_as_half((unsigned short)(p[0] | p[1] << 8)));
+}
+
+/* Nibble v of 32: the low halves of 16 bytes, then the high ones. */
+static __device__ __forceinline__ int nibble(const uint8_t *p, uint32_t v)
+{
+    return v < 16 ? p[v] & 15 : p[v - 16] >> 4;
+}
+
+template <uint32_t DTYPE, class T> struct float_format : weight_block<DTYPE, 1, sizeof(T)> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        return to_float(((const T *)row)[k]);
+    }
+};
+template <> struct weight_format<DTYPE_F32> : float_format<DTYPE_F32, float> {};
+template <> struct weight_format<DTYPE_F16> : float_format<DTYPE_F16, __half> {};
+template <> struct weight_format<DTYPE_BF16> : float_format<DTYPE_BF16, __nv_bfloat16> {};
+
+template <> struct weight_format<DTYPE_Q8_0> : weight_block<DTYPE_Q8_0, 32, 34> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        return half_at(b) * (float)(int8_t)b[2 + k % 32];
+    }
+};
+
+template <> struct weight_format<DTYPE_Q4_0> : weight_block<DTYPE_Q4_0, 32, 18> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        return half_at(b) * (float)(nibble(b + 2, k % 32) - 8);
+    }
+};
+
+template <> struct weight_format<DTYPE_Q4_1> : weight_block<DTYPE_Q4_1, 32, 20> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        return half_at(b) * (float)nibble(b + 4, k % 32) + half_at(b + 2);
+    }
+};
+
+template <> struct weight_format<DTYPE_Q4_K> : weight_block<DTYPE_Q4_K, 256, 144> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes, *packed = b + 4;
+        uint32_t v = k % 256, j = v / 32;
+        int q = b[16 + j / 2 * 32 + v % 32] >> (j % 2 * 4) & 15, scale, minimum;
+        if (j < 4) {
+            scale = packed[j] & 63;
+            minimum = packed[j + 4] & 63;
+        } else {
+            scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
+            minimum = packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
+        }
+        return half_at(b) * (float)scale * (float)q - half_at(b + 2) * (float)minimum;
+    }
+};
+
+template <> struct weight_format<DTYPE_Q6_K> : weight_block<DTYPE_Q6_K, 256, 210> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        uint32_t v = k % 256, half = v / 128, part = v % 128 / 32, l = v % 32;
+        int q = b[64 * half + part % 2 * 32 + l] >> (part / 2 * 4) & 15;
+        q |= (b[128 + 32 * half + l] >> (part * 2) & 3) << 4;
+        return half_at(b + 208) * (float)(int8_t)b[192 + 8 * half + part * 2 + l / 16] * (float)(q - 32);
+    }
+};
+
+/* Twice the 4-bit float (e2m1), times 2^(exponent - 128). */
+template <> struct weight_format<DTYPE_MXFP4> : weight_block<DTYPE_MXFP4, 32, 17> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        int q = nibble(b + 1, k % 32), rest = q & 7, twice = rest < 4 ? rest : (2 + rest % 2) << (rest / 2 - 1);
+        float scale = __uint_as_float(b[0] < 2 ? 0x00200000u << b[0] : (uint32_t)(b[0] - 1) << 23);
+        return (float)(q & 8 ? -twice : twice) * scale;
+    }
+};
+
+/* Calls f with the format of a type, by the rows of CUDA_TYPES; does nothing for other types. */
+template <size_t ROW = 0, class F> static void visit_weight(uint32_t dtype, F f)
+{
+    if constexpr (ROW < N_CUDA_TYPES) {
+        if (CUDA_TYPES[ROW].dtype == dtype)
+            f(weight_format<CUDA_TYPES[ROW].dtype>());
+        else
+            visit_weight<ROW + 1>(dtype, f);
+    }
+}
+
+#endif
