@@ -146,13 +146,13 @@ attention_plain(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, c
         *out.at(r, h * kv.head_dim + d) = round_to<T>(sum.o[c] / sum.l + 0.0f); /* as on the CPU, no zero is negative */
 }
 
-/* ---- the ways ----------------------------------------------------------------------------------------------------------- */
+/* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* Sequences by their rows in the step. */
 enum attention_sequences { ONE_ROW = 1, SEVERAL_ROWS = 2, ALL_SEQUENCES = 3 };
 /* How kv.cuh lays the pages. */
 enum attention_pages { TILED = 1, PLAIN = 2 };
-/* What is asked for besides keys up to the row, or those of a window. QKV: qkv's work, which a way does or does not do. */
+/* Features of a call beside causal keys or a window. QKV: the call wants qkv's work, too. */
 enum attention_use { QKV = 1, SOFTCAP = 2, SLOPES = 4, SINKS = 8, CHUNK = 16, ALL_SCORES = 30 };
 
 struct attention_problem {
@@ -177,7 +177,7 @@ struct attention_way {
     uint32_t sequences, pages; /* that it takes, or-ed */
     uint32_t head_dim, group;  /* that it takes at most */
     uint32_t uses;             /* that it takes, or-ed */
-    bool (*fits)(const struct attention_problem &p); /* what else it asks for; NULL: nothing */
+    bool (*fits)(const struct attention_problem &p); /* a further condition, or NULL */
     enum rc (*run)(const struct attention_problem &p, struct err *err);
 };
 
@@ -278,7 +278,7 @@ const char *cuda_attention_way(uint32_t row)
     return name_of_way(ATTENTION_WAYS, row);
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
 static enum rc check(const struct attention_problem &p, struct err *err)
 {

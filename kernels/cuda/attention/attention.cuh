@@ -56,7 +56,7 @@ template <class T> struct attended {
     }
 };
 
-/* ---- arithmetic --------------------------------------------------------------------------------------------------------- */
+/* ---- arithmetic ---------------------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ float power_of_2(float x)
 {
@@ -77,7 +77,7 @@ static __device__ __forceinline__ float capped(float s, float cap_factor)
     return fmaf(-2.0f, reciprocal(1.0f + power_of_2(s * cap_factor)), 1.0f);
 }
 
-/* What stands for a maximum where nothing has been seen yet. */
+/* The value that replaces a maximum of no keys. */
 static __device__ __forceinline__ float anchor(float m)
 {
     return m == MINUS_INFINITY ? 0.0f : m;
@@ -89,7 +89,7 @@ static __device__ __forceinline__ float rescale(float m, float n, float c)
     return power_of_2((m - n) * c);
 }
 
-/* The denominator with a head's sink, m and l being those of all keys. */
+/* The denominator with a head's sink; m and l belong to all keys. */
 static __device__ __forceinline__ float with_sink(float l, float sink, float m, float c)
 {
     const float log2_e = 1.44269504f;

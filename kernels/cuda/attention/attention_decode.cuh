@@ -2,19 +2,19 @@
  * O^T = V^T P^T, so that up to 8 query heads of a kv head are one narrow operand). Bound by the bytes of the keys and values:
  * 256 sequences of 1,536 tokens, 8 kv heads of 128, 1.6 GB, 354 us at 4.55 TB/s.
  *
- * Items (sequence, unit, split) are shared out by attention_share.cuh. A unit is a kv head with up to 8 * BLOCKS of its query
- * heads. Two groups of four warps take the items of a block by turns: whole units that are short, each group folding its own in
- * registers, and single splits of long ones, which the first group folds. Splits of a run that does not start at a unit's first
- * one, and a unit left unfinished, go to `partials`, and the last block to arrive folds them in order. What a group does with a
- * split is in attention_worker.cuh. For each group a warp streams tiles of keys and values through a ring, after the wait for
- * the predecessor. With the pages of earlier steps read before that wait, test_a_crowd_again_and_again finds other bits within
- * a few hundred rounds (benchmarks/notebook/2026-11-23-early-reads-of-keys.md).
+ * attention_share.cuh divides the items (sequence, unit, split) among the blocks. A unit is a kv head with up to 8 * BLOCKS of
+ * its query heads. Two groups of four warps take the items of a block in turn: short units as a whole, which each group folds
+ * in registers, and single splits of long units, which the first group folds. Splits of a run that does not start at a unit's
+ * first one, and a unit left unfinished, go to `partials`, and the last block to arrive folds them in order.
+ * attention_worker.cuh computes a split. For each group a warp streams tiles of keys and values through a ring, after the wait
+ * for the predecessor. With the pages of earlier steps read before that wait, test_a_crowd_again_and_again finds other bits
+ * within a few hundred rounds (benchmarks/notebook/2026-11-23-early-reads-of-keys.md).
  *
  * For few sequences it does the work of qkv, too. Blocks with items then start under the linear before, on the processors that
- * this leaves free, and fetch all that earlier steps wrote: after the wait only the row's own q, key and value are missing.
+ * the linear leaves free, and fetch the data of earlier steps: after the wait only the row's own q, key and value are missing.
  *
- * At small batches a launch is bound by latency, and a block runs most of this code once or twice: what comes for the first
- * time takes about twice as long as what comes again, so short code wins over unrolled copies. */
+ * At small batches a launch is bound by latency, and a block runs most of this code once or twice. Code takes about twice as
+ * long the first time as later, so short code wins over unrolled copies. */
 #ifndef LLMPY_CUDA_ATTENTION_DECODE_CUH
 #define LLMPY_CUDA_ATTENTION_DECODE_CUH
 
@@ -22,12 +22,12 @@
 #include "attention_worker.cuh"
 
 struct decode_place {
-    float *partials;    /* [blocks][slots][stride]: splits of a block's first unit, and last what its last unit has so far */
+    float *partials;    /* [blocks][slots][stride]: splits of a block's first unit; in the last slot its last unit so far */
     uint32_t *arrivals; /* [blocks] splits that have arrived of the unit that the block began; zero between launches */
     uint32_t slots, stride, depth;
 };
 
-/* ---- the warps that fetch ----------------------------------------------------------------------------------------------- */
+/* ---- the warps that fetch ------------------------------------------------------------------------------------------------ */
 
 template <class T, uint32_t D>
 static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk, const struct decode_run &run,
@@ -74,7 +74,7 @@ static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk
     }
 }
 
-/* ---- sums --------------------------------------------------------------------------------------------------------------- */
+/* ---- sums ---------------------------------------------------------------------------------------------------------------- */
 
 /* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by a group. */
 template <class T, uint32_t D, bool HAS_EXTRAS>
@@ -210,7 +210,7 @@ static __device__ __forceinline__ bool arrive_last(uint32_t *arrivals, uint32_t 
     return *flag;
 }
 
-/* The letters' place in shared memory: a thread's own floats, and the barriers of "there" and "taken". */
+/* The exchange between the groups in shared memory: the thread's own floats, and the barriers "there" and "taken". */
 struct decode_mail {
     float *floats;
     uint32_t there, taken;
@@ -281,8 +281,8 @@ static __device__ __forceinline__ void work_items(const attended<T> &x, const qk
     }
 }
 
-/* How a block's shared memory is laid out: the ring, p and the states of both groups, letters, flags ([16]: sums of warps,
- * first, last, done), barriers of the letters, those of the ring, and the list. */
+/* How a block's shared memory is laid out: the ring, p and the states of both groups, the exchange, flags ([16]: sums of
+ * warps, first, last, done), the barriers of the exchange and of the ring, and the list. */
 template <uint32_t D, uint32_t BLOCKS> struct decode_memory {
     typedef decode_shape<D, BLOCKS> shape;
     char *data, *p;

@@ -62,7 +62,7 @@ template <uint32_t D> struct few_memory {
     }
 };
 
-/* ---- q, the row's key and value ----------------------------------------------------------------------------------------- */
+/* ---- q, the row's key and value ------------------------------------------------------------------------------------------ */
 
 /* 8 values of a head of q, of the key or of the value, as the linear before left them. */
 template <class T, uint32_t D> struct few_piece {
@@ -174,7 +174,7 @@ template <class T, uint32_t D> struct few_piece {
     }
 };
 
-/* ---- a split ------------------------------------------------------------------------------------------------------------ */
+/* ---- a split ------------------------------------------------------------------------------------------------------------- */
 
 template <class T, uint32_t D, bool HAS_SINKS> struct few_worker {
     typedef few_shape<D> shape;
@@ -555,7 +555,7 @@ attention_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv
     w.write(x.out.at(span.row, kv_head * n_heads * D), n_heads);
 }
 
-/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
 /* For sequences of one row each, and with qkv's work: do all of them see at most two splits, do they all fit on the device at
  * once, and are their heads turned as attention_few turns them? */

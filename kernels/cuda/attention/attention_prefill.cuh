@@ -1,10 +1,12 @@
-/* attention_prefill.cuh: attention of sequences that have several rows in the step, on wgmma. Bound by operations: 4 * head_dim
- * for every visible pair of a row and a key and head; 8,192 tokens, 32 heads of 128, 550 GFLOP, 0.7 ms at 790 TFLOP/s.
+/* attention_prefill.cuh: attention of sequences that have several rows in the step, on wgmma. Bound by operations: 4 *
+ * head_dim for every visible pair of a row and a key and head; 8,192 tokens, 32 heads of 128, 550 GFLOP, 0.7 ms at 790
+ * TFLOP/s.
  *
  * The query heads of a kv head are packed: row (token, head of the group) of a sequence is token * group + head. A block takes
  * 128 such rows: two warpgroups of 64 rows (head_dim 256: one of 64, each warpgroup with half the columns of O). A ninth warp
  * streams tiles of keys and values through a ring, each slab an operand in the 128-byte swizzle. S of tile j + 1 is issued
- * before P V of tile j, and its softmax runs meanwhile; P stays in registers, and so do the sums of the split and of all. */
+ * before P V of tile j, and its softmax runs at the same time; P, the sums of the split and the sums of all splits stay in
+ * registers. */
 #ifndef LLMPY_CUDA_ATTENTION_PREFILL_CUH
 #define LLMPY_CUDA_ATTENTION_PREFILL_CUH
 
@@ -15,7 +17,7 @@
 #define PREFILL_THREADS 384u /* 12 warps, so that setmaxnreg has whole warpgroups */
 #define PREFILL_SEQS 256u    /* of a launch */
 
-/* Sequences of a launch; their tiles of rows are numbered on, those of entry i end before tile_end[i]. */
+/* Sequences of a launch. Their tiles of rows are numbered consecutively; the tiles of entry i end before tile_end[i]. */
 struct prefill_list {
     uint32_t n;
     uint32_t tile_end[PREFILL_SEQS], seq[PREFILL_SEQS];
@@ -29,9 +31,9 @@ template <uint32_t D> struct prefill_shape {
     static const uint32_t shared_bytes = q_bytes + depth * chunk_bytes + 2 * depth * 8;
 };
 
-/* ---- instructions ------------------------------------------------------------------------------------------------------- */
+/* ---- instructions -------------------------------------------------------------------------------------------------------- */
 
-/* A value that all lanes share, where the compiler knows it. */
+/* Returns a value that is equal in all lanes, so that the compiler knows that it is. */
 static __device__ __forceinline__ uint32_t uniform(uint32_t x)
 {
     return __shfl_sync(~0u, x, 0);
@@ -98,7 +100,7 @@ WGMMA_OF(__half, "f16")
 #undef NAMES_32
 #undef SUMS8
 
-/* ---- what a block is to do ---------------------------------------------------------------------------------------------- */
+/* ---- the task of a block ------------------------------------------------------------------------------------------------- */
 
 struct prefill_task {
     uint32_t table_row, first_row, n_rows; /* of the sequence: rows of the step */
@@ -139,7 +141,7 @@ static __device__ struct prefill_task find_task(const attended<T> &x, const stru
     return task;
 }
 
-/* ---- the warp that fetches ---------------------------------------------------------------------------------------------- */
+/* ---- the warp that fetches ----------------------------------------------------------------------------------------------- */
 
 template <class T, uint32_t D>
 static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_task &task, uint32_t head,
@@ -174,7 +176,7 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
     }
 }
 
-/* ---- the warpgroups that compute ---------------------------------------------------------------------------------------- */
+/* ---- the warpgroups that compute ----------------------------------------------------------------------------------------- */
 
 /* Two rows of a thread: sums of a split (o, m, l) and of all splits before it. */
 template <class T, uint32_t D> struct prefill_rows {
@@ -217,7 +219,7 @@ template <class T, uint32_t D> struct prefill_rows {
         }
     }
 
-    /* What becomes of o before the values of a tile are added: the first one of a split finds the split before closed. */
+    /* Rescales o before the values of a tile are added. At the first tile of a split it folds the split before. */
     __device__ __forceinline__ void move_on(bool is_first)
     {
         if (is_first)
@@ -235,7 +237,7 @@ template <class T, uint32_t D> struct prefill_rows {
             s[i] = capped(s[i], cap_factor);
     }
 
-    /* Adds what a key's distance from the row does; position[e]: the row's, counted from the tile's first key. */
+    /* Adds the slope times a key's distance from the row. position[e]: the row's, counted from the tile's first key. */
     __device__ __forceinline__ void lean(const float (&slope)[2], const int32_t (&position)[2])
     {
         const int32_t t = threadIdx.x % 4;
@@ -244,7 +246,7 @@ template <class T, uint32_t D> struct prefill_rows {
             s[i] = fmaf(slope[i / 2 % 2], (float)(i / 4 * 8 + t * 2 + i % 2 - position[i / 2 % 2]), s[i]);
     }
 
-    /* Hides what lies outside [first[e], last[e]], in keys of the tile. */
+    /* Hides the keys of the tile outside [first[e], last[e]]. */
     __device__ __forceinline__ void hide(const int32_t (&first)[2], const int32_t (&last)[2])
     {
         const int32_t t = threadIdx.x % 4;

@@ -25,11 +25,11 @@ static __device__ __forceinline__ uint32_t quotient(uint32_t a, uint32_t b)
     return q;
 }
 
-/* How items are shared out: the first `extra` blocks take one more than the others. */
+/* The items of each block: the first `extra` blocks have one more than the others. */
 struct decode_shares {
     uint32_t each, extra, n;
-    /* Sequences of two or three splits on average: as many items a block, where there are so few; that costs less than folding
-     * through memory. */
+    /* If sequences have two or three splits on average, a block takes that many items, where so few items allow it: that costs
+     * less than folding through memory. */
     __device__ decode_shares(uint32_t n_splits, uint32_t n_single, uint32_t n_units, uint32_t n_blocks)
     {
         uint32_t n_items = n_splits * n_units;
@@ -51,7 +51,7 @@ struct decode_shares {
     }
 };
 
-/* The span of sequence b, without what lies before it; returns its splits: 0 for one of several rows, or none. */
+/* The span of sequence b, without the splits before it. Returns its splits; 0 if the sequence has several rows or none. */
 template <class X>
 static __device__ __forceinline__ uint32_t span_of(const X &x, uint32_t b, struct decode_span *span)
 {
@@ -165,8 +165,8 @@ struct decode_walk {
     }
 };
 
-/* A block's items [begin, end). Those from `tail` on, a unit left unfinished, come first, so that other blocks need not wait
- * for them at the end. */
+/* A block's items [begin, end). The items from `tail` on belong to an unfinished unit and come first, so that other blocks do
+ * not wait for them at the end. */
 struct decode_run {
     uint32_t begin, tail, end, first_seq, last_seq;
     __device__ decode_run(struct decode_walk walk, uint32_t i0, uint32_t i1, uint32_t seq0, uint32_t seq1)
@@ -185,7 +185,7 @@ struct decode_run {
     {
         walk.start(start_item(), tail < end ? last_seq : first_seq);
     }
-    /* The item after one, and the walk there; past the last one the walk means nothing. */
+    /* Moves to the next item. Past the last item the walk is meaningless. */
     __device__ uint32_t next(struct decode_walk &walk, uint32_t item) const
     {
         if (++item == end && tail < end)
@@ -234,8 +234,8 @@ static __device__ __forceinline__ struct decode_ends many_ends(const struct deco
     return {found[0], found[1]};
 }
 
-/* Which of a block's two groups takes an item, and which one folds the unit it belongs to. Whole units go round where they are
- * short, so that nothing passes between the groups; of others every item, and the first group folds. */
+/* Chooses the group of a block that takes an item, and the group that folds the item's unit. The groups alternate by whole
+ * units if these are short, so that nothing passes between the groups; else by items, and the first group folds. */
 struct decode_turns {
     const struct decode_run &run;
     uint32_t item, left, owner;

@@ -1,7 +1,7 @@
-/* attention_worker.cuh: what the warps of attention_decode.cuh that compute do with a split: a group of four warps scores its
- * tiles, a warp each, softens the scores together, then each warp adds a quarter of the columns over all tiles. Where attention
- * does the work of qkv, a group norms and turns its unit's q, and puts the row's own key and value into the tile that has just
- * been fetched, and into their page. */
+/* attention_worker.cuh: the computing warps of attention_decode.cuh. A group of four warps takes a split: each warp scores one
+ * tile, the group computes the softmax, then each warp adds a quarter of the columns over all tiles. Where attention does the
+ * work of qkv, a group norms and rotates its unit's q, and stores the row's own key and value in the fetched tile and in their
+ * page. */
 #ifndef LLMPY_CUDA_ATTENTION_WORKER_CUH
 #define LLMPY_CUDA_ATTENTION_WORKER_CUH
 
@@ -19,11 +19,11 @@ template <uint32_t D, uint32_t BLOCKS> struct decode_shape {
     static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 2 * TILES * heads * 4;
     static const uint32_t mail_floats = columns * BLOCKS * 4 + BLOCKS * 4; /* of a thread: o, m, l of a split */
     static const uint32_t fixed_bytes = 2 * (p_bytes + state_bytes) + mail_floats * DECODE_WORKERS * 4 + 64 + 2 * 8;
-    static const uint32_t fetch_registers = BLOCKS == 1 ? 72 : 56; /* of a thread; those that compute get what is left */
+    static const uint32_t fetch_registers = BLOCKS == 1 ? 72 : 56; /* of a thread; computing threads get the rest */
     static const uint32_t place_bytes = chunk_bytes + 3 * 8;       /* of a place in a ring and its barriers */
 };
 
-/* ---- the ring ----------------------------------------------------------------------------------------------------------- */
+/* ---- the ring ------------------------------------------------------------------------------------------------------------ */
 
 /* The place of a chunk of keys or values in a group's ring, and the number of its round. */
 struct decode_chunk {
@@ -52,7 +52,7 @@ struct decode_ring {
     }
 };
 
-/* ---- products --------------------------------------------------------------------------------------------- */
+/* ---- products ------------------------------------------------------------------------------------------------------------ */
 
 #define MMA(ctype, type)                                                                                                       \
     static __device__ __forceinline__ void mma(float(&c)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1, ctype)           \
@@ -66,7 +66,7 @@ MMA(__nv_bfloat16, "bf16")
 MMA(__half, "f16")
 #undef MMA
 
-/* What the workers of a block know: places in shared memory, and the lane's part in the fragments. */
+/* The state of a computing thread: addresses in shared memory, and the lane's part of the fragments. */
 template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_worker {
     typedef decode_shape<D, BLOCKS> shape;
     struct decode_ring ring;
@@ -111,8 +111,8 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
         }
     }
 
-    /* What the unit's row needs, as the linear before left it: heads of q normed and turned, by way of p; for the newest tile
-     * key and value, which go to their page, too. */
+    /* Prepares the unit's row from the output of the linear before: norms and rotates heads of q, through p; for the newest
+     * tile also key and value, which are stored in their page, too. */
     __device__ void prepare(const qkv_rows<T> &x, const cache<T> &kv, const struct decode_span &span, uint32_t head,
                             uint32_t n_heads, uint32_t kv_head)
     {
@@ -161,7 +161,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
             *(eight<T> *)(kv.tiled_in(page, span.len - 1, kv_head, piece / 8) + kv.tiled_values()) = value;
     }
 
-    /* Eight of the row's own values, from 8 * c on, into its place in a tile. */
+    /* Stores eight of the row's own values, from 8 * c on, at its place in a tile. */
     __device__ __forceinline__ void put_newest(uint32_t data, const eight<T> &of, uint32_t c) const
     {
         const uint32_t slab = token / 8 * (D / 64) + c / 8;
@@ -180,7 +180,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
             }
     }
 
-    /* Adds what a key's distance from the row does; position: the row's, counted from the tile's first key. */
+    /* Adds the slope times a key's distance from the row. position: the row's, counted from the tile's first key. */
     __device__ void lean(int32_t position)
     {
 #pragma unroll
@@ -207,7 +207,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
         }
     }
 
-    /* S of the warp's tile, keys outside [seen, end) of the tile hidden, and its maxima to all. */
+    /* Computes S of the warp's tile, with keys outside [seen, end) of the tile hidden, and shares its maxima. */
     __device__ void score(struct decode_chunk place, int32_t seen, int32_t end)
     {
         const uint32_t row = lane / 8 % 2 * shape::octet_bytes + lane % 8 * 128, chunk = lane / 16, turn = lane % 8;
@@ -254,7 +254,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
         }
     }
 
-    /* The p of the warp's tile for heads b and their sum, n being the maximum up to it. */
+    /* Computes p of the warp's tile for heads b, and its sum; n is the maximum up to the tile. */
     __device__ __forceinline__ void weigh(uint32_t b, uint32_t e, float n)
     {
         float minus = -(anchor(n) * c), r[4];
@@ -271,7 +271,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
             tile_sum[warp * shape::heads + b * 8 + t * 2 + e] = sum;
     }
 
-    /* Maxima and factors of tiles [low, high); the warp's own p goes to all. */
+    /* Computes maxima and factors of tiles [low, high), and shares the warp's own p. */
     __device__ void soften(uint32_t low, uint32_t high)
     {
         float own[BLOCKS][2]; /* the maximum up to the warp's tile */
@@ -392,7 +392,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
         add_values(place.after(high - low, ring.depth), low, high, seen, end);
     }
 
-    /* A split's sums on their way from the second group's thread to the first group's. */
+    /* Passes a split's sums from a thread of the second group to a thread of the first. */
     __device__ void put(float *mail) const
     {
 #pragma unroll

@@ -1,6 +1,6 @@
-/* heads.cuh: per-head rms_norm and rope of a row's heads, 8 values a lane, a head in a group of lanes: as qkv does it in a
- * launch of its own (rope.cu), or attention of few sequences on its way (attention_decode.cuh). Every step rounds to the type
- * of activations, as the separate operations do. */
+/* heads.cuh: per-head rms_norm and rope of a row's heads, 8 values a lane, a head in a group of lanes: for qkv as a separate
+ * launch (rope.cu), or inside attention of few sequences (attention_decode.cuh). Every step rounds to the type of activations,
+ * as the separate operations do. */
 #ifndef LLMPY_CUDA_HEADS_CUH
 #define LLMPY_CUDA_HEADS_CUH
 
@@ -22,7 +22,7 @@ template <class T> struct qkv_rows {
     }
 };
 
-/* Can rows of 16-bit activations go in eights into pages of their type? */
+/* True if rows of 16-bit activations can be stored in eights in pages of their type. */
 static inline bool heads_fit(const struct cuda *cuda, const struct qkv_args *args)
 {
     const struct rope_args *rope = &args->rope;
@@ -33,7 +33,7 @@ static inline bool heads_fit(const struct cuda *cuda, const struct qkv_args *arg
            has_eights<__half>(write->v) && write->kv.page_bytes % 16 == 0 && write->kv.layer_offset % 16 == 0;
 }
 
-/* From the L2 cache: what the L1 cache holds may be older. */
+/* Reads from the L2 cache, because the L1 cache may hold older data. */
 template <class T> static __device__ __forceinline__ eight<T> fresh_eight(const T *from)
 {
     eight<T> x;
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void load_weights(const float *norm, uint32_t 
     *(float4 *)(weights + 4) = from[1];
 }
 
-/* The head's 8 * LANES values, or the first dim of them, the others being zeros. */
+/* Norms the head's 8 * LANES values, or the first dim of them if the others are zeros. */
 template <uint32_t LANES, class T>
 static __device__ __forceinline__ void norm_eight(eight<T> *x, const float (&weights)[8], uint32_t dim, float eps)
 {
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void norm_eight(eight<T> *x, const float (&wei
         x->values[i] = round_to<T>(weights[i] * (wide[i] * scale));
 }
 
-/* Turns the lane's 8 values; the other half of the pairs lies n_freqs / 8 lanes away, or beside. */
+/* Rotates the lane's 8 values. The other half of the pairs is n_freqs / 8 lanes away, or in the same lane. */
 template <uint32_t LANES, class T>
 static __device__ __forceinline__ void turn_eight(eight<T> *x, const float2 (&turns)[8], uint32_t n_freqs, bool interleaved)
 {

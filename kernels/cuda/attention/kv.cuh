@@ -1,9 +1,12 @@
-/* kv.cuh: how the CUDA backend lays keys and values into a layer's part of a page; rope.cu writes it, attention reads it. The
- * configuration alone chooses between two layouts.
- * Tiled, for 16-bit pages of the type of activations and heads of 64, 128 or 256 values: [kv head][K, V][token / 8]
- * [head_dim / 64 slabs][token % 8][64], the 16-byte chunk c of a token's 128 bytes at c ^ (token % 8): a head's keys or values
- * of a page are one run of bytes, and runs copied one after the other are an operand of the tensor cores, without bank
- * conflicts. Plain, for all else: keys [kv head][token][head_dim], then values alike. */
+/* kv.cuh: the layout of keys and values in a layer's part of a page. rope.cu writes it, attention reads it. The configuration
+ * alone chooses between two layouts.
+ *
+ *   tiled   [kv head][K, V][token / 8][head_dim / 64 slabs][token % 8][64], the 16-byte chunk c of a token's 128 bytes at
+ *           c ^ (token % 8); for 16-bit pages of the type of activations and heads of 64, 128 or 256 values
+ *   plain   keys [kv head][token][head_dim], then values alike; for all else
+ *
+ * Tiled, a head's keys or values of a page are one run of bytes, and runs copied one after the other are an operand of the
+ * tensor cores, without bank conflicts. */
 #ifndef LLMPY_CUDA_KV_CUH
 #define LLMPY_CUDA_KV_CUH
 
@@ -14,7 +17,7 @@ static inline bool kv_is_tiled(const struct cuda *cuda, uint32_t dtype, uint32_t
     return dtype == cuda->dtype && dtype != DTYPE_F32 && (head_dim == 64 || head_dim == 128 || head_dim == 256);
 }
 
-/* What a kernel needs of a layer's cache. */
+/* A layer's cache, as an argument of kernels. */
 template <class C> struct cache {
     char *layer;             /* of page 0 */
     size_t page_bytes;
@@ -40,7 +43,7 @@ template <class C> struct cache {
         return key_in(page_of(seq, position), position, head);
     }
     __device__ __forceinline__ size_t values() const { return (size_t)n_kv_heads * block_tokens * head_dim; }
-    /* Tiled: the 8 values from 8 * c on of a position's key; those of its value lie tiled_values() further on. */
+    /* Tiled: the 8 values from 8 * c on of a position's key. The value's are tiled_values() further on. */
     __device__ __forceinline__ C *tiled_in(char *page, uint32_t position, uint32_t head, uint32_t c) const
     {
         uint32_t token = position & (block_tokens - 1), slab = c / 8, chunk = (c % 8) ^ (token % 8);

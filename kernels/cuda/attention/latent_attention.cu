@@ -127,7 +127,7 @@ static __device__ void add_tokens(const latent_shared &at, uint32_t n_latent, ui
     }
 }
 
-/* Folds the split into what is before it; called by all threads. */
+/* Folds the split into the splits before it; all threads call it. */
 static __device__ void fold_latents(const latent_shared &at, latent_sums *sum)
 {
     const uint32_t warp = threadIdx.x / 32;

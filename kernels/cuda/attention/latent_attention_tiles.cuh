@@ -29,7 +29,7 @@
 #define SCORERS 128u
 #define ADDERS 256u
 #define FEW_ROWS 16u  /* packed rows of a block of sequences with one row */
-#define MANY_ROWS 32u /* of those with several */
+#define MANY_ROWS 32u /* of sequences with several rows */
 
 template <class T, class C> struct latents {
     rows<T> q, q_rope, latent, rope_key, out;
@@ -105,7 +105,7 @@ template <class T> static __global__ void __launch_bounds__(STORE_THREADS) laten
             own_chunk(x, r, chunk);
 }
 
-/* ---- what a block is to do ---------------------------------------------------------------------------------------------- */
+/* ---- the task of a block ------------------------------------------------------------------------------------------------- */
 
 /* Splits [split, end) of the n_splits that N packed rows see. */
 struct latent_part {
@@ -174,10 +174,10 @@ struct latent_unit {
     }
 };
 
-/* ---- shared memory ------------------------------------------------------------------------------------------------------ */
+/* ---- shared memory ------------------------------------------------------------------------------------------------------- */
 
-/* What the scorers tell the adders of a tile, beside p: the factor of O, and at a split's end those of the fold, and m and l of
- * what is folded so far. */
+/* The data beside p that the scorers pass to the adders for a tile: the factor of O, and at a split's end the factors of the
+ * fold, and m and l of the splits folded so far. */
 template <uint32_t N> struct latent_note {
     float a[N], before[N], now[N], m[N], l[N];
 };
@@ -210,7 +210,7 @@ static __device__ void fetch_latents(const latents<T, T> &x, Run run, latent_mem
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0,1.0;" : "=l"(policy));
     latent_turn<LATENT_PLACES> turn = {0};
-    bool is_free = false; /* has the predecessor ended? what earlier steps stored need not wait for it */
+    bool is_free = false; /* has the kernel before ended? data of earlier steps are read without waiting for it */
     for (struct latent_part part; run.next(&part);)
         for (uint32_t tile = part.split * TILES; tile < part.end_tile(); tile++, turn.n++) {
             const uint32_t first = tile * TILE + (lane << shift), place = turn.place();
@@ -233,7 +233,7 @@ static __device__ void fetch_latents(const latents<T, T> &x, Run run, latent_mem
         wait_for_input();
 }
 
-/* Queries of N packed rows as operands; those that are not there are zeros. */
+/* Queries of N packed rows as operands; missing rows are zeros. */
 template <class T, uint32_t N, class Run>
 static __device__ void fetch_queries(const latents<T, T> &x, Run run, latent_memory<N> &memory)
 {
@@ -256,7 +256,7 @@ static __device__ void fetch_queries(const latents<T, T> &x, Run run, latent_mem
     }
 }
 
-/* ---- the warpgroup that scores ------------------------------------------------------------------------------------------ */
+/* ---- the warpgroup that scores ------------------------------------------------------------------------------------------- */
 
 /* Describes an operand of octets of rows, 9 slabs apart; 16 columns are 2 further on, a slab 64. */
 static __device__ __forceinline__ uint64_t latent_rows(uint32_t address)
@@ -368,7 +368,7 @@ template <class T, uint32_t N> struct latent_scorer {
         }
     }
 
-    /* Ends a split: those of a part that does not start at the unit's first one stand for themselves. */
+    /* Ends a split. Splits of a part that does not start at the unit's first split are stored unfolded. */
     __device__ __forceinline__ void close(bool is_alone, latent_note<N> &note)
     {
 #pragma unroll
@@ -430,7 +430,7 @@ static __device__ void score_latents(const latents<T, T> &x, Run run, latent_mem
             if (tile * TILE + TILE - 1 > lowest)
                 scorer.hide(tile * TILE);
             scorer.soften(memory);
-            if (tile * TILE + TILE > part.len) /* what lies behind the sequence may be anything */
+            if (tile * TILE + TILE > part.len) /* data behind the sequence may be anything */
                 clear_values<LATENT_DIM>(memory.ring[place], part.len - tile * TILE, TILE, 0);
             barrier_wait(shared_address(&memory.taken[place]), turn.phase() ^ 1);
             scorer.store_p(memory.p[place]);
@@ -448,7 +448,7 @@ static __device__ void score_latents(const latents<T, T> &x, Run run, latent_mem
     }
 }
 
-/* ---- the warpgroups that add -------------------------------------------------------------------------------------------- */
+/* ---- the warpgroups that add --------------------------------------------------------------------------------------------- */
 
 /* d += A^T B^T: A is [16 keys][64 columns], B [N packed rows][16 keys]. */
 #define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -473,7 +473,7 @@ WGMMA_ADD(__half, "f16")
 #undef SUMS4
 
 struct latent_place {
-    float *partials;  /* [blocks][slots][stride]: splits of a block's first unit, and last what its last unit has so far */
+    float *partials;  /* [blocks][slots][stride]: splits of a block's first unit; in the last slot its last unit so far */
     uint32_t *before; /* [n_seqs + 1] splits of the sequences before one, for the kernel that folds */
     uint32_t slots, stride;
     __device__ __forceinline__ float *at(uint32_t block, uint32_t slot) const
@@ -615,7 +615,7 @@ static __device__ void add_latents(const latents<T, T> &x, Run run, const struct
     }
 }
 
-/* ---- the kernels -------------------------------------------------------------------------------------------------------- */
+/* ---- the kernels --------------------------------------------------------------------------------------------------------- */
 
 template <uint32_t N> static __device__ __forceinline__ void make_barriers(latent_memory<N> &memory)
 {
@@ -693,7 +693,7 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     work_latents<T, MANY_ROWS>(x, unit, {}, memory);
 }
 
-#define FOLD_AHEAD 8u /* splits that are on their way at once */
+#define FOLD_AHEAD 8u /* splits that are loaded at once */
 
 /* Folds the splits of units that several blocks have had: a block is four heads of one, a thread four columns. */
 template <class T>
@@ -746,7 +746,7 @@ static __global__ void __launch_bounds__(512) latent_attention_fold(const latent
         make_uint2(pack(o.x * scale, o.y * scale, T()), pack(o.z * scale, o.w * scale, T()));
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
 template <class T>
 static enum rc attend_single(const struct cuda *cuda, const struct latent_attention_args *args, uint32_t n_single,
@@ -776,7 +776,7 @@ static enum rc attend_single(const struct cuda *cuda, const struct latent_attent
     return RC_OK;
 }
 
-/* Sequences with one row, then those with several: kernels with equal bits. */
+/* Runs sequences with one row, then sequences with several, on kernels with equal bits. */
 template <class T>
 static enum rc attend_latent_tiles(const struct cuda *cuda, const struct latent_attention_args *args, struct err *err)
 {

@@ -1,9 +1,10 @@
-/* rope_table: table[r][i] = {m cos(a), m sin(a)}, a = (float)positions[r] * inv_freq[i], a product of float32.
- * rope: pairs (x, y) of every head become (x cos - y sin, y cos + x sin), in place, each product and sum rounded in float32 and
- * the result once more to the type of activations. kv_write: keys and values of every row into their pages, rounded to the
- * pages' type. qkv: per-head rms_norm of q and k, rope, kv_write in one launch that rounds where they would; q ends in place, k
- * and v in the pages. All of it bound by bytes: qkv of 8,192 rows of 48 heads of 128 values reads 101 MB and writes them again,
- * 47 us at 4.3 TB/s. */
+/* rope_table   table[r][i] = {m cos(a), m sin(a)}, a = (float)positions[r] * inv_freq[i], a product of float32
+ * rope         pairs (x, y) of every head become (x cos - y sin, y cos + x sin), in place, each product and sum rounded in
+ *              float32 and the result once more to the type of activations
+ * kv_write     stores keys and values of every row in their pages, rounded to the pages' type
+ * qkv          per-head rms_norm of q and k, rope and kv_write in one launch, with the roundings of the separate operations;
+ *              q is changed in place, k and v go to the pages
+ * All are bound by bytes: qkv of 8,192 rows of 48 heads of 128 values reads 101 MB and writes them again, 47 us at 4.3 TB/s. */
 #include "../core/launch.cuh"
 #include "heads.cuh"
 #include "kv.cuh"
@@ -120,7 +121,7 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
     return launched(err, "kv_write");
 }
 
-/* ---- all of it ---------------------------------------------------------------------------------------------------------- */
+/* ---- all of it ----------------------------------------------------------------------------------------------------------- */
 
 /* A group of LANES lanes, 8 values each, takes HEADS heads of a row, all read before the first is turned. */
 template <class T, uint32_t LANES, uint32_t HEADS>

@@ -45,7 +45,7 @@ static enum rc checked(struct err *err, cudaError_t code, const char *operation)
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, operation);
 }
 
-/* ---- the device --------------------------------------------------------------------------------------------------------- */
+/* ---- the device ---------------------------------------------------------------------------------------------------------- */
 
 enum rc cuda_find_device(const char *name, int *device, struct err *err)
 {
@@ -100,7 +100,7 @@ static enum rc device_describe(const char *name, bool wants_free, struct device_
     return wants_free ? cuda_free_memory(device, &info->free_bytes, err) : RC_OK;
 }
 
-/* ---- copies ------------------------------------------------------------------------------------------------------------- */
+/* ---- copies -------------------------------------------------------------------------------------------------------------- */
 
 static enum rc wait(struct cuda *cuda, struct err *err, const char *operation)
 {
@@ -131,7 +131,7 @@ static enum rc synchronize(void *ctx, struct err *err)
     return wait(cuda, err, "synchronize");
 }
 
-/* ---- open and close ----------------------------------------------------------------------------------------------------- */
+/* ---- open and close ------------------------------------------------------------------------------------------------------ */
 
 static void cuda_close(void *ctx)
 {
@@ -256,7 +256,7 @@ static bool supports(void *ctx, uint32_t dtype, uint32_t use)
     return cuda_type_of(dtype) != NULL;
 }
 
-/* ---- matrices ----------------------------------------------------------------------------------------------------------- */
+/* ---- matrices ------------------------------------------------------------------------------------------------------------ */
 
 static size_t round_up(size_t n, size_t step)
 {
@@ -421,7 +421,7 @@ static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t firs
     return rc;
 }
 
-/* ---- pages -------------------------------------------------------------------------------------------------------------- */
+/* ---- pages --------------------------------------------------------------------------------------------------------------- */
 
 static size_t kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
 {
@@ -480,7 +480,7 @@ enum rc cuda_copy_pages(void *ctx, const struct copy_pages_args *args, struct er
     return launched(err, "copy_pages");
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------------- */
+/* ---- the table ----------------------------------------------------------------------------------------------------------- */
 
 static const struct device_traits TRAITS = {
     sizeof(struct device_traits),
@@ -545,7 +545,7 @@ EXPORTED const struct backend *llmpy_backend(const struct backend_host *host)
     return host->size_bytes < sizeof table ? nullptr : &table;
 }
 
-/* ---- for tests ---------------------------------------------------------------------------------------------------------- */
+/* ---- for tests ----------------------------------------------------------------------------------------------------------- */
 
 /* The name of a row of an enum way_table; NULL: no such row. It needs no device. */
 EXPORTED const char *llmpy_cuda_way(uint32_t table, uint32_t row)

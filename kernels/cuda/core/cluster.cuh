@@ -1,4 +1,4 @@
-/* cluster.cuh: blocks of a cluster: who they are, their barrier, and each other's shared memory. */
+/* cluster.cuh: the blocks of a cluster: their numbers, their barrier, and access to each other's shared memory. */
 #ifndef LLMPY_CUDA_CLUSTER_CUH
 #define LLMPY_CUDA_CLUSTER_CUH
 
@@ -25,7 +25,7 @@ static __device__ __forceinline__ uint32_t cluster_step(void)
     return n;
 }
 
-/* After barriers_made: every block's barriers are there. */
+/* Waits for all blocks of the cluster. After barriers_made, it makes every block's barriers usable by the others. */
 static __device__ __forceinline__ void cluster_meet(void)
 {
     asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -44,8 +44,8 @@ static __device__ __forceinline__ void barrier_arrive_in(uint32_t barrier)
     asm volatile("mbarrier.arrive.shared::cluster.b64 _,[%0];" ::"r"(barrier) : "memory");
 }
 
-/* The two halves of the clusters' barrier: what a thread has read before it arrives, others may write over when they have
- * waited. */
+/* The two halves of the cluster's barrier: after cluster_wait, a thread may overwrite data that other threads read before
+ * their cluster_arrive. */
 static __device__ __forceinline__ void cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void cluster_wait(void)
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* A value to a block's shared memory, whose barrier counts its bytes; both addresses are in that block. */
+/* Stores a value in a block's shared memory. A barrier of the same block counts the bytes. */
 static __device__ __forceinline__ void send(uint32_t to, float value, uint32_t barrier)
 {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0],%1,[%2];" ::"r"(to),

@@ -1,7 +1,7 @@
-/* common.cuh: what the files of the CUDA backend share: the context, conversions between activation types and float32, and
- * how a launch is checked. backend_cuda.cu owns the context and hands out the table; every other file holds one family of
- * operations, named as in kernels/cpu. All work of a context goes to its one stream, so operations run in the order of the
- * calls. The build keeps products and sums apart (-fmad=false): where they are joined, fmaf says so. */
+/* common.cuh: the context, conversions between activation types and float32, and the check of a launch, which all files of the
+ * CUDA backend share. backend_cuda.cu owns the context and returns the table. Files of operations have the names of
+ * kernels/cpu. All work of a context goes to its one stream, so operations run in the order of the calls. The build does not
+ * fuse products and sums (-fmad=false); the source says fmaf where they are fused. */
 #ifndef LLMPY_CUDA_COMMON_CUH
 #define LLMPY_CUDA_COMMON_CUH
 
@@ -14,15 +14,15 @@ extern "C" {
 #include "../../backend.h"
 }
 
-/* A slot's sample on its way. */
+/* The sample that a slot's launches compute. */
 struct running_sample {
     cudaEvent_t done;
     bool is_running;
     struct sample_args args;
-    uint32_t first, n_tasks, n_tops; /* what of the call is on its way: the rest has been collected */
+    uint32_t first, n_tasks, n_tops; /* tasks of the call that are running; earlier ones have been collected */
 };
 
-/* Weights on their way, by tensor.cu. */
+/* State of the weight updates of tensor.cu. */
 struct tensor_state {
     cudaEvent_t written;
     cudaStream_t stream;      /* the last that was used, if one was since the last tensor_finish */
@@ -51,13 +51,13 @@ struct cuda {
     int32_t *sampled;           /* [2][max_tasks]: id that each task of a slot's step drew, for the begin of the next step */
     uint32_t max_tasks;
     void *greedy;               /* [max_wave] struct greedy_row (sample_greedy.cuh) */
-    int32_t *begun;             /* pinned, [2][begun_values]: batches on their way to the device (staging.cu) */
+    int32_t *begun;             /* pinned, [2][begun_values]: batches that the device copies (staging.cu) */
     size_t begun_values;
     struct linear_state *linear; /* linear.cu's own */
     struct experts_state *experts; /* experts.cu's own */
-    float *partials;            /* splits of long sequences on their way into one sum (attention_decode.cuh) */
+    float *partials;            /* sums of the splits of long sequences, before they are folded (attention_decode.cuh) */
     size_t partials_bytes;
-    const struct route *awaited_routes; /* of the last norm_route (norm_route.cuh), until they are read or others are made */
+    const struct route *awaited_routes; /* of the last norm_route (norm_route.cuh); NULL once they are read or replaced */
     uint32_t *arrivals;         /* [n_processors], zero between launches */
     uint32_t n_processors;
     struct memory_block *blocks; /* memory.cu's */
@@ -70,8 +70,8 @@ struct cuda {
     char description[192];
 };
 
-/* Parts lie one after the other, without a gap where the type stays the same; a row starts on a multiple of row_bytes. Floats
- * of two bytes are padded with zeros to whole k16 steps, everything else lies as in the file. */
+/* Parts follow each other, without a gap between parts of the same type. Rows are row_bytes apart. Rows of two-byte floats are
+ * padded with zeros to whole k16 steps; other rows have the bytes of the file. */
 struct cuda_part {
     uint32_t dtype, first_row, n_rows;
     size_t row_bytes, file_row_bytes;
@@ -116,39 +116,39 @@ static __global__ void anchor_kernel(void)
 }
 static const module_anchor this_file((const void *)anchor_kernel);
 
-/* memory.cu: every allocation of a context goes through cuda_take, of an enum memory_use; pointer is the address of the
- * pointer to fill. What is not given back by cuda_give is freed when the context closes, so a family need not. */
+/* memory.cu: cuda_take makes every allocation of a context. use is an enum memory_use, pointer the address of the pointer to
+ * fill. Closing the context frees everything that cuda_give has not freed. */
 enum rc cuda_take(struct cuda *cuda, uint32_t use, size_t size_bytes, void *pointer, struct err *err);
 void cuda_give(struct cuda *cuda, void *memory);
 void cuda_give_all(struct cuda *cuda);
-/* upload.cu: rows of n_rows * file_row_bytes host bytes to rows row_bytes apart; returns when they are there. */
+/* upload.cu: copies n_rows rows of file_row_bytes from the host to rows row_bytes apart. Returns when the copy has ended. */
 enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
                          uint32_t n_rows, struct err *err);
 /* The same for rows that the lanes read themselves. */
 enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, const struct row_source *source,
                            size_t file_row_bytes, uint32_t n_rows, struct err *err);
 void cuda_uploads_close(struct cuda *cuda);
-/* The number in "cuda:N", of a device that is there. */
+/* The number in "cuda:N". Fails if the device does not exist. */
 enum rc cuda_find_device(const char *name, int *device, struct err *err);
 enum rc cuda_context_open(int device, struct err *err);
 enum rc cuda_free_memory(int device, uint64_t *free_bytes, struct err *err);
 
 enum rc cuda_fail(struct err *err, cudaError_t code, const char *operation);
 
-/* What the launches of an operation led to. */
+/* Returns the error of an operation's launches, if there was one. */
 static inline enum rc launched(struct err *err, const char *operation)
 {
     cudaError_t code = cudaGetLastError();
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, operation);
 }
 
-/* Threads that share a number meet. */
+/* Waits for n_threads threads at the named barrier `number`. */
 static __device__ __forceinline__ void meet(uint32_t number, uint32_t n_threads)
 {
     asm volatile("bar.sync %0,%1;" ::"r"(number), "r"(n_threads) : "memory");
 }
 
-/* Counts towards a meeting without waiting for it. */
+/* Arrives at a named barrier without waiting. */
 static __device__ __forceinline__ void reach(uint32_t number, uint32_t n_threads)
 {
     asm volatile("bar.arrive %0,%1;" ::"r"(number), "r"(n_threads) : "memory");
@@ -199,7 +199,7 @@ template <class T> struct rows {
     __device__ __forceinline__ T *at(uint32_t row, uint32_t column) const { return data + (size_t)row * stride + column; }
 };
 
-/* Value of every thread joined in one fixed tree; the same in all threads. The block is a power of two of at most 1024
+/* Joins the values of all threads in one fixed tree. All threads get the result. The block is a power of two of at most 1024
  * threads. */
 template <class T, class F> static __device__ T block_reduce(T value, F join)
 {
@@ -240,7 +240,7 @@ enum rc cuda_tensor_finish(void *ctx, struct err *err);
 void cuda_tensors_close(struct cuda *cuda);
 enum rc linear_open(struct cuda *cuda, struct err *err);
 void linear_close(struct cuda *cuda);
-/* Completes a matrix whose parts have their places; linear_drop before it is destroyed. */
+/* Completes a matrix whose parts have addresses. Call linear_drop before the matrix is destroyed. */
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
 void linear_drop(struct cuda *cuda, const struct matrix *matrix);
 /* The name of a row of LINEAR_WAYS, EXPERTS_WAYS, EXPERTS_LINEAR_WAYS, ATTENTION_WAYS; NULL: no such row. */

@@ -53,7 +53,7 @@ const struct driver *driver_get(void)
     return &driver;
 }
 
-/* ---- contexts ----------------------------------------------------------------------------------------------------------- */
+/* ---- contexts ------------------------------------------------------------------------------------------------------------ */
 
 static CUcontext contexts[MAX_DEVICES]; /* primary ones, kept for the life of the process once an engine has used them */
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -1,12 +1,13 @@
-/* launch.cuh: how kernels are started, and how a kernel takes part in it.
+/* launch.cuh: starts kernels, and orders a kernel after the kernel before it.
  *
  * Launches are dependent: a kernel started by launch() may begin while the kernel before it still runs. So each of its threads
  * calls wait_for_input() before it reads or writes anything that a kernel of this step writes, and no block ends without that
- * call: a grid that ended early would let its successor overtake its predecessor. start_next() says that the next kernel may be
- * scheduled; called at the top, its blocks take up the room that this grid leaves. Weights are constant during a step and may
- * be read before the wait; the counts and the routes of one row's experts, which are taken before it, too, say why they may.
+ * call: a grid that ended early would let its successor overtake its predecessor. start_next() says that the next kernel may
+ * be scheduled; called at the top, its blocks take up the room that this grid leaves. Weights are constant during a step, so a
+ * kernel may read them before the wait. The counts and routes of one row's experts are read before it, too; their comments say
+ * why that is safe.
  *
- * Kernels that load or check weights run outside a step, and start with <<<>>>. */
+ * Kernels that load or check weights run outside a step and are started with <<<>>>. */
 #ifndef LLMPY_CUDA_LAUNCH_CUH
 #define LLMPY_CUDA_LAUNCH_CUH
 
@@ -41,7 +42,7 @@ struct launch_config {
     }
 };
 
-/* Starts a kernel that waits for its input itself. What went wrong is found by launched(). */
+/* Starts a kernel that calls wait_for_input() itself. launched() returns errors. */
 template <class... P, class... A>
 static void launch_clusters(const struct cuda *cuda, void (*kernel)(P...), dim3 grid, uint32_t cluster, uint32_t threads,
                             size_t shared_bytes, A... args)

@@ -1,9 +1,10 @@
-/* packed.cuh: MXFP4 weights of experts as tensor cores want them. Eight rows by 64 columns are 272 bytes: two words for every
- * lane (row lane / 4), each of 8 values of one block of 32 columns, then two bytes for every row, its blocks' exponents. A word
- * has columns 2 t and 2 t + 1 (t = lane % 4), 8 further on, 16, and 24: what a lane holds of its row in two k16 steps. The
- * first of two columns is in the low half; bits lie so that a few operations make bfloat16 of them. Blocks of 64 columns come
- * one after the other, of each all eights of rows. A value is its 4-bit float (e2m1), read as the bits of a bfloat16 2^126
- * times smaller, times 2^(exponent - 1), whose bits are those of the byte: exact, so exponents end at 128. */
+/* packed.cuh: MXFP4 weights of experts in the order of the tensor cores' operands. Eight rows by 64 columns are 272 bytes: two
+ * words for every lane (row lane / 4), each with 8 values of one block of 32 columns, then two bytes for every row, the
+ * exponents of its blocks. A word has columns 2 t and 2 t + 1 (t = lane % 4), and the same columns + 8, + 16 and + 24: the
+ * values of the row that a lane holds in two k16 steps. The first of two columns is in the low half. The order of the bits
+ * lets a few operations make bfloat16 values. The matrix is a sequence of blocks of 64 columns, each with all eights of rows.
+ * A value is its 4-bit float (e2m1), read as the bits of a bfloat16 2^126 times smaller, times 2^(exponent - 1), whose bits
+ * are those of the byte: exact, so exponents end at 128. */
 #ifndef LLMPY_CUDA_PACKED_CUH
 #define LLMPY_CUDA_PACKED_CUH
 
@@ -24,7 +25,7 @@ static __device__ __forceinline__ uint32_t packed_pair(uint32_t word, uint32_t t
     }
 }
 
-/* Of a pair, the word's bits: the way back. */
+/* The bits of a pair in its word: the inverse of packed_pair. */
 static __device__ __forceinline__ uint32_t pack_pair(uint32_t pair, uint32_t turn)
 {
     switch (turn) {
@@ -46,7 +47,7 @@ static __device__ __forceinline__ uint32_t times_pairs(uint32_t bits, uint32_t s
     return *(uint32_t *)&product;
 }
 
-/* The values of a word, by turns; exponent: the byte. */
+/* Unpacks a word into its four pairs of values. exponent: the stored byte. */
 static __device__ __forceinline__ void unpack_word(uint32_t word, uint32_t exponent, uint32_t &a, uint32_t &b, uint32_t &c,
                                                    uint32_t &d)
 {
@@ -57,7 +58,7 @@ static __device__ __forceinline__ void unpack_word(uint32_t word, uint32_t expon
     d = times_pairs(packed_pair(word, 3), scale);
 }
 
-/* A lane's words of eight rows, and their exponents. */
+/* Reads a lane's two words of eight rows, and their exponents. */
 static __device__ __forceinline__ void packed_read(uint32_t at, uint32_t exponents_at, uint32_t *words, uint32_t *exponents)
 {
     asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(at) : "memory");
@@ -65,7 +66,7 @@ static __device__ __forceinline__ void packed_read(uint32_t at, uint32_t exponen
     asm volatile("ld.shared.u8 %0,[%1+1];" : "=r"(exponents[1]) : "r"(exponents_at) : "memory");
 }
 
-/* A panel: two eights of rows, one behind the other. a[k]: what wgmma takes of the k16 step k. */
+/* A panel: two eights of rows that follow each other. a[k]: operand A of wgmma for the k16 step k. */
 struct packed_panel {
     static const uint32_t bytes = 2 * PACKED_BYTES;
     static __device__ __forceinline__ void load(uint32_t panel, uint32_t (&a)[4][4])

@@ -1,6 +1,7 @@
-/* tensor_map.cuh: descriptions of matrices for the copy engine of sm_90 (TMA). Rows of two-byte values are seen as blocks of 64
- * columns: dimensions {64, rows, blocks}, boxes of some rows by some blocks, which land in shared memory as [block][row][128 B]
- * in the 128-byte swizzle. What lies outside the matrix reads as zeros. The encoder is the driver's, found at run time. */
+/* tensor_map.cuh: descriptions of matrices for the copy engine of sm_90 (TMA). A map divides rows of two-byte values into
+ * blocks of 64 columns: its dimensions are {64, rows, blocks}. A copied box of some rows by some blocks is [block][row][128 B]
+ * in shared memory, in the 128-byte swizzle. The copy engine fills zeros outside the matrix. The driver encodes maps; its
+ * encoder is looked up at run time. */
 #ifndef LLMPY_CUDA_TENSOR_MAP_CUH
 #define LLMPY_CUDA_TENSOR_MAP_CUH
 
@@ -23,7 +24,7 @@ static inline enum rc map_encoder_find(map_encoder *encoder, struct err *err)
     return RC_OK;
 }
 
-/* The copy engine wants rows on multiples of 16 bytes. */
+/* True if rows start on multiples of 16 bytes, as the copy engine requires. */
 static inline bool map_fits(const void *data, size_t row_bytes)
 {
     return (uintptr_t)data % 16 == 0 && row_bytes % 16 == 0;
@@ -36,7 +37,7 @@ struct map_dims {
     uint32_t box[4];
 };
 
-/* What a box has in place of 64 columns in the swizzle. */
+/* The innermost dimension of a box, if it is not 64 columns in the 128-byte swizzle. */
 struct map_form {
     CUtensorMapDataType type;
     uint32_t n_values; /* of two bytes */
@@ -58,7 +59,7 @@ static inline enum rc map_make_as(map_encoder encode, struct map_form form, cons
         strides[i] = dims->stride_bytes[i];
         box[i + 1] = dims->box[i];
     }
-    CUtensorMap made; /* the driver wants it on a multiple of 64 bytes */
+    CUtensorMap made; /* the driver requires an address that is a multiple of 64 bytes */
     static_assert(sizeof made == sizeof *map, "a map's size");
     CUresult code = encode(&made, form.type, dims->n + 1, (void *)data, size, strides, box, steps,
                            CU_TENSOR_MAP_INTERLEAVE_NONE, form.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,

@@ -1,6 +1,6 @@
-/* types.cuh: CUDA_TYPES, one row a type of numbers that the backend has, and what it does with each. `supports`, the layout of
- * matrices, packing, pages, matrix_fill, tensor_write and visit_weight (weight_format.cuh) ask this table alone. A new type is
- * a row here and a weight_format in weight_format.cuh; a row without its weight_format does not compile. */
+/* types.cuh: CUDA_TYPES, one row for each type of numbers that the backend supports. `supports`, the layout of matrices,
+ * packing, pages, matrix_fill, tensor_write and visit_weight (weight_format.cuh) ask this table alone. A new type is a row
+ * here and a weight_format in weight_format.cuh; a row without its weight_format does not compile. */
 #ifndef LLMPY_CUDA_TYPES_CUH
 #define LLMPY_CUDA_TYPES_CUH
 

@@ -30,7 +30,8 @@ static __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t n
     asm volatile("mbarrier.init.shared::cta.b64 [%0],%1;" ::"r"(barrier), "r"(n_arrivals));
 }
 
-/* Makes n barriers: by the whole block. A lane of each warp, as several of one warp would do it one after the other. */
+/* Initialises n barriers; all threads of the block call it. One lane of each warp works, because lanes of one warp would take
+ * turns. */
 static __device__ __forceinline__ void barriers_init(uint32_t first, uint32_t n, uint32_t n_arrivals)
 {
     if (threadIdx.x % 32 == 0)
@@ -38,7 +39,7 @@ static __device__ __forceinline__ void barriers_init(uint32_t first, uint32_t n,
             barrier_init(first + 8 * i, n_arrivals);
 }
 
-/* The barriers made so far are seen by the copy engine; the block still has to meet. */
+/* Makes initialised barriers visible to the copy engine. Threads of the block still need a __syncthreads(). */
 static __device__ __forceinline__ void barriers_made(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -68,7 +69,7 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
                  : "memory");
 }
 
-/* Has the phase ended? Without waiting for it. */
+/* True if the phase has ended. Does not wait. */
 static __device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t phase)
 {
     uint32_t has_ended;
@@ -84,7 +85,7 @@ static __device__ __forceinline__ void map_prefetch(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* What is read once should leave the L2 cache first. */
+/* For data that is read once: L2 evicts it first. */
 static __device__ __forceinline__ uint64_t policy_read_once(void)
 {
     uint64_t policy;
@@ -138,7 +139,7 @@ static __device__ __forceinline__ void copy_bytes(uint32_t target, const void *f
                  : "memory");
 }
 
-/* Shared memory written by threads is seen by the copy engine and the tensor cores. */
+/* Makes the thread's writes to shared memory visible to the copy engine and the tensor cores. */
 static __device__ __forceinline__ void shared_written(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -2,12 +2,13 @@
  * from 0, rounded once. form is act(gate) * up, the clamped product, or act(up). The products have the chains of linear.cu, so
  * a row gets the bits of its experts' linears alone, for any number of rows and in any batch.
  *
- * EXPERTS_WAYS has the ways of the whole operation, EXPERTS_LINEAR_WAYS those of up and down where each is a launch. The routes
- * are known on the device alone, so a graph can hold the operation. For more than 8 rows experts_sort has a block an expert,
+ * EXPERTS_WAYS has the ways of the whole operation, EXPERTS_LINEAR_WAYS those of up and down where each is a launch. The host
+ * does not know the routes, so a graph can contain the operation. For more than 8 rows experts_sort has a block an expert,
  * which sorts the expert's routes (stable) and gathers their rows of x; for up to 8 rows each block of the products sorts all
  * routes itself. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200.
  *
- * Few rows an expert are bound by the bytes of the wanted experts, many rows by the tensor cores, plain tiles by latency. */
+ * Few rows an expert are bound by the bytes of the experts that have rows, many rows by the tensor cores, plain tiles by
+ * latency. */
 #include "../core/eight.cuh"
 #include "../core/launch.cuh"
 #include "../core/ways.cuh"
@@ -26,7 +27,7 @@
 
 /* ---- the places of routes ------------------------------------------------------------------------------------------------ */
 
-/* Counts, among the routes from first to end, those of experts before e, and those of e. */
+/* Among the routes from first to end, counts the routes of experts before e, and the routes of e. */
 static __device__ __forceinline__ void count_routes(const struct mixture &m, uint32_t e, uint32_t first, uint32_t end,
                                                     uint32_t *n_before, uint32_t *n_own)
 {
@@ -38,7 +39,7 @@ static __device__ __forceinline__ void count_routes(const struct mixture &m, uin
     }
 }
 
-/* Block e: the places of expert e's routes, and their rows of x. A warp has some of all routes. */
+/* Block e computes the places of expert e's routes, and gathers their rows of x. Each warp scans a part of all routes. */
 template <class T, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(SORTERS) experts_sort(struct mixture m, rows<T> x, T *gathered)
 {
@@ -111,8 +112,8 @@ static __global__ void __launch_bounds__(COMBINERS) experts_combine(struct mixtu
 
 /* ---- one operation ------------------------------------------------------------------------------------------------------- */
 
-/* An operation on its way: its arguments, and what lies between its kernels, in its scratch: rows by places that go down, rows
- * that were gathered to go up (later the experts' results), the places. */
+/* A running operation: its arguments, and its scratch between its kernels: the rows that go down, by place; the rows gathered
+ * to go up (later the experts' results); the places. */
 struct running_mixture {
     struct cuda *cuda;
     const struct experts_args *args;
@@ -208,7 +209,7 @@ static uint32_t eights_of(const struct mixture *m)
     return most <= 8 ? 1 : most <= 16 ? 2 : most <= 32 ? 4 : most <= 64 ? 8 : 0;
 }
 
-/* The map of an expert's weights, in tiles of tile_rows; gate and up take turns in those of a product. */
+/* The map of the experts' weights, in tiles of tile_rows. In tiles of a product, gate and up alternate. */
 static enum rc map_weights(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
                            uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
@@ -223,7 +224,7 @@ static enum rc map_weights(const struct running_mixture *run, const struct exper
     return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->w->data, dims, map, err);
 }
 
-/* The same for weights that are packed: eights of rows beside each other in a tile, or pairs of them in one of a product. */
+/* The same for packed weights: a tile has eights of rows beside each other, a tile of a product pairs of eights. */
 static enum rc map_packed(const struct running_mixture *run, const struct expert_linear *linear, uint32_t n_each,
                           uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
@@ -295,7 +296,8 @@ static enum rc run_streamed(const struct running_mixture *run, const struct expe
     return RC_OK;
 }
 
-/* Places of a unit of packed weights, which are bound by bytes longer than others: as few columns as most experts fill. */
+/* Places of a unit of packed weights. Packed weights stay bound by bytes for more rows than others, so a unit has as few
+ * columns as most experts fill. */
 static uint32_t unit_of(const struct mixture *m)
 {
     float mean = (float)m->n_routes / (float)m->n_experts, most = mean + 2 * sqrtf(mean);
@@ -335,7 +337,7 @@ static enum rc run_grouped(const struct running_mixture *run, const struct exper
 
 /* ---- before and behind the products -------------------------------------------------------------------------------------- */
 
-/* Where the routes go, and their rows of x into `outer`. */
+/* Computes the places of the routes and gathers their rows of x into `outer`. */
 static void sort_all(struct running_mixture *run)
 {
     run->m.is_sorted = true;
@@ -423,8 +425,8 @@ static enum rc run_row_2byte(struct running_mixture *run, struct err *err)
 
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
-/* How the weights of a linear, or of both, lie: in the activations' two-byte type with whole 64s of columns; in
- * packed.cuh's order; in any other way, or not alike. The copy engine reads the first two. */
+/* The layout of a linear's weights, or of both linears': the activations' two-byte type with whole 64s of columns;
+ * packed.cuh's order; or any other layout, or two different ones. The copy engine reads the first two. */
 enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4 };
 
 static enum experts_weights weights_of(const struct cuda *cuda, const struct matrix *w)
@@ -442,7 +444,7 @@ static bool is_scratch_aligned(const struct running_mixture *run)
 struct experts_linear_way {
     const char *name;
     uint32_t weights;  /* that it takes: enum experts_weights, or-ed */
-    bool shows_routes; /* the kernel behind it is started when the routes are there, and may read them before it waits */
+    bool shows_routes; /* it starts the next kernel when the routes are written, so that one may read them before it waits */
     bool (*fits)(const struct running_mixture *run);
     enum rc (*run)(const struct running_mixture *run, const struct expert_linear *linear, struct err *err);
 };
@@ -522,7 +524,7 @@ struct experts_way {
     uint32_t min_rows, max_rows;
     uint32_t weights; /* that it takes: enum experts_weights, or-ed */
     uint32_t forms;   /* enum experts_form, or-ed */
-    bool (*fits)(const struct running_mixture *run); /* what else it asks for; NULL: nothing */
+    bool (*fits)(const struct running_mixture *run); /* a further condition, or NULL */
     enum rc (*run)(struct running_mixture *run, struct err *err);
 };
 

@@ -1,6 +1,5 @@
-/* experts.cuh: what the kernels of experts.cu know of a mixture. A route is a row's i-th choice; routes in the order of their
- * experts, those of an expert in the order of their rows, have places 0, 1, 2, ...: rows of what lies between the operation's
- * kernels are counted by them. */
+/* experts.cuh: the arguments that the kernels of experts.cu share. A route is a row's i-th choice. Sorted by expert, then by
+ * row, routes have the places 0, 1, 2, ...; tensors between the operation's kernels have one row for each place. */
 #ifndef LLMPY_CUDA_EXPERTS_CUH
 #define LLMPY_CUDA_EXPERTS_CUH
 
@@ -23,7 +22,7 @@ struct experts_state {
     struct row16_counts *row16_counts; /* [2] */
     struct row4_state *row4;
     uint32_t n_row_launches; /* of experts_row_2byte and experts_row_mxfp4, which use two sets of counts in turn */
-    char *packing;           /* matrix.cu: rows on their way into packed weights; made when the first come */
+    char *packing;           /* matrix.cu: rows to be packed; allocated for the first of them */
 };
 
 struct mixture {
@@ -45,7 +44,8 @@ static __device__ __forceinline__ const struct route *route_at(const struct mixt
     return m.routes + (size_t)(i / m.n_chosen) * m.route_stride + i % m.n_chosen;
 }
 
-/* The expert of one row's route, by a whole warp; of an awaited one as soon as it is made, maybe before the input is there. */
+/* The expert of one row's route; a whole warp calls it. For an awaited route it returns as soon as the route is written,
+ * possibly before the input is complete. */
 static __device__ __forceinline__ uint32_t expert_soon(const struct mixture &m, uint32_t i)
 {
     const struct route *route = m.routes + i;
@@ -58,7 +58,7 @@ static __device__ __forceinline__ uint32_t expert_soon(const struct mixture &m, 
     return (uint32_t)expert;
 }
 
-/* What the result of a route counts. */
+/* The weight of a route's result. */
 static __device__ __forceinline__ float route_weight(const struct mixture &m, uint32_t i)
 {
     return m.is_input_scaled ? 1.0f : __ldcg(&route_at(m, i)->weight);

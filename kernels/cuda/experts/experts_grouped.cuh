@@ -1,8 +1,8 @@
-/* experts_grouped.cuh: products of experts that have many rows each. W is the operand of 64 rows; a block's two warpgroups have
- * 128. The columns are a unit: up to 256 places of one expert, in steps of 32, so few columns are computed in vain. The host
- * does not know the units: every block works out their list from the experts' first places. The grid has as many clusters as
- * the device holds, and walks the list. The blocks of a cluster have tiles of W beside each other. Each block fetches its share
- * of the unit's rows of x for all of them. The chain of every output is that of linear.cu.
+/* experts_grouped.cuh: products of experts that have many rows each. W is the operand of 64 rows; a block's two warpgroups
+ * have 128. The columns are a unit: up to 256 places of one expert, in steps of 32, so few computed columns are unused. The
+ * host does not know the units: every block computes their list from the experts' first places. The grid has as many clusters
+ * as the device holds, and walks the list. The blocks of a cluster have tiles of W beside each other. Each block fetches its
+ * share of the unit's rows of x for all of them. The chain of every output is that of linear.cu.
  *
  * The kernel starts the next one when it has read the places, as experts_streamed.cuh does, so the next one fetches weights
  * before it waits. Bound by the tensor cores, 2 n_routes n_out n_cols / 800e6 us on an H200; below some 200 rows an expert by
@@ -30,9 +30,9 @@ struct grouped_shape {
     uint32_t n_tiles;       /* of an expert's weights, beside each other */
     uint32_t across;        /* tiles of a cluster; divides n_tiles */
     uint32_t expert_step;   /* from one expert to the next: rows, or pairs of eight */
-    bool is_product;        /* of gate and up: rows of W come by turns, so out.n_out is half of them */
+    bool is_product;        /* of gate and up: eights of their rows alternate in W, so out.n_out is half of W's rows */
     bool is_wide;           /* y lies on multiples of 16 bytes, in eights of columns */
-    bool is_behind;         /* the product before has started this kernel: the places are there already */
+    bool is_behind;         /* the product before has started this kernel, so the places are written already */
     uint32_t unit;          /* places of a unit, at most, a multiple of GROUPED_BOX */
     uint32_t n_stages, stage_bytes;
 };
@@ -146,11 +146,11 @@ static __device__ __forceinline__ void grouped_load(const struct grouped_maps &m
     ring.drain(at);
 }
 
-/* What a thread that multiplies knows. */
+/* The state of a thread that multiplies. */
 struct grouped_worker {
     struct ring ring;
     struct ring_place at;
-    uint32_t piece, empty; /* addresses; empty: of the block that this lane tells of a free stage, or 0 */
+    uint32_t piece, empty; /* addresses; empty: of the block in which this lane releases stages, or 0 */
     uint32_t group;
 };
 
@@ -229,7 +229,7 @@ static __device__ __forceinline__ void grouped_multiply(float (&sum)[N], const u
         wgmma(sum, a[i], b + 2 * i, T());
 }
 
-/* Once they are under way: those of the stage before have ended. */
+/* Called when the stage's products are issued. Waits for the products of the stage before and releases it. */
 static __device__ __forceinline__ void grouped_move_on(struct grouped_worker &w, bool is_first, uint32_t *before)
 {
     wgmma_commit();

@@ -1,17 +1,18 @@
 /* experts_row_2byte.cuh (row16_: one row, weights of 16 bits): the whole operation in one launch. The routes of a row name
- * different experts, so route u is unit u, and its product is row u of what goes down. Nothing is sorted, and the first weights
- * are asked for as soon as the routes have been read. Blocks take items in turn: first pairs of eight rows of gate and eight of
- * up, then some columns of y. An item of y has all units' weights of its columns, so it also adds up the routes. An item waits
- * only for items that were taken before it, so the blocks that run always finish, even if other work occupies the device.
+ * different experts, so route u is unit u, and its product is row u of the down projection's input. Nothing is sorted, and the
+ * first weights are fetched as soon as the routes have been read. Blocks take items in turn: first pairs of eight rows of gate
+ * and eight of up, then some columns of y. An item of y has all units' weights of its columns, so it also adds up the routes.
+ * An item waits only for items that were taken before it, so running blocks always finish, even if other work occupies the
+ * device.
  *
  * Weights come in eights, 8 rows by 64 * ROW16_BLOCKS columns, through one ring, the way down's behind those of the way up. A
- * stage has up to 16 eights, as two operands of 64 rows for wgmma. On the way up x is the one column that counts. On the way
- * down the eights of all units lie beside each other and the units' products are the columns; each unit keeps its own column.
- * Every output is one accumulator over the k16 steps 0, 1, 2, ..., as in linear.cu.
+ * stage has up to 16 eights, as two operands of 64 rows for wgmma. On the way up x is the only used column. On the way down
+ * the eights of all units lie beside each other and the units' products are the columns; each unit uses one column. Every
+ * output is one accumulator over the k16 steps 0, 1, 2, ..., as in linear.cu.
  *
  * Bound by the bytes of the weights: 8 experts of 3 x 768 x 2048 take 17 us at the 4.5 TB/s that an H200 reads. A block's
- * stores and counts queue behind the weights that it has asked for. So it asks for some at a time, and for hardly any while its
- * last products are on their way to the other blocks. */
+ * stores and counts queue behind the weights that it fetches. So it fetches few at a time, and hardly any while the other
+ * blocks wait for its last products. */
 #ifndef LLMPY_CUDA_EXPERTS_ROW_2BYTE_CUH
 #define LLMPY_CUDA_EXPERTS_ROW_2BYTE_CUH
 
@@ -28,11 +29,11 @@
 #define ROW16_WARPS 8u /* that multiply, in two groups */
 #define ROW16_THREADS (ROW16_WARPS * 32 + 64)
 
-/* In device memory, zero between launches. Two of them serve launches in turn: a block takes its first item before its input is
- * there, when the launch before may still count in the other. The launch before that one has ended: the launch before starts
- * this one only when its own input is there. */
+/* In device memory, zero between launches. Launches alternate between two of them: a block takes its first item before its
+ * input is complete, while the launch before may still count in the other one. The launch before that has ended, because the
+ * launch before starts this one only when its own input is complete. */
 struct row16_counts {
-    uint32_t n_taken, n_there, n_ended; /* items taken; items with their products there; warps that no longer take or wait */
+    uint32_t n_taken, n_there, n_ended; /* items taken; items whose products are written; warps that no longer take or wait */
 };
 
 struct row16_shape {
@@ -42,7 +43,7 @@ struct row16_shape {
     uint32_t up_pairs, down_eights;  /* of an item: eights of gate and of up; eights of y's columns */
     uint32_t unit_bits;              /* log2 of the eights from one of an item's columns of y to the next, a unit each */
     uint32_t stage_bytes, n_stages;  /* of the ring */
-    uint32_t n_ahead;                /* stages that are asked for and not there yet, at most */
+    uint32_t n_ahead;                /* stages in flight, at most */
     uint32_t tables_at;              /* in shared memory */
 };
 
@@ -54,10 +55,10 @@ struct row16_tables {
     uint64_t full[ROW16_STAGES], empty[ROW16_STAGES];                  /* barriers */
     uint64_t x_there, is_up_done;                                  /* x, then the products; the block's items of the way up */
     uint32_t items[ROW16_STAGES];                                    /* of stages that are an item's first */
-    float results[2][ROW16_EIGHTS][8];                               /* of an item's eights, by turns */
+    float results[2][ROW16_EIGHTS][8];                               /* of an item's eights; items alternate between the two */
 };
 
-/* ---- those that load ----------------------------------------------------------------------------------------------------- */
+/* ---- the warps that fetch ------------------------------------------------------------------------------------------------ */
 
 /* The last warp to come here sets all counts back: no warp takes an item or waits for products any more. */
 static __device__ __forceinline__ void row16_end(struct row16_counts *counts)
@@ -127,7 +128,8 @@ static __device__ __forceinline__ void row16_load_w(const struct row16_maps &map
             }
             if (from.has_eight)
                 copy_box(ring.data_of(at) + lane * ROW16_EIGHT_BYTES, from.map, row, block, ring.full_of(at), policy);
-            /* Half-way: early enough to be known in time, late enough for all blocks to have had their first. */
+            /* Half-way: early enough for the number to arrive in time, late enough for all blocks to have taken their first
+             * item. */
             if (lane == 0 && block == from.n_blocks / 2 / ROW16_BLOCKS * ROW16_BLOCKS)
                 next = atomicAdd(&counts->n_taken, 1);
         }
@@ -156,7 +158,7 @@ static __device__ __forceinline__ void row16_load_x(const struct row16_maps &map
     row16_end(counts);
 }
 
-/* ---- those that multiply ------------------------------------------------------------------------------------------------- */
+/* ---- the warps that multiply --------------------------------------------------------------------------------------------- */
 
 /* The sums of an item; offset, x: where the group's operand of a stage, and the rows of x, are in shared memory. */
 template <class T>
@@ -195,8 +197,8 @@ template <class T> struct row16_product {
     }
 };
 
-/* Of an item's way down a warp has two eights, of units that want a column each; then a thread has one of y's columns, and
- * adds up the routes in their order. */
+/* On the way down a warp has two eights, each of a unit that uses one column. Then each thread has one column of y and adds up
+ * the routes in their order. */
 template <class T> struct row16_total {
     T *to; /* NULL: not this thread's */
     float bias[ROW16_UNITS];

@@ -1,19 +1,20 @@
 /* experts_row_mxfp4.cuh (row4_: one row, weights of 4 bits): the whole operation in one launch. The routes of a row name
  * different experts, so route u is unit u. Blocks take items in turn: first pairs of eight rows of gate and eight of up of a
  * unit, then some columns of y. An item of y has all units' weights of its columns, so it also adds up the routes. An item
- * waits only for items that were taken before it, so the blocks that run always finish, even if other work occupies the device.
+ * waits only for items that were taken before it, so running blocks always finish, even if other work occupies the device.
  *
  * Weights come in runs of eights through one ring, the way down's behind those of the way up. W is the operand of 16 rows of
  * mma.sync m16n8k16: one chain over the k16 steps 0, 1, 2, ..., as in linear.cu. On the way up a warp has a pair. On the way
- * down two warps have a panel of two eights. They take the panel's chunks of columns in turn and hand the sums on, so one warp
- * unpacks while the other multiplies. The eights of a panel may belong to two units, of which one has the even columns of x and
- * one the odd columns.
+ * down two warps have a panel of two eights. They take the panel's chunks of columns in turn and pass the sums to each other,
+ * so one warp unpacks while the other multiplies. The eights of a panel may belong to two units: then one unit has the even
+ * columns of x and the other the odd columns.
  *
- * Products are stored in pairs with the launch's mark beside them, eight bytes at a time: a block that finds the mark has the
- * products. Nothing is counted or fenced. Blocks unpack their first chunks of the way down before they look for the mark.
+ * Products are stored in pairs with the launch's mark beside them, eight bytes at a time: a block that reads the mark has read
+ * the products. No counter and no fence is needed. Blocks unpack their first chunks of the way down before they look for the
+ * mark.
  *
- * Bound by the bytes of the wanted weights: 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200 reads; for now
- * by what the warps issue, unpacking and mma.sync. */
+ * Bound by the bytes of the chosen experts' weights: 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200
+ * reads; for now by what the warps issue, unpacking and mma.sync. */
 #ifndef LLMPY_CUDA_EXPERTS_ROW_MXFP4_CUH
 #define LLMPY_CUDA_EXPERTS_ROW_MXFP4_CUH
 
@@ -30,7 +31,7 @@
 #define ROW4_STAGE_BYTES (2 * ROW4_CHUNK * ROW4_RUN) /* of a chunk of the way up, or two of the way down */
 #define LANE_BLOCKS (32 / ROW4_UNITS)              /* from one of a lane's runs of the way down to the next */
 #define ROW4_STAGES 16u                            /* of the ring, at most */
-#define ROW4_AHEAD 2u                              /* stages that are asked for and not there yet, at most */
+#define ROW4_AHEAD 2u                              /* stages in flight, at most */
 #define ROW4_EIGHTS 3u                             /* of y's columns, of an item's every unit */
 #define ROW4_COLUMNS (ROW4_EIGHTS * 8)
 #define ROW4_PANELS (ROW4_WARPS / 2)               /* of an item of the way down */
@@ -68,10 +69,10 @@ struct row4_tables {
     uint64_t x_there, is_up_done;                   /* x; the block's items of the way up */
     uint32_t items[ROW4_STAGES];                    /* of stages */
     float2 sums[ROW4_PANELS][32];                   /* of panels, from one of their two warps to the other */
-    float results[2][ROW4_UNITS][ROW4_COLUMNS];     /* of the columns of an item, by turns */
+    float results[2][ROW4_UNITS][ROW4_COLUMNS];     /* of the columns of an item; items alternate between the two */
 };
 
-/* ---- those that load ----------------------------------------------------------------------------------------------------- */
+/* ---- the warps that fetch ------------------------------------------------------------------------------------------------ */
 
 /* An item's weights; of the lane's first run of eights of every stage: where the first expert's is, and where it goes. */
 struct row4_source {
@@ -144,7 +145,8 @@ static __device__ __forceinline__ void row4_load(const struct row4_input &in, co
             if (from.block + LANE_BLOCKS < n_here)
                 copy_bytes(target + LANE_BLOCKS * ROW4_RUN, run + LANE_BLOCKS * from.block_bytes, from.run_bytes, full, policy);
             run += from.stage_blocks * from.block_bytes;
-            /* Half-way: early enough to be known in time, late enough for all blocks to have had their first. */
+            /* Half-way: early enough for the number to arrive in time, late enough for all blocks to have taken their first
+             * item. */
             if (lane == 0 && block == from.n_blocks / 2 / from.stage_blocks * from.stage_blocks)
                 next = atomicAdd(&counts->n_taken, 1);
         }
@@ -171,7 +173,7 @@ static __device__ __forceinline__ void row4_load_x(const struct row4_input &in, 
     copy_bytes(target, in.x, s.up_blocks * 128, there);
 }
 
-/* ---- those that multiply ------------------------------------------------------------------------------------------------- */
+/* ---- the warps that multiply --------------------------------------------------------------------------------------------- */
 
 typedef ring_reader<struct row4_shape, struct row4_tables> row4_reader;
 
@@ -257,7 +259,8 @@ struct row4_quad {
     __device__ __forceinline__ bool is_there(uint32_t mark) const { return a >> 32 == mark && b >> 32 == mark; }
 };
 
-/* All products, into shared memory. A thread asks for all of its quads at once, and again for those that are not there. */
+/* Copies all products to shared memory. A thread reads all of its quads at once, and reads those again that are not written
+ * yet. */
 static __device__ __forceinline__ void row4_fetch(const struct row4_shape &s, uint32_t n_units, uint32_t target,
                                                   const uint64_t *products, uint32_t mark)
 {
@@ -288,7 +291,7 @@ static __device__ __forceinline__ void row4_fetch(const struct row4_shape &s, ui
     meet(1, ROW4_WARPS * 32);
 }
 
-/* Blocks of 64 columns of a panel of the way down, as the tensor cores take them. What lies beyond the last one is never
+/* Blocks of 64 columns of a panel of the way down, as operands of the tensor cores. Data beyond the last block is never
  * multiplied. */
 struct row4_chunk {
     uint32_t w[ROW4_CHUNK][4][4];

@@ -1,16 +1,18 @@
-/* experts_rows8_mxfp4.cuh (rows8_): the whole operation on up to 8 rows and packed weights in one launch, so the weights of the
- * way down are on their way while the products of the way up are made. Blocks take items in turn: first tiles of gate and up of
- * every unit (a wanted expert with its rows), then columns of y. An item of y has all units' weights of its columns, so it also
- * adds up the routes. Weights wait for the routes alone; a unit's products are fetched when all of its tiles are there. An item
- * waits only for items that were taken before it, so the blocks that run always finish, even if other work occupies the device.
+/* experts_rows8_mxfp4.cuh (rows8_): the whole operation on up to 8 rows and packed weights in one launch, so the weights of
+ * the way down are fetched while the products of the way up are computed. Blocks take items in turn: first tiles of gate and
+ * up of every unit (an expert that has rows, with its rows), then columns of y. An item of y has all units' weights of its
+ * columns, so it also adds up the routes. Weights wait for the routes alone; a unit's products are fetched when all of its
+ * tiles are written. An item waits only for items that were taken before it, so running blocks always finish, even if other
+ * work occupies the device.
  *
- * A warp has a panel of a tile of gate and up, eight rows of each, or eight rows of a unit's W for columns of y. A stage of the
- * ring has some blocks of 64 columns of all warps' W, and of the rows of x of its units, one copy a row. W is the operand of 16
- * rows of mma.sync m16n8k16 (the way down leaves eight of them empty), x the operand of 8: one chain over the k16 steps 0, 1,
- * 2, ..., as in linear.cu. W is MXFP4 as packed.cuh lays it, x bfloat16.
+ * A warp has a panel of a tile of gate and up, eight rows of each, or eight rows of a unit's W for columns of y. A stage of
+ * the ring has some blocks of 64 columns of all warps' W, and of the rows of x of its units, one copy a row. W is the operand
+ * of 16 rows of mma.sync m16n8k16 (the way down leaves eight of them empty), x the operand of 8: one chain over the k16 steps
+ * 0, 1, 2, ..., as in linear.cu. W is MXFP4 as packed.cuh lays it, x bfloat16.
  *
- * Bound by the bytes of the wanted weights: 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200 reads; for now
- * by what the warps do, some 350 cycles a block of 64 columns on the way up, where memory takes 300, and 240 down. */
+ * Bound by the bytes of the chosen experts' weights: 4 experts of 3 x 2880 x 2880 take 12 us at the 4.5 TB/s that an H200
+ * reads; for now by what the warps do, some 350 cycles a block of 64 columns on the way up, where memory takes 300, and 240
+ * down. */
 #ifndef LLMPY_CUDA_EXPERTS_ROWS8_MXFP4_CUH
 #define LLMPY_CUDA_EXPERTS_ROWS8_MXFP4_CUH
 
@@ -36,7 +38,7 @@
 /* In device memory, zero between launches. */
 struct rows8_counts {
     uint32_t n_taken, n_ended;       /* items, blocks */
-    uint32_t products[ROWS8_ROUTES]; /* tiles of a unit that are there */
+    uint32_t products[ROWS8_ROUTES]; /* written tiles of a unit */
 };
 
 struct rows8_way {
@@ -72,10 +74,10 @@ struct rows8_tables {
     uint8_t is_first[ROWS8_ROUTES];                   /* of its expert */
     uint8_t places[ROWS8_ROUTES];                     /* of routes */
     uint8_t rows[ROWS8_ROUTES];                       /* of places */
-    uint16_t results[2][ROWS8_ROUTES][DOWN_COLUMNS];  /* of the columns of an item, by turns */
+    uint16_t results[2][ROWS8_ROUTES][DOWN_COLUMNS];  /* of the columns of an item; items alternate between the two */
 };
 
-/* All threads, of which each has at most one route. A single row has no two of an expert. */
+/* Called by all threads; each has at most one route. The routes of a single row name different experts. */
 static __device__ void rows8_sort(const struct mixture &m, struct rows8_tables *t)
 {
     const uint32_t n = m.n_routes, i = threadIdx.x;
@@ -150,7 +152,7 @@ struct rows8_group {
     }
 };
 
-/* Items on their way to those that work on them. */
+/* The queue of items from the warp that takes them to the other warps. */
 struct rows8_turns {
     uint32_t turn = 0;
     /* One thread. */
@@ -186,7 +188,7 @@ static __device__ __forceinline__ void rows8_load_w(const struct rows8_maps &map
         turns.put(t, index);
         if (item.is_end)
             return;
-        index = atomicAdd(n_taken, 1); /* on its way while this item's weights are asked for */
+        index = atomicAdd(n_taken, 1); /* arrives while this item's weights are fetched */
         const struct rows8_way &way = item.is_up ? s.up : s.down;
         for (struct rows8_group group(item, t->n_units); group.is_there(); group.next())
             for (uint32_t block = 0; block < way.n_blocks; block += STAGE_BLOCKS, ring.next(at)) {
@@ -203,7 +205,7 @@ static __device__ __forceinline__ void rows8_load_w(const struct rows8_maps &map
     }
 }
 
-/* Counts one more, and what the block has written before. */
+/* Adds one to a count, and releases the block's earlier writes. */
 static __device__ __forceinline__ void count_released(uint32_t *count)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0],1;" ::"l"(count) : "memory");
@@ -226,7 +228,7 @@ static __device__ __forceinline__ void ring_end(const struct ring &ring, uint32_
     barrier_arrive(ring.full_of(at));
 }
 
-/* Until n have been counted; what was written before is seen, by the copy engine too. */
+/* Waits until the count is n. Then the writes released before are visible, also to the copy engine. */
 static __device__ __forceinline__ void rows8_wait(const uint32_t *count, uint32_t n)
 {
     uint32_t have;
@@ -278,7 +280,7 @@ static __device__ __forceinline__ void rows8_load_x(const struct rows8_shape &s,
     counts->n_taken = counts->n_ended = 0;
 }
 
-/* ---- those that multiply ------------------------------------------------------------------------------------------------- */
+/* ---- the warps that multiply --------------------------------------------------------------------------------------------- */
 
 /* A warp's way through a ring, stage by stage. */
 template <class SHAPE, class TABLES> struct ring_reader {
@@ -287,7 +289,7 @@ template <class SHAPE, class TABLES> struct ring_reader {
     struct ring ring;
     struct ring_place at;
 
-    /* The address of a stage that is there. */
+    /* Waits for the next stage and returns its address. */
     __device__ __forceinline__ uint32_t open() const
     {
         ring.wait_full(at);
@@ -311,7 +313,7 @@ template <class SHAPE, class TABLES> struct ring_reader {
 
 typedef ring_reader<struct rows8_shape, struct rows8_tables> rows8_reader;
 
-/* What of a block of 64 columns a lane reads, of 8 or 16 rows of W and of 8 of x. */
+/* The part of a block of 64 columns that a lane reads, of 8 or 16 rows of W and of 8 rows of x. */
 template <uint32_t EIGHTS> struct rows8_block {
     uint32_t words[2 * EIGHTS], exponents[2 * EIGHTS], x[2][4];
     __device__ __forceinline__ void read(uint32_t w_at, uint32_t exponents_at, uint32_t x_at)
@@ -324,7 +326,7 @@ template <uint32_t EIGHTS> struct rows8_block {
     }
 };
 
-/* The same as the tensor cores take it, in four k16 steps. Rows that are not there are whatever the registers hold. */
+/* The same as operands of the tensor cores, in four k16 steps. Missing rows are whatever the registers hold. */
 template <uint32_t EIGHTS> struct rows8_steps {
     uint32_t w[4][4], x[4][2];
     __device__ __forceinline__ void open(const struct rows8_block<EIGHTS> &from)
@@ -393,7 +395,7 @@ static __device__ __forceinline__ uint32_t rows8_x_row(uint32_t i)
     return threadIdx.x % 4 * 2 + i % 2;
 }
 
-/* Where a lane reads its row of x for load_matrices; rows that are not there are the last one again. */
+/* The address at which a lane reads its row of x for load_matrices. Missing rows repeat the last row. */
 static __device__ __forceinline__ uint32_t rows8_x_at(const struct streamed_unit &unit)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -448,7 +450,7 @@ static __device__ __forceinline__ void rows8_go_down(rows8_reader &reader, const
     }
 }
 
-/* The columns of an item: a thread has one of a row, and adds up the routes in their order. */
+/* Computes the columns of an item: a thread has one column of a row and adds up the routes in their order. */
 static __device__ __forceinline__ void rows8_combine(const struct mixture &m, const struct rows8_tables *t,
                                                      const struct output &y, uint32_t first,
                                                      const __nv_bfloat16 (*results)[DOWN_COLUMNS])

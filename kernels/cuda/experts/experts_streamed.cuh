@@ -1,13 +1,13 @@
 /* experts_streamed.cuh: products of experts that have few rows each, as linear_skinny.cuh makes them. A unit is up to 8 EIGHTS
- * places of one expert, so only the weights of wanted experts are read. W of a unit is the operand of 64 rows, its rows
- * of x are the columns. The chain of every output is that of linear_skinny.cuh.
+ * places of one expert, so only the weights of experts that have rows are read. W of a unit is the operand of 64 rows, its
+ * rows of x are the columns. The chain of every output is that of linear_skinny.cuh.
  *
  * experts_streamed writes a row for every place: act(gate) * up, or plain sums. Up to 8 rows of x are not gathered: every unit
  * multiplies all of them and keeps the columns of its routes.
  *
  * Weights cannot be fetched before the routes are known. experts_streamed starts the next kernel only when it has read the
- * routes itself. So that kernel may read the routes and fetch its weights before it waits for its input.
- * Bound by the bytes of the wanted weights: 8 experts of 3 x 768 x 2048 take 17 us at the 4.5 TB/s that an H200 reads. */
+ * routes itself. So that kernel may read the routes and fetch its weights before it waits for its input. Bound by the bytes of
+ * the chosen experts' weights: 8 experts of 3 x 768 x 2048 take 17 us at the 4.5 TB/s that an H200 reads. */
 #ifndef LLMPY_CUDA_EXPERTS_STREAMED_CUH
 #define LLMPY_CUDA_EXPERTS_STREAMED_CUH
 
@@ -30,13 +30,13 @@ struct streamed_shape {
     uint32_t expert_step;   /* from one expert to the next: rows, or pairs of eight */
     uint32_t tables_at;     /* in shared memory */
     uint32_t max_units;
-    bool is_behind;         /* experts_streamed was just before: the routes are there already */
+    bool is_behind;         /* the kernel before is experts_streamed, so the routes are written already */
 };
 
 struct streamed_tables {
     uint32_t n_units;
     uint16_t experts[UNSORTED_ROUTES], ranks[UNSORTED_ROUTES]; /* of routes; how many of the same expert are before */
-    int8_t places[UNSORTED_ROUTES][UNSORTED_ROWS];             /* of unit u and row r; below 0: there is no such route */
+    int8_t places[UNSORTED_ROUTES][UNSORTED_ROWS];             /* of unit u and row r; below 0: no such route */
 };
 
 static __device__ __forceinline__ struct streamed_unit *streamed_units(struct streamed_tables *t)
@@ -44,7 +44,7 @@ static __device__ __forceinline__ struct streamed_unit *streamed_units(struct st
     return (struct streamed_unit *)(t + 1);
 }
 
-/* Sorts up to UNSORTED_ROUTES routes; for the kernels behind, one block writes their places. */
+/* Sorts up to UNSORTED_ROUTES routes. One block writes their places for the kernels that follow. */
 static __device__ void streamed_sort(const struct mixture &m, struct streamed_tables *t, bool is_writing)
 {
     const uint32_t n = m.n_routes;
@@ -288,7 +288,7 @@ static inline uint32_t streamed_tile_rows(uint32_t n_out, float n_units, uint32_
     return best;
 }
 
-/* Fills what the shared memory of a block is cut into; the bytes of it. */
+/* Divides the shared memory of a block. Returns its size in bytes. */
 static inline uint32_t streamed_cut_memory(struct streamed_shape *s, uint32_t eights)
 {
     const uint32_t tables = (uint32_t)(sizeof(struct streamed_tables) + s->max_units * sizeof(struct streamed_unit));

@@ -1,10 +1,11 @@
-/* What a row goes to: scores of its experts from float32 logits, the n_chosen best by score + selection bias (ties by the
- * lowest expert), of the best groups where there are groups, and their weights. logits [n_rows][n_experts], routes
+/* Chooses the experts of a row: the scores from float32 logits, the n_chosen best by score + selection bias (of equal ones the
+ * lowest expert), in the best groups if there are groups, and their weights. logits [n_rows][n_experts], routes
  * [n_rows][n_chosen]; all in float32. A block has a row, a thread an expert, as route.cuh has it. Bound by latency: 1 to 2 us
  * for 8 of 128.
  *
- * And the logits of any number of rows, with a router's weights in router.cuh's order: a block keeps 16 or 32 experts in
- * registers, and the rows come by. Bound by the L2 cache, which gives every row to each of these blocks. */
+ * Also computes the logits of any number of rows, with a router's weights in router.cuh's order: a block keeps the weights of
+ * 16 or 32 experts in registers and reads row after row. Bound by the L2 cache, which gives every row to each of these blocks.
+ */
 #include "../core/launch.cuh"
 #include "../core/wgmma.cuh"
 #include "route.cuh"
@@ -14,10 +15,10 @@
 #define ROUTER_THREADS (32 * ROUTER_PARTS)
 #define ROUTER_STAGES 3u
 
-/* ---- logits ------------------------------------------------------------------------------------------------------------- */
+/* ---- logits -------------------------------------------------------------------------------------------------------------- */
 
-/* Eight rows of a part on their way to shared memory: of each 16 bytes a lane, zeros behind the last column. Every other row
- * has its halves of 128 bytes the other way round, so that lanes that read different rows find different banks. */
+/* Copies eight rows of a part to shared memory: 16 bytes a lane of each row, zeros behind the last column. In every other row
+ * the halves of 128 bytes are swapped, so that lanes that read different rows use different banks. */
 template <class T, bool IS_ALIGNED>
 static __device__ __forceinline__ void fetch_rows(const rows<T> &x, uint32_t first, uint32_t n_rows, uint32_t column,
                                                   uint32_t n_cols, uint4 *to)
@@ -128,7 +129,7 @@ enum rc cuda_router(struct cuda *cuda, const struct linear_args *args, struct er
     return launched(err, "linear");
 }
 
-/* ---- routes ------------------------------------------------------------------------------------------------------------- */
+/* ---- routes -------------------------------------------------------------------------------------------------------------- */
 
 template <uint32_t WARPS> static __global__ void __launch_bounds__(32 * WARPS) route_rows(struct route_args a)
 {

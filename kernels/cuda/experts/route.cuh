@@ -26,7 +26,7 @@ static __device__ __forceinline__ float sum_lanes(float x)
     return x;
 }
 
-/* Orders as floats do, a NaN before all; 0 is left for what is out of the choice. */
+/* Orders keys as floats, with a NaN before all others. 0 stands for an expert that cannot be chosen. */
 static __device__ __forceinline__ uint32_t key_of(float x)
 {
     uint32_t bits = __float_as_uint(x + 0.0f); /* -0 is 0 */
@@ -70,7 +70,7 @@ static __device__ __forceinline__ uint32_t place_of(const double *keys, double k
     return n[0] + n[1] + n[2] + n[3];
 }
 
-/* All rounds but the last: the n best are among the keys that the first warp has now. The other warps are done. */
+/* All rounds but the last. Afterwards the first warp has keys that include the n best; the other warps are done. */
 static __device__ __forceinline__ bool narrow(double *&keys, double &key, uint32_t t, uint32_t n_warps, uint32_t n)
 {
     const uint32_t warp = __shfl_sync(ALL_LANES, t / 32, 0);
@@ -82,7 +82,7 @@ static __device__ __forceinline__ bool narrow(double *&keys, double &key, uint32
         if (place < n)
             keys[warp * n + place] = key;
         if (t >= n_left && t < 32 * n_next)
-            keys[t] = __longlong_as_double(t); /* nobody */
+            keys[t] = __longlong_as_double(t); /* no expert */
         meet(1, 32 * n_warps);
         n_warps = n_next;
         if (warp >= n_warps)
@@ -92,7 +92,7 @@ static __device__ __forceinline__ bool narrow(double *&keys, double &key, uint32
     return true;
 }
 
-/* Are the group's experts among those of the best groups? Lane g of the first warp has group g. */
+/* True if the group is among the best groups. Lane g of the first warp has group g. */
 template <uint32_t WARPS>
 static __device__ bool is_kept(const struct route_args &a, float choice, struct route_room<WARPS> &room, uint32_t t,
                            uint32_t n_warps)
@@ -141,7 +141,7 @@ static __device__ float softmax(float logit, struct route_room<WARPS> &room, uin
     return power / sum_lanes(sum);
 }
 
-/* What the weight of one of the last 32 is made of. */
+/* The value from which the weight of one of the last 32 is computed. */
 static __device__ __forceinline__ float term_of(const struct route_args &a, float score, bool is_choice)
 {
     if (a.score == ROUTE_CHOSEN_SIGMOID)
@@ -161,7 +161,7 @@ static __device__ __forceinline__ float sum_eight(const float *from, float sum)
     return sum;
 }
 
-/* Both values at once, for those who look before this launch has ended. */
+/* Stores both values at once, because kernels may read them before this launch has ended. */
 static __device__ __forceinline__ void store_route(struct route *to, uint32_t expert, float weight)
 {
     asm volatile("st.relaxed.gpu.global.v2.b32 [%0],{%1,%2};" ::"l"(to), "r"(expert), "r"(__float_as_uint(weight)) : "memory");
@@ -191,7 +191,7 @@ static __device__ __forceinline__ void finish_routes(const struct route_args &a,
         store_route(routes + lane, room.experts[lane], weight * a.scale);
 }
 
-/* The routes of a row, from the logit of expert t and what is added for its choice; t: the thread's number in the team. */
+/* Writes the routes of a row, from the logit of expert t and its selection bias; t is the thread's number in the team. */
 template <bool HAS_GROUPS, uint32_t WARPS>
 static __device__ __forceinline__ void route_row(const struct route_args &a, float logit, float choice_bias, uint32_t t,
                                                  struct route *routes, struct route_room<WARPS> &room)

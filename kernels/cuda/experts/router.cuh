@@ -1,8 +1,8 @@
-/* router.cuh: the linear whose sums choose a row's experts. It is little work on every row's way, so its chain is made for one
- * row: columns go in parts of 256, a part in halves of 128, a half in two chains of four mma.sync m16n8k16, one for every 32
- * columns: the first takes columns 0, 1, 4, 5 of every eight, the second the others, so that a lane's operands are 16 bytes as
- * they lie. The chains' sums are added in this order, those of the parts pairwise. A warp has a part of 16 experts, whose
- * weights stay in registers. */
+/* router.cuh: the linear that computes the logits of a row's experts. It is little work on the critical path of every row, so
+ * its chain is designed for one row: columns go in parts of 256, a part in halves of 128, a half in two chains of four
+ * mma.sync m16n8k16, one for every 32 columns: the first takes columns 0, 1, 4, 5 of every eight, the second columns 2, 3, 6,
+ * 7, so that a lane's operands are 16 consecutive bytes. The chains' sums are added in this order, the parts' sums pairwise. A
+ * warp has a part of 16 experts, whose weights stay in registers. */
 #ifndef LLMPY_CUDA_ROUTER_CUH
 #define LLMPY_CUDA_ROUTER_CUH
 
@@ -22,7 +22,7 @@ struct router {
     uint32_t n_experts, n_cols;
 };
 
-/* Eight values from `column` on as they lie there; zeros beyond n_columns. */
+/* The eight values from `column` on; zeros beyond n_columns. */
 template <bool IS_ALIGNED, class T>
 static __device__ __forceinline__ uint4 words_of(const T *row, uint32_t column, uint32_t n_columns)
 {
@@ -32,8 +32,8 @@ static __device__ __forceinline__ uint4 words_of(const T *row, uint32_t column, 
     return *(const uint4 *)&values;
 }
 
-/* Lane l has rows l / 4 and l / 4 + 8 of the tile and columns l % 4 * 8 .. + 7 of every 32; for rows that are not there it has
- * others, whose sums nobody takes. */
+/* Lane l has rows l / 4 and l / 4 + 8 of the tile and columns l % 4 * 8 .. + 7 of every 32; for missing rows it has other
+ * rows, and their sums are not used. */
 struct router_weights {
     uint4 low[ROUTER_STEPS], high[ROUTER_STEPS];
 };
@@ -98,7 +98,7 @@ static __device__ __forceinline__ uint4 split(uint4 words)
     return {words.x, words.z, words.y, words.w};
 }
 
-/* Pairwise, as if there were all of them. */
+/* Adds pairwise, in the tree of the full number of parts. */
 static __device__ __forceinline__ float sum_parts(const float *first, uint32_t stride, uint32_t n_parts)
 {
     float parts[ROUTER_PARTS];
@@ -108,7 +108,7 @@ static __device__ __forceinline__ float sum_parts(const float *first, uint32_t s
     return sum_pairs<ROUTER_PARTS>(parts);
 }
 
-/* Are the products of a matrix whose use is to route made in this chain? */
+/* True if a router's matrix is multiplied in this chain. */
 static inline bool router_fits(const struct cuda *cuda, const struct matrix *matrix)
 {
     return cuda->dtype != DTYPE_F32 && matrix->is_whole && matrix->parts[0].dtype == cuda->dtype && matrix->n_rows &&

@@ -1,5 +1,5 @@
-/* cublaslt.cuh: products by cuBLASLt, where the process can open it: y = x W^T with a given algorithm, and the algorithms for a
- * shape that do not split k. Whether their bits are the plain chain's is for the caller to prove. The library stays open. */
+/* cublaslt.cuh: products by cuBLASLt, if the process can open it: y = x W^T with a given algorithm, and the algorithms for a
+ * shape that do not split k. The caller compares their bits with the plain chain's. The library stays open. */
 #ifndef LLMPY_CUDA_CUBLASLT_CUH
 #define LLMPY_CUDA_CUBLASLT_CUH
 
@@ -60,7 +60,7 @@ static inline bool lt_prepare(struct cuda *cuda, struct lt *lt, int type)
     return !failed && cuda_take(cuda, MEMORY_WORK, LT_WORKSPACE_BYTES, &lt->workspace, NULL) == RC_OK;
 }
 
-/* NULL: the library is not there, or too old. */
+/* NULL if the library is missing or too old. */
 static inline struct lt *lt_open(struct cuda *cuda, const char *path)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -109,7 +109,7 @@ static inline bool lt_multiply(const struct lt *lt, const struct lt_product *p, 
                               lt->workspace, LT_WORKSPACE_BYTES, stream);
 }
 
-/* Algorithms that the library proposes, its favourite first, without those that split k. Gives their number. */
+/* Lists the algorithms that the library proposes, best first, without those that split k. Returns their number. */
 static inline uint32_t lt_find(const struct lt *lt, const struct lt_product *p, uint32_t dtype, struct lt_algorithm *algorithms,
                                uint32_t n_max)
 {

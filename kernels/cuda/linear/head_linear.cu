@@ -55,7 +55,7 @@ head_linear_values(struct head_matrix w, rows<T> x, rows<T> out, uint32_t n_rows
             *out.at(first + r, head * width + n) = round_to<T>(sum[r]);
 }
 
-/* ---- on tensor cores ---------------------------------------------------------------------------------------------------- */
+/* ---- on tensor cores ----------------------------------------------------------------------------------------------------- */
 
 #define TILE 64u    /* outputs of a block */
 #define MAX_SUM 512u

@@ -2,10 +2,10 @@
  * (+ add[r][n]), rounded again, as the separate operation does it. LINEAR_WAYS has the ways. Every output is one chain of
  * float32, the same for every number of rows:
  * - W and x of one two-byte type: mma.sync m16n8k16 over the k16 steps 0, 1, 2, ..., 16 rows of W by 8 rows of x. The tail of k
- *   and rows that are not there are zeros. linear_tiles has one tile of W and 8 or 64 rows of x a warp. Where the copy engine
+ *   and missing rows are zeros. linear_tiles has one tile of W and 8 or 64 rows of x a warp. Where the copy engine
  *   can read both, linear_row.cuh, linear_skinny.cuh and linear_gemm.cuh use wgmma in the same order.
- * - anything else: the exact float32 value of W (weight.cuh) times that of x in fused multiply-adds, k ascending. A block of
- *   linear_values unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
+ * - anything else: the exact float32 value of W (weight_format.cuh) times that of x in fused multiply-adds, k ascending. A
+ *   block of linear_values unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
  * One row is bound by the bytes of W; linear_tiles and linear_values are bound by latency and reach a part of that. */
 #include "../core/launch.cuh"
 #include "../core/mma.cuh"
@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- tensor cores ------------------------------------------------------------------------------------------------------- */
+/* ---- tensor cores -------------------------------------------------------------------------------------------------------- */
 
 /* Lane g = lane / 4, t = lane % 4 holds rows g and g + 8 of the tile of W, row g of each eight of x, columns 2t and 2t + 8. */
 template <class T, uint32_t EIGHTS>
@@ -28,7 +28,7 @@ linear_tiles(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, bool
     start_next();
     wait_for_input();
     uint32_t g = threadIdx.x / 4, t = threadIdx.x % 4, n = blockIdx.x * 16 + g, r = blockIdx.y * 8 * EIGHTS + g;
-    /* Rows beyond the last read the last one; their sums are not stored. */
+    /* Rows beyond the last read the last row; their sums are not stored. */
     const uint32_t *low = (const uint32_t *)(w + min(n, out.n_out - 1) * w_row_bytes) + t;
     const uint32_t *high = (const uint32_t *)(w + min(n + 8, out.n_out - 1) * w_row_bytes) + t;
     const uint16_t *x_rows[EIGHTS];
@@ -66,7 +66,7 @@ static void launch_tiles(const struct cuda *cuda, const struct cuda_part *part, 
            rows<T>(args->x), n_cols, is_aligned, out);
 }
 
-/* ---- fused multiply-adds ------------------------------------------------------------------------------------------------ */
+/* ---- fused multiply-adds ------------------------------------------------------------------------------------------------- */
 
 #define THREADS 128u
 #define W_ROWS 16u
@@ -119,7 +119,7 @@ static void launch_values(const struct cuda *cuda, const struct cuda_part *part,
     });
 }
 
-/* ---- skinny ------------------------------------------------------------------------------------------------------------- */
+/* ---- skinny -------------------------------------------------------------------------------------------------------------- */
 
 #define N_X_MAPS 64u /* a model has some 5 places that linears read, each with a few numbers of rows */
 
@@ -142,14 +142,14 @@ struct linear_shape {
     const struct matrix *samples[N_SAMPLES]; /* some weights of the shape */
     uint32_t n_samples;
     uint32_t n_tried, n_chosen;              /* classes */
-    bool is_library[N_CLASSES];              /* cuBLASLt, with the algorithm, whose bits were found equal */
+    bool is_library[N_CLASSES];              /* use cuBLASLt with this algorithm, which gave equal bits */
     struct lt_algorithm algorithms[N_CLASSES];
 };
 struct linear_state {
     map_encoder encode;
     struct gemm_device gemm;
     struct x_map x_maps[N_X_MAPS];
-    struct lt *lt; /* NULL: not wanted, or not there */
+    struct lt *lt; /* NULL: turned off, or not found */
     struct linear_shape shapes[N_SHAPES];
     uint32_t n_shapes;
 };
@@ -326,7 +326,7 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     return RC_OK;
 }
 
-/* ---- parts -------------------------------------------------------------------------------------------------------------- */
+/* ---- parts --------------------------------------------------------------------------------------------------------------- */
 
 static void launch_part(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
                         const struct output &out, float)
@@ -359,7 +359,7 @@ static void launch_parts(const struct cuda *cuda, const struct linear_args *args
     }
 }
 
-/* ---- cuBLASLt ----------------------------------------------------------------------------------------------------------- */
+/* ---- cuBLASLt ------------------------------------------------------------------------------------------------------------ */
 
 /* The class that n_rows, more than SKINNY_ROWS, are of. */
 static uint32_t class_of(uint32_t n_rows)
@@ -396,12 +396,13 @@ static struct lt_product product_of(const struct linear_args *args)
     return product;
 }
 
-/* ---- the ways ----------------------------------------------------------------------------------------------------------- */
+/* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
  * two-byte type; anything else. */
 enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, ALL_WEIGHTS = 7 };
-/* What is wanted: the sums, act(gate) * up of them, or either of a row that is first summed with another and normed. */
+/* What a linear computes: the sums, act(gate) * up of them, or either for a row that is first added to another row and normed.
+ */
 enum linear_form { SUM = 1, PRODUCT = 2, NORMED_SUM = 4, NORMED_PRODUCT = 8, NORMED = NORMED_SUM | NORMED_PRODUCT };
 
 struct linear_problem {
@@ -430,7 +431,7 @@ struct linear_way {
     const char *name;
     uint32_t min_rows, max_rows;
     uint32_t weights, forms;                          /* that it takes: enum linear_weights, enum linear_form, or-ed */
-    bool (*fits)(const struct linear_problem &p);     /* what else it asks for; NULL: nothing */
+    bool (*fits)(const struct linear_problem &p);     /* a further condition, or NULL */
     enum rc (*run)(const struct linear_problem &p, struct err *err);
 };
 
@@ -514,7 +515,7 @@ static enum rc run_parts(const struct linear_problem &p, struct err *)
     return RC_OK;
 }
 
-/* gate | up into mid, then their product. */
+/* Computes gate | up into mid, then their product. */
 static enum rc run_twice(const struct linear_problem &p, struct err *err)
 {
     const struct linear_args *args = p.args;
@@ -579,7 +580,7 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
 
 #define N_ALGORITHMS 4u
 
-/* Memory of a choice: rows of x, the library's y and our own, and what they led to. */
+/* Memory of a trial: rows of x, the library's y, our y, and the result of the comparison. */
 struct trial {
     char *x, *y, *own;
     uint32_t *n_unequal;
@@ -639,7 +640,7 @@ static float time_trial(struct cuda *cuda, const struct trial *t, const struct l
     return ms / (float)n_calls;
 }
 
-/* Are the library's bits those of our kernel, for all outputs of the first and last rows? */
+/* True if the library and our kernel give equal bits for all outputs of the first and last rows. */
 static bool is_proven(struct cuda *cuda, const struct trial *t, const struct linear_shape *shape, uint32_t n_rows,
                       const struct lt_algorithm *algorithm)
 {
@@ -664,7 +665,7 @@ static bool is_proven(struct cuda *cuda, const struct trial *t, const struct lin
     return cudaStreamSynchronize(cuda->stream) == cudaSuccess && n_unequal == 0;
 }
 
-/* Is the library faster by more than it loses because its kernels do not overlap with their neighbours? */
+/* True if the library gains more time than it loses because its kernels do not overlap with their neighbours. */
 static bool is_worth(float ms, float own_ms)
 {
     return ms > 0 && ms < 0.97f * own_ms - 0.001f;

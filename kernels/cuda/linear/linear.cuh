@@ -1,5 +1,5 @@
-/* linear.cuh: what becomes of a linear's float32 sums, the same in every kernel of linear.cu: bias, the one rounding to the
- * type of activations (none for logits), then the sum with other rows, rounded again. */
+/* linear.cuh: the end of a linear, equal in every kernel of linear.cu: the float32 sums get the bias, are rounded once to the
+ * type of activations (logits are not), and are added to other rows, rounded again. */
 #ifndef LLMPY_CUDA_LINEAR_CUH
 #define LLMPY_CUDA_LINEAR_CUH
 
@@ -14,7 +14,7 @@ struct output {
     uint32_t act; /* of the product of gate and up, for the kernels that make it; n_out is its width */
 };
 
-/* What rows of a matrix from first_row on write. */
+/* The output of the rows of a matrix from first_row on. */
 static inline struct output output_of(const struct linear_args *args, uint32_t first_row, uint32_t n_out, uint32_t item)
 {
     struct output out = {};

@@ -4,13 +4,14 @@
  *
  * A block of one or two consumer warpgroups holds a tile of 64 or 128 rows of x by WIDTH rows of W in registers. One warp
  * streams W and one x, in stages of 64 columns through a ring that fills shared memory. The blocks of a cluster form a
- * rectangle of tiles: those beside each other share x, those below each other W. Each block fetches a slice of what they share
- * for all of them, so L2 is read once. W does not wait for the kernel before. Where W is gate | up, a tile takes eight rows of
- * each in turn, and the block makes act(gate) * up of its sums, each rounded first.
+ * rectangle of tiles: blocks beside each other share x, blocks below each other share W. Each block fetches one slice of the
+ * shared rows for all blocks that share them, so L2 is read once. W does not wait for the kernel before. Where W is gate | up,
+ * a tile alternates between eight rows of gate and eight of up, and the block computes act(gate) * up of its sums, each
+ * rounded first.
  *
  * Bound on an H200, us: by the tensor cores 2 n_rows n_out n_cols / 800e6 (some 760e6 are reached), by the bytes of W
- * 2 n_out n_cols / 4.5e6: for 256 rows and 28,672 x 4,096 75 and 52. Small tiles are bound by what a processor takes in, 64
- * bytes a cycle: (64 groups + WIDTH) * 2 cycles a stage, which multiplies in groups * WIDTH * 2 cycles. */
+ * 2 n_out n_cols / 4.5e6: for 256 rows and 28,672 x 4,096 75 and 52. Small tiles are bound by the 64 bytes a cycle that a
+ * processor loads: (64 groups + WIDTH) * 2 cycles a stage, which multiplies in groups * WIDTH * 2 cycles. */
 #ifndef LLMPY_CUDA_LINEAR_GEMM_CUH
 #define LLMPY_CUDA_LINEAR_GEMM_CUH
 
@@ -31,7 +32,7 @@ struct gemm_shape {
     uint32_t band;               /* clusters below each other that are walked before the next beside */
     uint32_t x_box_rows, w_box_rows;   /* of a slice of a tile */
     uint32_t x_edge_rows, w_edge_rows; /* of the last tile, where that one is not whole */
-    bool is_product;             /* of gate and up: rows of W come by turns, so out.n_out is half of them */
+    bool is_product;             /* of gate and up: eights of their rows alternate in W, so out.n_out is half of W's rows */
     bool is_read_once;           /* no weight is fetched twice */
     bool is_wide;                /* y and what is added lie on multiples of 16 bytes, in eights of columns */
 };
@@ -41,10 +42,10 @@ struct gemm_maps {
     CUtensorMap w, w_edge, x, x_edge;
 };
 
-/* ---- the kernel --------------------------------------------------------------------------------------------------------- */
+/* ---- the kernel ---------------------------------------------------------------------------------------------------------- */
 
-/* First row of x and of W of a block's tile in a cluster's turn-th rectangle: bands of rectangles, each from left to right, so
- * that blocks that run together share what they read. */
+/* First row of x and of W of a block's tile in a cluster's turn-th rectangle. Rectangles are walked in bands, each from left
+ * to right, so that blocks that run together read the same rows. */
 struct gemm_place {
     uint32_t row, column;
 };
@@ -70,8 +71,8 @@ static constexpr __host__ __device__ uint32_t gemm_stages(uint32_t groups, uint3
     return (SHARED_BYTES - groups * 64 * gemm_pitch(width)) / ((groups * 64 + width) * 128 + 16);
 }
 
-/* One thread streams a block's slices of W or of x. The last tile's rows are shared out anew. The
- * rest of that tile keeps old bytes: its sums are not stored, and the copy engine is slow at zeros. */
+/* One thread streams a block's slices of W or of x. The rows of the last tile are divided into smaller slices. The rest of
+ * that tile keeps old bytes, because its sums are not stored and the copy engine is slow at filling zeros. */
 template <uint32_t GROUPS, uint32_t WIDTH>
 static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, const struct gemm_shape &s,
                                                  const struct output &out, const struct ring &ring, bool is_weight)
@@ -112,7 +113,7 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
 {
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
-    /* The blocks that fetch for this one hear of a free stage; lane i tells the i-th. */
+    /* This block releases a stage in every block that fetches for it; lane i in the i-th. */
     uint32_t beside = lane - s.down, owner = lane + (across << s.down_log2);
     if (lane >= s.down)
         owner = down + ((beside + (beside >= across)) << s.down_log2);
@@ -147,7 +148,7 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
             asm volatile("" : "+f"(sum[i]));
         struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
         uint32_t row = place.row + warp * 16;
-        wait_for_input(); /* for what the sums are added to; x has waited already */
+        wait_for_input(); /* before reading the rows that the sums are added to; x has waited already */
         if (out.bias)
             add_bias(sum, out, s.is_product, place.column);
         if (out.is_float)
@@ -186,7 +187,7 @@ linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant
     }
 }
 
-/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
 typedef void (*gemm_kernel)(struct gemm_maps, struct gemm_shape, struct output);
 
@@ -209,7 +210,7 @@ struct gemm_cluster {
 static const struct gemm_cluster GEMM_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4}};
 #define GEMM_MAX_CLUSTER 4u
 
-/* What a device can run at a time: clusters of 1, 2 and 4 blocks. */
+/* Clusters of 1, 2 and 4 blocks that a device runs at a time. */
 struct gemm_device {
     uint32_t n_clusters[GEMM_MAX_CLUSTER + 1];
 };
@@ -227,8 +228,8 @@ static cudaError_t gemm_open(uint32_t dtype, uint32_t n_processors, struct gemm_
 }
 
 /* Microseconds that a product takes, by a model fitted to an H200 (most of its choices are the best measured, the rest within
- * some 5 %): a stage is bound by the tensor cores, or by what L2 hands out and the processor takes in; a launch by its tiles
- * one after the other, or by the bytes of W. */
+ * some 5 %): a stage is bound by the tensor cores or by the copies from L2, a launch by its sequence of tiles or by the bytes
+ * of W. */
 static float gemm_cost(const struct gemm_device *device, const struct gemm_form *form, const struct gemm_cluster *cluster,
                        uint32_t n_rows, uint32_t n_out, uint32_t n_cols)
 {
@@ -252,7 +253,7 @@ struct gemm_args {
     struct output out;
 };
 
-/* The maps of x or of W, whose tiles of tile_rows rows are fetched in n_slices. */
+/* Makes the maps of x or of W. A tile of tile_rows rows is fetched in n_slices slices. */
 static enum rc gemm_map(const struct cuda *cuda, map_encoder encode, const void *data, uint64_t row_bytes, uint32_t n_rows,
                         uint32_t n_blocks, bool is_pairs, uint32_t tile_rows, uint32_t n_slices, CUtensorMap *map,
                         CUtensorMap *edge, uint32_t *edge_rows, struct err *err)

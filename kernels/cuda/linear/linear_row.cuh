@@ -13,7 +13,7 @@
 #define NORMED_WORKERS 128u
 #define NORMED_PARTS 4u /* of row_norm.cuh's threads that one of the workers stands for, at most */
 #define NORMED_WEIGHTS (10u << 20) /* of W, at least */
-#define ROW_BEYOND 128u /* bytes behind the row that a product reads; of a norm the warps' sums of squares lie there */
+#define ROW_BEYOND 128u /* bytes behind the row that a product reads; a norm keeps the warps' sums of squares in them */
 
 /* Of a row as given a alone. */
 struct skinny_row {
@@ -127,7 +127,7 @@ linear_row(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, str
     }
 }
 
-/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
 static inline uint32_t row_bytes(uint32_t n_stages, uint32_t tile_rows, uint32_t n_blocks)
 {
@@ -140,13 +140,13 @@ static inline uint32_t row_stages(uint32_t tile_rows, uint32_t n_blocks, uint32_
     return ring_stages(room, [&](uint32_t n) { return row_bytes(n, tile_rows, n_blocks); });
 }
 
-/* Is there room for the row and a ring? */
+/* True if shared memory holds the row and a ring. */
 static inline bool row_fits(const struct matrix *matrix, const struct skinny_form *form)
 {
     return row_bytes(2, form->tile_rows, matrix->n_cols / 64) <= skinny_room(true);
 }
 
-/* Does linear_row make what is wanted, faster than two launches? */
+/* True if linear_row computes the sum, norm and linear faster than two launches. */
 static inline bool normed_fits(const struct add_rms_norm_args *args)
 {
     const struct matrix *matrix = args->linear->matrix;

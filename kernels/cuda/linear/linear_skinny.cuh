@@ -1,12 +1,12 @@
-/* linear_skinny.cuh: y[r][n] = sum over k of x[r][k] * W[n][k] for 1 to 64 rows of x. W and x have one two-byte type, n_cols is
- * a multiple of 64. Every output is one float32 accumulator over the k16 steps 0, 1, 2, ..., the chain of every kernel of
+/* linear_skinny.cuh: y[r][n] = sum over k of x[r][k] * W[n][k] for 1 to 64 rows of x. W and x have one two-byte type, n_cols
+ * is a multiple of 64. Every output is one float32 accumulator over the k16 steps 0, 1, 2, ..., the chain of every kernel of
  * linear.cu.
  *
  * A block owns tiles of tile_rows rows of W (a multiple of 8, at most 64). One warp streams W through a ring that fills shared
  * memory, one streams x, four multiply with wgmma. W is the operand of 64 rows; where a tile has fewer, the product reads
  * whatever bytes follow, and those sums are not stored. W does not wait for the kernel before, so the next kernel fills its
- * ring while this one ends. It asks for SKINNY_AHEAD_BYTES at a time, or SKINNY_HELD_BYTES: enough to keep memory busy, and few
- * enough that the reads and writes of this kernel do not queue behind a whole ring. Where W is gate | up, the block makes
+ * ring while this one ends. At most SKINNY_AHEAD_BYTES or SKINNY_HELD_BYTES are in flight: enough to keep memory busy, and few
+ * enough that the reads and writes of this kernel do not queue behind a whole ring. Where W is gate | up, the block computes
  * act(gate) * up of its sums, each rounded first. Bound by the bytes of W: 4096 x 14336 takes 26 us at the 4.5 TB/s that an
  * H200 reads, 28 us in a chain of launches. */
 #ifndef LLMPY_CUDA_LINEAR_SKINNY_CUH
@@ -28,7 +28,7 @@
 struct skinny_shape {
     uint32_t n_blocks; /* of 64 columns */
     uint32_t n_stages, tile_rows, n_tiles;
-    uint32_t n_ahead; /* stages of W that are asked for and not there yet, at most */
+    uint32_t n_ahead; /* stages of W in flight, at most */
     bool is_held;     /* a block's only tile, nearly all of it, by its shared memory */
 };
 
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void skinny_load_x(const CUtensorMap *map, con
         }
 }
 
-/* x_there: 0, or a barrier that opens when x has been read. No read queues behind W after that, so the rest of W is asked for
+/* x_there: 0, or a barrier that opens when x has arrived. After that no read queues behind W, so the rest of W is fetched
  * without a limit. */
 template <bool IS_PRODUCT>
 static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, const struct skinny_shape &s,
@@ -154,13 +154,15 @@ static __device__ __forceinline__ uint32_t skinny_w_row(uint32_t i)
     return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
 }
 
-/* What the sums of a tile are joined with: read before they are there. Sum i of a thread has bias i / 2 % 2. */
+/* The rows and the bias that are added to the sums of a tile, read before the sums are computed. Sum i of a thread has
+ * bias i / 2 % 2. */
 template <class T, uint32_t EIGHTS> struct skinny_joined {
     T added[4 * EIGHTS];
     float bias[2];
 };
 
-/* Eight rows of gate and eight of up take turns in a tile, so both sums of an output are in one thread: this is theirs. */
+/* The output of a thread. A tile alternates between eight rows of gate and eight of up, so one thread has both sums of an
+ * output. */
 static __device__ __forceinline__ uint32_t skinny_output(const struct skinny_shape &s, uint32_t tile)
 {
     return tile * (s.tile_rows / 2) + threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
@@ -285,7 +287,7 @@ linear_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant__
     }
 }
 
-/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
 /* Rows of W a tile, of pairs a multiple of 16: the most that keep the blocks' shares near equal, nearer where x is short, as
  * each tile reads all of x. A small weight gets few blocks: the next kernel fetches its own on the processors left over. */
@@ -309,7 +311,7 @@ static inline uint32_t skinny_tile_rows(uint32_t n_out, uint32_t n_cols, bool is
 
 static inline uint32_t skinny_bytes(uint32_t n_stages, uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights)
 {
-    /* The product of the last stage may read beyond it; mostly what follows is there anyway. */
+    /* The product of the last stage may read beyond its end; usually the data that follows is large enough. */
     uint32_t beyond = (64 - tile_rows) * 128, after = n_stages * (stage_blocks * eights * 1024 + 24);
     return n_stages * stage_blocks * tile_rows * 128 + (after > beyond ? after : beyond);
 }
@@ -327,13 +329,13 @@ static inline bool skinny_is_held(const struct matrix *matrix, const struct skin
     return is_large && form->tile_rows * matrix->n_cols * 2 <= SHARED_BYTES - SKINNY_SPARED / 2;
 }
 
-/* Shared memory of a block for up to eight rows: one that holds its tile leaves some to the next kernel. */
+/* Shared memory of a block for up to eight rows. A block that holds its tile leaves some to the next kernel. */
 static inline uint32_t skinny_room(bool is_held)
 {
     return is_held ? SHARED_BYTES - SKINNY_SPARED : SHARED_BYTES;
 }
 
-/* The most stages whose bytes(n) fit in the room. */
+/* The largest number n of stages for which bytes(n) fit in the room. */
 template <class F> static inline uint32_t ring_stages(uint32_t room, F bytes)
 {
     uint32_t n = SKINNY_MAX_STAGES;

@@ -1,11 +1,12 @@
-/* Weight matrices that are made up on the device, and MXFP4 of experts on its way into packed.cuh's order and back.
+/* Weight matrices with dummy values, filled on the device, and the conversion of experts' MXFP4 into packed.cuh's order and
+ * back.
  *
- * Made up: element (r, c) of a part is csrc/base/dummy.h's value of (key, s, c), s the row of the checkpoint's tensor that r
- * is, rounded once to the part's type; MXFP4 has its blocks. Bound by the hash, some 20 instructions a value: the 8.0e9 weights
- * of Llama-3-8B take 8 ms on an H200, behind which their 16 GB of writes (4 ms) hide.
+ * Dummy values: element (r, c) of a part is csrc/base/dummy.h's value of (key, s, c), rounded once to the part's type; s is
+ * the row's number in the checkpoint's tensor. MXFP4 has dummy blocks. Bound by the hash, some 20 instructions a value: the
+ * 8.0e9 weights of Llama-3-8B take 8 ms on an H200, behind which their 16 GB of writes (4 ms) hide.
  *
- * Packed: rows come to the device as the file has them, some megabytes at a time, and a thread orders a block of 32 values.
- * Bound by the way to the device. */
+ * Packed: rows are copied to the device as the file has them, some megabytes at a time, and a thread orders a block of 32
+ * values. Bound by that copy. */
 #include "../core/packed.cuh"
 #include "../core/weight_format.cuh"
 #include "../experts/experts.cuh"
@@ -57,7 +58,7 @@ static __device__ __forceinline__ uint32_t value_of(uint32_t bits)
     return (bits >> 12 & 8) | (bits >> 6 & 7);
 }
 
-/* Block blockIdx.x: a row. too_large: whether an exponent is beyond what can be packed. */
+/* A block packs row blockIdx.x. too_large is set to 1 if an exponent cannot be packed. */
 static __global__ void matrix_pack_rows(const uint8_t *rows, uint32_t n_blocks, char *data, uint32_t n_eights,
                                         uint32_t first_row, uint32_t *too_large)
 {
@@ -104,7 +105,7 @@ static uint32_t packing_rows(const struct matrix *matrix)
     return (uint32_t)(PACKING_BYTES / matrix->parts[0].file_row_bytes);
 }
 
-/* Rows that lie in `packing` go to rows first_row ... of the matrix. */
+/* Packs the rows in `packing` into rows first_row ... of the matrix. */
 static enum rc pack_chunk(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err)
 {
     uint32_t *flag = (uint32_t *)(cuda->experts->packing + PACKING_BYTES), too_large = 0;

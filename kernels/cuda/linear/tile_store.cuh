@@ -1,5 +1,5 @@
-/* tile_store.cuh: what linear_gemm.cuh and experts_grouped.cuh share: clusters of blocks that fetch for each other, and how a
- * tile's sums go from registers to memory. A thread's sums are those of wgmma.cuh. */
+/* tile_store.cuh: copies to several blocks of a cluster, and the store of a tile's sums from registers to memory, for
+ * linear_gemm.cuh and experts_grouped.cuh. A thread's sums are those of wgmma.cuh. */
 #ifndef LLMPY_CUDA_TILE_STORE_CUH
 #define LLMPY_CUDA_TILE_STORE_CUH
 
@@ -43,7 +43,7 @@ static __device__ __forceinline__ uint64_t policy_keep(void)
     return policy;
 }
 
-/* ---- the results -------------------------------------------------------------------------------------------------------- */
+/* ---- the results --------------------------------------------------------------------------------------------------------- */
 
 template <class T> static __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b)
 {
@@ -164,8 +164,8 @@ static __device__ __forceinline__ void store_eight(const struct output &out, boo
     }
 }
 
-/* The sums rounded, through the warp's piece of shared memory, so that whole lines are written; of gate and up their product.
- */
+/* Rounds the sums and stores them through the warp's piece of shared memory, so that whole lines are written. Of gate and up
+ * it stores the product. */
 template <class T, uint32_t N, class F>
 static __device__ __forceinline__ void store_lines(const float (&sum)[N], const struct output &out, bool is_product,
                                                    bool is_wide, const F &product, uint32_t row, uint32_t first,

@@ -1,6 +1,6 @@
-/* Groups of processes over NCCL, which is opened when the first is made. A communicator that does not block: whatever is asked
- * of it is asked again until it is done or the caller has waited enough, and a peer that is gone ends in ncclCommAbort instead
- * of a hang. The group has a stream of its own. Bound by the link: NVLink 4, 450 GB/s each way on an H200. */
+/* Groups of processes over NCCL, which is opened for the first group. Communicators do not block: each call is polled until it
+ * is done or the caller's time is over, and the loss of a peer ends in ncclCommAbort instead of a hang. Each group has its own
+ * stream. Bound by the link: NVLink 4, 450 GB/s each way on an H200. */
 #include "peers.cuh"
 
 #include "dyn_nccl.h"
@@ -23,7 +23,7 @@ struct process_group {
     struct group_slot slots[GROUP_SLOTS];
 };
 
-/* ---- the library -------------------------------------------------------------------------------------------------------- */
+/* ---- the library --------------------------------------------------------------------------------------------------------- */
 
 static enum rc refuse(struct err *err, const char *path, const char *wanted)
 {
@@ -70,9 +70,9 @@ enum rc nccl_group_id(const char *nccl, uint8_t *id, struct err *err)
     return RC_OK;
 }
 
-/* ---- ends --------------------------------------------------------------------------------------------------------------- */
+/* ---- ends ---------------------------------------------------------------------------------------------------------------- */
 
-/* Ends what is on its way, here; the others find out by themselves. */
+/* Ends the running calls in this process. The other processes notice it themselves. */
 static void end_comm(struct process_group *group)
 {
     if (group->comm)
@@ -95,7 +95,7 @@ static enum rc fail(struct process_group *group, int result, const char *operati
 static enum rc fail_cuda(struct process_group *group, cudaError_t code, const char *operation, struct err *err)
 {
     end_comm(group);
-    cudaGetLastError(); /* told; not the next launch's */
+    cudaGetLastError(); /* reported already; clears it for the next launch */
     return cuda_fail(err, code, operation);
 }
 
@@ -129,7 +129,7 @@ void nccl_group_close(struct process_group *group)
     mem_free(group);
 }
 
-/* ---- the life of a group ------------------------------------------------------------------------------------------------ */
+/* ---- the life of a group ------------------------------------------------------------------------------------------------- */
 
 static enum rc start(struct process_group *group, const struct group_options *options, struct err *err)
 {
@@ -172,7 +172,7 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Short enough not to be seen in a broadcast of milliseconds, long enough to leave the processor to others. */
+/* Short against a broadcast of milliseconds, and long enough to leave the processor to other threads. */
 static void rest(void)
 {
     const struct timespec time = {0, 20000};
@@ -215,7 +215,7 @@ enum rc nccl_group_buffer(struct process_group *group, uint32_t slot, size_t siz
     primary_scope scope(group->primary);
     struct group_slot *s = &group->slots[slot];
     if (s->size_bytes < size_bytes) {
-        cudaFree(s->memory); /* what has been broadcast into it has been waited for */
+        cudaFree(s->memory); /* broadcasts into it have ended */
         s->memory = NULL;
         s->size_bytes = 0;
         cudaError_t code = cudaMalloc(&s->memory, size_bytes);
@@ -241,7 +241,7 @@ enum rc nccl_group_buffer(struct process_group *group, uint32_t slot, size_t siz
     return RC_OK;
 }
 
-/* What became of a call: its event is recorded by group_settle, once it is enqueued. */
+/* Checks the result of a call. group_settle records its event once the call is enqueued. */
 static enum rc called(struct process_group *group, uint32_t slot, int result, const char *operation, struct err *err)
 {
     if (result != NCCL_OK && result != NCCL_IN_PROGRESS)

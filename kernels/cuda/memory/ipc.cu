@@ -1,11 +1,11 @@
-/* Memory of other processes. A handle of cudaIpcGetMemHandle stands for a whole allocation, whatever tensor of it is meant; a
+/* Memory of other processes. A handle of cudaIpcGetMemHandle stands for the whole allocation that contains a tensor; a
  * descriptor of cuMemExportToShareableHandle is mapped. Nothing is copied here: the importer reads the memory in place, at the
- * device's own bandwidth, and lets it go before the exporter frees it. */
+ * device's bandwidth, and closes it before the exporter frees it. */
 #include "peers.cuh"
 
 #include <string.h>
 
-/* ---- contexts ----------------------------------------------------------------------------------------------------------- */
+/* ---- contexts ------------------------------------------------------------------------------------------------------------ */
 
 enum rc primary::take(const char *name, struct err *err)
 {
@@ -44,7 +44,7 @@ primary_scope::~primary_scope()
         driver_get()->pop(&popped);
 }
 
-/* ---- import ------------------------------------------------------------------------------------------------------------- */
+/* ---- import -------------------------------------------------------------------------------------------------------------- */
 
 struct imported {
     struct primary primary;
@@ -188,7 +188,7 @@ static enum rc import_memory(const struct import_args *args, struct imported **r
     }
     if (rc) {
         release_memory(imported);
-        cudaGetLastError(); /* told; not the next launch's */
+        cudaGetLastError(); /* reported already; clears it for the next launch */
         return rc;
     }
     *result = imported;
@@ -196,7 +196,7 @@ static enum rc import_memory(const struct import_args *args, struct imported **r
     return RC_OK;
 }
 
-/* ---- export ------------------------------------------------------------------------------------------------------------- */
+/* ---- export -------------------------------------------------------------------------------------------------------------- */
 
 static enum rc export_memory(const char *device, const void *memory, uint8_t *handle, size_t *offset, size_t *size_bytes,
                              struct err *err)

@@ -6,25 +6,25 @@
 
 #include <string.h>
 
-#define CHUNK_BYTES ((size_t)32 << 20) /* of small weights; larger ones get a chunk of their own */
+#define CHUNK_BYTES ((size_t)32 << 20) /* of small weights; a larger weight gets its own chunk */
 
-/* ---- chunks ------------------------------------------------------------------------------------------------------------- */
+/* ---- chunks -------------------------------------------------------------------------------------------------------------- */
 
 struct memory_chunk {
     struct memory_chunk *next;
     uint32_t use, n_blocks;
     CUdeviceptr base;
-    size_t size_bytes, left_bytes; /* what is left lies below what is taken */
+    size_t size_bytes, left_bytes; /* free bytes are below used ones */
     CUmemGenericAllocationHandle handle;
     bool is_mapped;
     bool is_new;                   /* mapped by the call in progress */
-    char *host;                    /* pinned, for what is taken; kept from one sleep to the next */
+    char *host;                    /* pinned, for the used bytes; kept from one sleep to the next */
     size_t host_bytes;
     bool is_saved;                 /* the host has it, or will when the stream is done */
 };
 struct memory_block {
     struct memory_block *next;
-    struct memory_chunk *chunk; /* NULL: of its own */
+    struct memory_chunk *chunk; /* NULL: it has its own allocation */
     char *memory;
     size_t size_bytes;
     uint32_t use;
@@ -81,7 +81,7 @@ static void host_free(struct cuda *cuda, struct memory_chunk *chunk)
     chunk->is_saved = false;
 }
 
-/* Pinned memory for what is taken of the chunk. */
+/* Pinned memory for the used bytes of the chunk. */
 static cudaError_t host_take(struct cuda *cuda, struct memory_chunk *chunk)
 {
     size_t size_bytes = chunk->size_bytes - chunk->left_bytes;
@@ -132,7 +132,7 @@ static void chunk_release(struct cuda *cuda, struct memory_chunk *chunk)
     while (*place != chunk)
         place = &(*place)->next;
     *place = chunk->next;
-    cudaStreamSynchronize(cuda->stream); /* as cudaFree does: what was enqueued may still use the memory */
+    cudaStreamSynchronize(cuda->stream); /* as cudaFree does: enqueued work may still use the memory */
     chunk_unmap(cuda, chunk);
     host_free(cuda, chunk);
     driver_get()->unreserve(chunk->base, chunk->size_bytes);
@@ -160,7 +160,7 @@ static cudaError_t chunk_take(struct cuda *cuda, struct memory_block *block)
     return cudaSuccess;
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------------------------------- */
+/* ---- blocks -------------------------------------------------------------------------------------------------------------- */
 
 static enum rc refuse(uint32_t use, size_t size_bytes, cudaError_t code, struct err *err)
 {
@@ -247,7 +247,7 @@ void cuda_give_all(struct cuda *cuda)
     cuda->blocks = NULL;
 }
 
-/* ---- operations --------------------------------------------------------------------------------------------------------- */
+/* ---- operations ---------------------------------------------------------------------------------------------------------- */
 
 enum rc cuda_pool_create(void *ctx, uint32_t use, size_t size_bytes, void **buffer, struct err *err)
 {
@@ -291,7 +291,7 @@ enum rc cuda_pool_release(void *ctx, uint32_t use, struct err *err)
     return RC_OK;
 }
 
-/* Maps a chunk and enqueues its content. Pages need none: nobody reads a key before it is written. */
+/* Maps a chunk and enqueues its content. Pages need none: no kernel reads a key before it is written. */
 static cudaError_t chunk_restore(struct cuda *cuda, struct memory_chunk *chunk)
 {
     cudaError_t code = chunk_map(cuda, chunk);
@@ -318,7 +318,7 @@ enum rc cuda_pool_restore(void *ctx, uint32_t use, struct err *err)
         if (chunk->use != use || chunk->is_mapped)
             continue;
         wanted_bytes += chunk->size_bytes;
-        code = code == cudaSuccess ? chunk_restore(cuda, chunk) : code; /* those before it are copied meanwhile */
+        code = code == cudaSuccess ? chunk_restore(cuda, chunk) : code; /* chunks before it are copied at the same time */
     }
     if (code == cudaSuccess)
         return RC_OK;

@@ -1,5 +1,5 @@
-/* peers.cuh: what ipc.cu and comm_nccl.cu share. Both may run in a process without an engine, a trainer's: they take the
- * device's primary context for themselves and load none of the backend's kernels. */
+/* peers.cuh: shared by ipc.cu and comm_nccl.cu. Both may run in a process without an engine, for example a trainer: they
+ * retain the device's primary context themselves and load none of the backend's kernels. */
 #ifndef LLMPY_CUDA_PEERS_CUH
 #define LLMPY_CUDA_PEERS_CUH
 

@@ -1,8 +1,8 @@
-/* The way of a batch to the device, and graphs of what a step enqueues.
- * begin: the host's arrays lie one behind the other in pinned memory, which one kernel reads in place: element i of every array
- * by thread i, so that all reads are on their way at once, and while the step before ends. Tables persist on the device and get
- * only what has changed, as pairs (entry, page). Bound by the latency of one read over PCIe, 1 to 2 us, and of one more kernel.
- * It lets no later kernel begin before its end: a step's kernels may read the batch before their wait. */
+/* Copies a batch to the device, and captures a step's launches in graphs.
+ * begin: the host's arrays follow each other in pinned memory, and one kernel reads them in place. Thread i reads element i of
+ * every array, so all reads are in flight at once, while the step before ends. Tables persist on the device; only changed
+ * entries are copied, as pairs (entry, page). Bound by the latency of one read over PCIe, 1 to 2 us, and of one more kernel.
+ * That kernel lets no later kernel begin before its end: a step's kernels may read the batch before their wait. */
 #include "../core/launch.cuh"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 #define THREADS 256u
 #define MAX_PAIRS 32768u /* table entries that one kernel brings; more take more kernels */
 
-/* What lies in pinned memory, behind one another: token ids, positions, row_seq, logits_rows, seq_first_row, pairs. */
+/* The arrays in pinned memory, in this order: token ids, positions, row_seq, logits_rows, seq_first_row, pairs. */
 struct staged_batch {
     const int32_t *from;
     const int32_t *sampled; /* of the step before */
@@ -124,7 +124,7 @@ enum rc cuda_begin(void *ctx, const struct begin_args *args, struct err *err)
     return scatter(cuda, &b, err);
 }
 
-/* ---- graphs ------------------------------------------------------------------------------------------------------------- */
+/* ---- graphs -------------------------------------------------------------------------------------------------------------- */
 
 enum rc cuda_graph_begin(void *ctx, struct err *err)
 {

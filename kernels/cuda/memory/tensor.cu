@@ -1,9 +1,9 @@
 /* Weights under their names: y[r][c] = round(x[r][c]), or for vectors y = x + offset, x a tensor of any strides in f32, f16 or
  * bf16; and the sum of mix64(i, bits of y[i]) over a weight, modulo 2^64, so that no order matters. Where x has the type of y
- * its bits are copied. Values are exact but for the one rounding.
- * What comes from the device is one launch a tensor on the stream that produced it; what comes from the host is copied to its
- * place, or where it needs to be converted to a bucket on the device and from there. Bound by memory: 16 GB of bfloat16 that
- * are read and written take 8 ms at 4 TB/s on an H200; from pinned memory by the link, 55 GB/s on PCIe 5 x16. */
+ * its bits are copied. Values are exact but for the one rounding. A tensor on the device takes one launch, on the stream that
+ * produced it. A tensor on the host is copied to its place, or to a bucket on the device if it must be converted, and from
+ * there. Bound by memory: 16 GB of bfloat16 that are read and written take 8 ms at 4 TB/s on an H200; from pinned memory by
+ * the link, 55 GB/s on PCIe 5 x16. */
 #include "../core/eight.cuh"
 #include "../core/weight_format.cuh"
 
@@ -19,7 +19,7 @@ extern "C" {
 #define TILE 32u
 #define TILE_ROWS 8u /* rows of threads of tensor_write_tiles */
 
-/* ---- on the device ------------------------------------------------------------------------------------------------------ */
+/* ---- on the device ------------------------------------------------------------------------------------------------------- */
 
 /* How an element becomes one of the weight. */
 struct rule {
@@ -156,7 +156,7 @@ tensor_sum_quantised(const uint8_t *rows, size_t row_bytes, uint32_t n_rows, uin
     add_to(total, sum, n);
 }
 
-/* ---- launches ----------------------------------------------------------------------------------------------------------- */
+/* ---- launches ------------------------------------------------------------------------------------------------------------ */
 
 /* A weight's rows as they lie. */
 struct target {
@@ -224,15 +224,15 @@ static void launch_sum(cudaStream_t stream, const copy_job<S, T> &job, const str
     tensor_sum_rows<T, S><<<grid, THREADS, 0, stream>>>(job, number, total);
 }
 
-/* Calls f with values of the types of a view and of what it is written to. */
+/* Calls f with values of the types of a view and of its target. */
 template <class F> static void visit_types(const struct tensor_view &view, const struct target &to, F f)
 {
     visit_type(view.dtype, [&](auto from) { visit_type(to.dtype, [&](auto stored) { f(from, stored); }); });
 }
 
-/* ---- streams ------------------------------------------------------------------------------------------------------------ */
+/* ---- streams ------------------------------------------------------------------------------------------------------------- */
 
-/* Work of an update goes to several streams; what comes later waits for what came before. */
+/* An update uses several streams; later work waits for earlier work. */
 static cudaError_t use_stream(struct cuda *cuda, cudaStream_t stream)
 {
     struct tensor_state *state = &cuda->tensors;
@@ -269,7 +269,7 @@ enum rc cuda_tensor_finish(void *ctx, struct err *err)
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "tensor_finish");
 }
 
-/* ---- from the host ------------------------------------------------------------------------------------------------------ */
+/* ---- from the host ------------------------------------------------------------------------------------------------------- */
 
 static bool is_pinned(const void *memory)
 {
@@ -317,7 +317,7 @@ static enum rc upload_rows(struct cuda *cuda, const struct tensor_view &view, ui
         return err_set(err, RC_MEMORY, "tensor_write: no memory for %zu bytes", n * row_bytes);
     gather(view, first, n, packed);
     enum rc rc = cuda_upload_rows(cuda, target, target_bytes, packed, row_bytes, n, err);
-    cudaStreamSynchronize(cuda->stream); /* a small copy may still read what is freed now */
+    cudaStreamSynchronize(cuda->stream); /* a small copy may still read memory that is freed now */
     mem_free(packed);
     return rc;
 }
@@ -346,7 +346,7 @@ template <class F> static enum rc each_piece(struct cuda *cuda, const struct ten
     return rc;
 }
 
-/* ---- operations --------------------------------------------------------------------------------------------------------- */
+/* ---- operations ---------------------------------------------------------------------------------------------------------- */
 
 static cudaStream_t stream_of(struct cuda *cuda, const struct tensor_view *view, void *stream)
 {
@@ -381,7 +381,7 @@ enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struc
         err);
 }
 
-/* What a weight holds. */
+/* The contents of a weight. */
 static void sum_stored(cudaStream_t stream, const struct target &of, struct tensor_sum *total)
 {
     if (!is_float_type(of.dtype)) {

@@ -1,7 +1,7 @@
-/* Rows of weights on their way to the device: a few threads, each with a stream and two pinned buffers, take chunks in turn;
- * while one buffer is copied to the device, the other is filled, from memory or by a read of the file. Bound by the link
- * (PCIe 5 x16: 55 GB/s) when the file is in memory; one thread alone moves some 10 GB/s of it. Small tensors go the plain way.
- * What this needs is made at the first large tensor and kept for later ones. */
+/* Copies rows of weights to the device: a few threads, each with a stream and two pinned buffers, take chunks in turn; while
+ * one buffer is copied to the device, the other is filled, from memory or by a read of the file. Bound by the link (PCIe 5
+ * x16: 55 GB/s) when the file is in memory; one thread alone moves some 10 GB/s of it. Small tensors are copied plainly.
+ * Threads and buffers are made for the first large tensor and kept for later ones. */
 #include "../core/common.cuh"
 
 #include <pthread.h>
@@ -197,7 +197,7 @@ enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, cons
     else if (plain)
         code = cudaMemcpy2DAsync(target, row_bytes, rows, file_row_bytes, file_row_bytes, n_rows, cudaMemcpyHostToDevice,
                                  cuda->stream);
-    if (code == cudaSuccess) /* of the plain copy, or of what made the target zero */
+    if (code == cudaSuccess) /* of the plain copy, or of the work that zeroed the target */
         code = cudaStreamSynchronize(cuda->stream);
     if (code != cudaSuccess)
         return cuda_fail(err, code, "matrix_write");
@@ -209,7 +209,7 @@ enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, co
 {
     if (!is_plain(row_bytes, file_row_bytes, n_rows)) {
         struct upload_job job = job_of(cuda, target, row_bytes, file_row_bytes, n_rows, err);
-        cudaError_t code = cudaStreamSynchronize(cuda->stream); /* of what made the target zero */
+        cudaError_t code = cudaStreamSynchronize(cuda->stream); /* of the work that zeroed the target */
         job.source = source;
         return code == cudaSuccess ? upload_in_lanes(&job, err) : cuda_fail(err, code, "matrix_load");
     }

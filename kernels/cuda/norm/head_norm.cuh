@@ -1,6 +1,6 @@
 /* head_norm.cuh: the root mean square of rows of at most 256 values, in one order for every kernel that needs it: chains of 8
- * consecutive values, a lane each, whose sums meet pairwise over lanes 1, 2, 4, ... apart. Lanes past the row hold zeros, which
- * change no bit, so groups of lanes just large enough for a row and whole warps agree. */
+ * consecutive values, a lane each; the lanes' sums are added pairwise over lanes 1, 2, 4, ... apart. Lanes past the row hold
+ * zeros, which change no bit, so groups of lanes just large enough for a row and whole warps agree. */
 #ifndef LLMPY_CUDA_HEAD_NORM_CUH
 #define LLMPY_CUDA_HEAD_NORM_CUH
 
@@ -19,8 +19,8 @@ template <uint32_t LANES> static __device__ __forceinline__ float head_squares(c
     return sum;
 }
 
-/* What x is multiplied by, before the weight: one step of Newton's behind the processor's own root, which is kept where it is
- * zero or infinite. */
+/* The factor of x, before the weight: the processor's reciprocal square root and one Newton step. A root that is zero or
+ * infinite is kept. */
 static __device__ __forceinline__ float norm_scale(float squares, float inverse_size, float eps)
 {
     float mean = fmaf(squares, inverse_size, eps), root;

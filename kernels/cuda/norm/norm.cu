@@ -110,7 +110,7 @@ norm_heads(norm_source<T> x, rows<T> out, const float *weight, uint32_t weight_s
         store_part<IS_ALIGNED>(out.at(row, first), column, size, values);
 }
 
-/* ---- launches ----------------------------------------------------------------------------------------------------------- */
+/* ---- launches ------------------------------------------------------------------------------------------------------------ */
 
 template <class T> struct norm_job {
     const struct cuda *cuda;
@@ -204,7 +204,7 @@ static enum rc norm_terms(struct cuda *cuda, const struct add_rms_norm_args *arg
     return rc ? rc : cuda_add_rms_norm(cuda, &rest, err);
 }
 
-/* The routes of what has been normed. */
+/* The routes of the normed rows. */
 static enum rc route_normed(struct cuda *cuda, const struct add_rms_norm_args *args, struct err *err)
 {
     enum rc rc = cuda_linear(cuda, args->router, err);

@@ -1,10 +1,10 @@
 /* norm_route.cuh: for a few rows, one launch makes sum = a + b, out = the sum's norm, the router's logits of out and the
  * routes, each with the bits of its own kernel: row_norm.cuh's order, router.cuh's chain, route.cuh.
  *
- * A row has a cluster, a block 16 experts, whose weights are in registers before the input is there. Every block norms the row
- * by itself, and a warp multiplies the 256 columns that it has normed. The parts' sums go to the first block, where the last
- * warps add and route them while the others write sum and out. The next launch may look for the routes while this one runs:
- * before it is started their experts are below zero. Bound by latency. */
+ * A row has a cluster, a block 16 experts. The block loads their weights into registers before the input is complete. Every
+ * block norms the row by itself, and a warp multiplies the 256 columns that it has normed. The parts' sums go to the first
+ * block, where the last warps add and route them while the other warps write sum and out. The next launch may poll the routes
+ * while this one runs: before it starts, this launch sets their experts below zero. Bound by latency. */
 #ifndef LLMPY_CUDA_NORM_ROUTE_CUH
 #define LLMPY_CUDA_NORM_ROUTE_CUH
 
@@ -85,7 +85,8 @@ static __device__ __forceinline__ void norm_row(const struct routed<T> &job, str
     *(eight<T> *)job.out.at(row, column) = normed;
 }
 
-/* Nobody is chosen yet: by the first warp of the first block's team, which starts the next launch for the block. */
+/* Marks all routes as not chosen yet. The first warp of the first block's team does it, and starts the next launch for the
+ * block. */
 static __device__ __forceinline__ void open_routes(struct route *routes, uint32_t n_chosen, uint32_t t)
 {
     if (t < n_chosen)
@@ -133,9 +134,9 @@ static __global__ void __launch_bounds__(ROUTED_THREADS + ROUTED_EXPERTS) norm_r
     }
 }
 
-/* ---- the host's side ---------------------------------------------------------------------------------------------------- */
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
-/* Can the kernel make what is wanted? */
+/* True if the kernel can compute the call. */
 static inline bool norm_route_fits(const struct add_rms_norm_args *args, bool is_aligned)
 {
     const struct route_args *route = args->route;

@@ -1,6 +1,6 @@
-/* row_norm.cuh: the norm of a whole row, and the sum before it, as every kernel that norms rows makes them: thread t of T has
- * columns 8 t, 8 (t + T), ...; T depends on the size alone. Sum of squares: chains of 8 consecutive columns, a thread's one
- * after the other, then pairwise over threads 1, 2, 4, ... apart. */
+/* row_norm.cuh: the norm of a whole row, and the sum before it, in the order of every kernel that norms rows: thread t of T
+ * has columns 8 t, 8 (t + T), ...; T depends on the size alone. Sum of squares: chains of 8 consecutive columns, a thread's
+ * one after the other, then pairwise over threads 1, 2, 4, ... apart. */
 #ifndef LLMPY_CUDA_ROW_NORM_CUH
 #define LLMPY_CUDA_ROW_NORM_CUH
 

@@ -1,10 +1,10 @@
-/* out_t[c] = act(bias_c + sum over k of weight[c][k] x_{t - n_taps + 1 + k}[c]), one chain of float32 over k ascending, rounded
- * once (before an act other than silu, too, which is an operation of its own); every channel alone. A unit of the state is a
- * channel's last n_taps - 1 inputs, oldest first. A thread has eight channels of some consecutive rows of the batch, whose
- * inputs it keeps in registers. Who has the first row of a sequence takes all rows that look into its state, and writes the new
- * one, too, so nobody waits for anybody.
- * Bound by bytes: 8192 rows of 4096 bfloat16 channels take 31 us at 4.3 TB/s; one row of each of 256 sequences, whose states of
- * 12 bytes a channel are read and written, 8 us; few rows by latency, about 2 us. */
+/* out_t[c] = act(bias_c + sum over k of weight[c][k] x_{t - n_taps + 1 + k}[c]), one chain of float32 over k ascending,
+ * rounded once. An act other than silu is a separate operation, so the sum is rounded before it, too. Channels are
+ * independent. A unit of the state is a channel's last n_taps - 1 inputs, oldest first. A thread has eight channels of some
+ * consecutive rows of the batch, whose inputs it keeps in registers. The thread that has the first row of a sequence takes all
+ * rows that read its state, and writes the new state, so no thread waits for another. Bound by bytes: 8192 rows of 4096
+ * bfloat16 channels take 31 us at 4.3 TB/s; one row of each of 256 sequences, whose states of 12 bytes a channel are read and
+ * written, 8 us; few rows by latency, about 2 us. */
 #include "../core/launch.cuh"
 #include "state.cuh"
 
@@ -218,7 +218,7 @@ static __global__ void __launch_bounds__(THREADS) conv_prompt(const conv_job<T> 
     }
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
 template <uint32_t TAPS, class T> static void launch_conv(const struct cuda *cuda, const conv_job<T> &job, bool is_aligned)
 {

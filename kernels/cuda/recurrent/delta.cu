@@ -16,7 +16,7 @@
 #define OWN 2u                        /* columns of a group of lanes in a step */
 #define SLICE (THREADS / LANES * OWN) /* columns of a block */
 #define SCAN_THREADS 256u             /* of a block with any rows: a group has one column */
-#define AT_ONCE 4u                    /* tokens of a prompt whose sums are made together */
+#define AT_ONCE 4u                    /* tokens of a prompt whose sums are computed together */
 #define MOST_QUADS 8u
 #define MAX_KEY (4 * LANES * MOST_QUADS)
 
@@ -29,7 +29,7 @@ template <class T> struct delta_job {
     float q_scale;
 };
 
-/* What a block works on. */
+/* The task of a block. */
 struct place {
     uint32_t head, slice, key_column, first; /* first: of the lane's columns, in the head */
 };
@@ -103,7 +103,7 @@ static __device__ __forceinline__ float sigmoid(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
-/* ---- one row a sequence ------------------------------------------------------------------------------------------------- */
+/* ---- one row a sequence -------------------------------------------------------------------------------------------------- */
 
 template <class T, uint32_t QUADS, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(THREADS) delta_step(const delta_job<T> job)
@@ -138,9 +138,9 @@ static __global__ void __launch_bounds__(THREADS) delta_step(const delta_job<T> 
     store_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.value_dim, job.key_dim);
 }
 
-/* ---- any rows ----------------------------------------------------------------------------------------------------------- */
+/* ---- any rows ------------------------------------------------------------------------------------------------------------ */
 
-/* What a thread reads of a chunk: eight values of q and k each, of v, and a and b of a token. */
+/* The part of a chunk that a thread reads: eight values each of q, k and v, and a and b of a token. */
 template <class T> struct inputs {
     eight<T> q, k, v;
     float a, b;
@@ -265,7 +265,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS, 2) delta_prompt(const del
     store_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.value_dim, job.key_dim);
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
 template <uint32_t QUADS, class T>
 static void launch_delta(const struct cuda *cuda, const delta_job<T> &job, const struct delta_args *args, bool is_aligned)

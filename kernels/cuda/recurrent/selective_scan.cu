@@ -129,9 +129,9 @@ static __global__ void __launch_bounds__(THREADS) selective_scan_step(const scan
     store_columns<IS_ALIGNED>(own, job, span, channel);
 }
 
-/* ---- any rows ----------------------------------------------------------------------------------------------------------- */
+/* ---- any rows ------------------------------------------------------------------------------------------------------------ */
 
-/* What a thread reads of a chunk: eight values of B and C, and of x, dt and z. */
+/* The part of a chunk that a thread reads: eight values each of B, C, x, dt and z. */
 template <class T> struct inputs {
     eight<T> b, c, x, dt, z;
 };
@@ -270,7 +270,7 @@ static __global__ void __launch_bounds__(THREADS) selective_scan_prompt(const sc
     store_columns<IS_ALIGNED>(own, job, span, channel);
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
 template <uint32_t QUADS, class T>
 static void launch_scan(const struct cuda *cuda, const scan_job<T> &job, uint32_t n_seqs, bool is_aligned)

@@ -22,9 +22,9 @@
 #define SCAN_OWN (SLICE / (SCAN_THREADS / LANES))
 #define MOST_QUADS 4u
 #define MAX_STATE (4 * LANES * MOST_QUADS)
-#define NORM_QUADS 2u /* most of steps that norm their inputs */
+#define NORM_QUADS 2u /* the most QUADS for which a step's kernel norms its inputs */
 #define MAX_RANK 256u /* columns of dt_matrix that are multiplied here */
-#define NORM_ROWS 64u /* from here on inputs are normed once for all blocks, by a kernel of their own */
+#define NORM_ROWS 64u /* from this number on, a separate kernel norms the inputs once for all blocks */
 
 template <class T> struct ssm_job {
     struct sequences batch;
@@ -34,14 +34,14 @@ template <class T> struct ssm_job {
     float dt_min, dt_max;
     uint32_t head_dim, n_state, heads_a_group, n_slices;
     bool has_gate; /* silu(z) */
-    const float *b_norm, *c_norm, *dt_norm; /* what steps do themselves, where the inputs are not ready: dt has rank columns */
+    const float *b_norm, *c_norm, *dt_norm; /* work of a step's kernel if the inputs are not ready: dt has rank columns */
     float eps;
     const char *dt_rows;
     size_t dt_row_bytes;
     uint32_t rank;
 };
 
-/* What a block works on. */
+/* The task of a block. */
 struct place {
     uint32_t head, slice, group, first; /* first: of the lane's channels, in the head */
 };
@@ -78,7 +78,7 @@ template <class T> static __device__ __forceinline__ float step_of(const ssm_job
     return fminf(job.dt_max, fmaxf(job.dt_min, softplus(dt + bias)));
 }
 
-/* ---- one row a sequence ------------------------------------------------------------------------------------------------- */
+/* ---- one row a sequence -------------------------------------------------------------------------------------------------- */
 
 /* Inputs of a row that all its block's threads use. */
 template <class T, uint32_t QUADS> struct shared_inputs {
@@ -87,7 +87,7 @@ template <class T, uint32_t QUADS> struct shared_inputs {
     float step, decay;
 };
 
-/* What reads weights alone, before the wait: the lane's part of its warp's norm; warp 3 brings the row of dt_matrix. */
+/* Reads weights before the wait: the lane's part of its warp's norm. Warp 3 reads the row of dt_matrix. */
 template <class T, uint32_t QUADS>
 static __device__ __forceinline__ void read_weights(shared_inputs<T, QUADS> &m, const ssm_job<T> &job, uint32_t head,
                                                     float (&weight)[8])
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void read_weights(shared_inputs<T, QUADS> &m, 
 template <class T> static __device__ __forceinline__ float multiply_dt(const T *dt, const T *dt_row, uint32_t rank)
 {
     const uint32_t *x = (const uint32_t *)dt + threadIdx.x % 4, *w = (const uint32_t *)dt_row + threadIdx.x % 4;
-    const bool is_first = threadIdx.x % 32 < 4; /* the row of W and the row of x that count; the others are zeros */
+    const bool is_first = threadIdx.x % 32 < 4; /* the row of W and the row of x that are used; the others are zeros */
     float sums[4] = {};
     for (uint32_t k = 0; k < rank / 2; k += 8) {
         const uint32_t rows_of_w[4] = {is_first ? w[k] : 0, 0, is_first ? w[k + 4] : 0, 0};
@@ -200,11 +200,11 @@ static __global__ void __launch_bounds__(THREADS) ssm_step(const ssm_job<T> job)
     store_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.head_dim, job.n_state);
 }
 
-/* ---- any rows ----------------------------------------------------------------------------------------------------------- */
+/* ---- any rows ------------------------------------------------------------------------------------------------------------ */
 
-#define AT_ONCE (LANES / SCAN_OWN) /* tokens whose sums are made together */
+#define AT_ONCE (LANES / SCAN_OWN) /* tokens whose sums are computed together */
 
-/* What a thread reads of a chunk of tokens, of B and C, and of x, z and dt. */
+/* The part of a chunk of tokens that a thread reads, of B, C, x, z and dt. */
 template <class T> struct inputs {
     eight<T> b, c, x, z;
     float dt;
@@ -340,7 +340,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS, 2) ssm_prompt(const ssm_j
     store_rows<IS_ALIGNED, LANES>(s, unit, at.first, job.head_dim, job.n_state);
 }
 
-/* ---- inputs apart ------------------------------------------------------------------------------------------------------- */
+/* ---- inputs apart -------------------------------------------------------------------------------------------------------- */
 
 #define TILE 8u /* rows of a block */
 
@@ -407,7 +407,7 @@ template <class T> static __global__ void __launch_bounds__(THREADS) ssm_norm(co
     }
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
 template <uint32_t QUADS, class T>
 static void launch_ssm(const struct cuda *cuda, const ssm_job<T> &job, const struct ssm_args *args, bool is_aligned)
@@ -460,7 +460,7 @@ struct scratch_places {
     }
 };
 
-/* Norms and dt's product as operations of their own. */
+/* Computes norms and dt's product as separate operations. */
 static enum rc norm_apart(struct cuda *cuda, const struct ssm_args *args, const struct scratch_places &to, struct err *err)
 {
     uint32_t n_rows = args->batch->n_rows;

@@ -1,7 +1,7 @@
-/* state.cuh: what the recurrent operations share: where a unit of a sequence's state lies (struct state_view), which rows are a
- * sequence's, and sums over groups of lanes in one order for every number of tokens that are taken at once.
- * A state is read before wait_for_input(): within a step it is written by its own operation alone, and copies of pages end
- * before the first kernel begins. How the floats of a unit lie is told by each file. */
+/* state.cuh: shared by the recurrent operations: the address of a unit of a sequence's state (struct state_view), the rows of
+ * a sequence, and sums over groups of lanes in one order for every number of tokens taken at once. A state is read before
+ * wait_for_input(): within a step only its own operation writes it, and copies of pages end before the first kernel begins.
+ * Each file describes the layout of a unit. */
 #ifndef LLMPY_CUDA_STATE_CUH
 #define LLMPY_CUDA_STATE_CUH
 
@@ -62,8 +62,8 @@ static __device__ __forceinline__ float softplus(float x)
     return x > 20.0f ? x : log1pf(expf(x));
 }
 
-/* Sums of N values over groups of LANES lanes, pairwise over lanes 1, 2, 4, ... apart. A lane gets the sum of the value whose
- * number is sum_index. */
+/* Sums of N values over groups of LANES lanes, pairwise over lanes 1, 2, 4, ... apart. A lane gets the sum of value number
+ * sum_index. */
 template <uint32_t LANES, uint32_t N> static __device__ __forceinline__ float group_sums(float (&x)[N])
 {
     uint32_t n = N;
@@ -188,7 +188,7 @@ static enum rc gate_apart(struct cuda *cuda, A args, enum rc (*run)(void *, cons
     return rc ? rc : cuda_gated(cuda, &gated, err);
 }
 
-/* Do rows of n floats in units start on 16 bytes, and end there? */
+/* True if rows of n floats in units start and end on multiples of 16 bytes. */
 static inline bool state_is_aligned(const struct state_view *s, uint32_t n)
 {
     return (uintptr_t)s->pool % 16 == 0 && s->page_bytes % 16 == 0 && s->unit_bytes % 16 == 0 && n % 4 == 0;

@@ -4,21 +4,22 @@
  * A cluster of 8 blocks does one task: each reads its eighth of the row into shared memory once, and every pass runs from
  * there (sample_row.cuh). Sums: thread t of a block adds e^(z - M) of its ids in ascending order, four at a time, then one
  * fixed tree; so raw and full values have the same bits in every task. Truncation finds exact thresholds (sample_select.cuh).
- * The draw is the greatest (z - M) + noise over what is kept, lowest id on ties, with the keys and counters of kernels/cpu;
- * noise is worked out only where it could win. Bound by reading the rows, 31 us for 256 rows of 128256 ids at 4.3 TB/s, and
- * by 35 operations an id for a draw with logprobs, 40 us; one row by the latency of its few passes, about 6 us.
+ * The draw is the greatest (z - M) + noise over the kept ids, the lowest id on ties, with the keys and counters of
+ * kernels/cpu. Noise is computed only for ids that could win. Bound by reading the rows, 31 us for 256 rows of 128256 ids at
+ * 4.3 TB/s, and by 35 operations an id for a draw with logprobs, 40 us; one row by the latency of its few passes, about 6 us.
  *
- * Tasks that all want the greatest logit and nothing else have a kernel of their own (sample_greedy.cuh).
+ * sample_greedy.cuh has a separate kernel for calls that want the greatest logit of every task and nothing else.
  *
  * A call only enqueues: the kernel reads its tasks from pinned memory, ahead of its wait, and writes results there. Lists go
- * to the device in one copy. Each of the two slots has its own memory and an event that says when its results are there. */
+ * to the device in one copy. Each of the two slots has its own memory and an event that is recorded when its results are
+ * written. */
 #include "../core/launch.cuh"
 #include "sample_greedy.cuh"
 #include "sample_select.cuh"
 
 #include <string.h>
 
-/* ---- steps 2 and 4 ------------------------------------------------------------------------------------------------------ */
+/* ---- steps 2 and 4 ------------------------------------------------------------------------------------------------------- */
 
 struct task_arrays {
     const struct token_bias *bias;
@@ -106,7 +107,7 @@ static __device__ void remove_ids(const struct sample_row &r)
     __syncthreads();
 }
 
-/* ---- steps 5 and 7 ------------------------------------------------------------------------------------------------------ */
+/* ---- steps 5 and 7 ------------------------------------------------------------------------------------------------------- */
 
 /* Philox4x32-10: key = seed, counter = (id / 4, position, sample index, 0), output id % 4. */
 static __device__ __forceinline__ uint4 philox(uint64_t seed, uint32_t block, uint32_t position, uint32_t sample_index)
@@ -152,8 +153,8 @@ struct draw_plan {
     bool sums_full, sums_kept, draws;
 };
 
-/* Noise of a group whose e^(z - most) are e. -log1p(-v) >= v, so what has e < v e^best cannot win; the bound is on the random
- * number itself and leaves room for rounding. */
+/* Noise of a group whose e^(z - most) are e. -log1p(-v) >= v, so an id with e < v e^best cannot win; the bound is on the
+ * random number itself and leaves room for rounding. */
 static __device__ __forceinline__ void draw_group(const struct sample_row &r, uint32_t group, const float (&z)[4],
                                                   const float (&e)[4], float most, struct drawn *best)
 {
@@ -176,7 +177,7 @@ static __device__ __forceinline__ void draw_group(const struct sample_row &r, ui
     }
 }
 
-/* One pass: the sum over the row, the sum over what is kept, and the draw from it. */
+/* One pass: the sum over the row, the sum over the kept ids, and the draw from them. */
 static __device__ struct drawn draw_row(const struct sample_row &r, const struct draw_plan &plan)
 {
     struct drawn d = {0, 0, -INFINITY, INT32_MAX};
@@ -205,7 +206,7 @@ static __device__ struct drawn draw_row(const struct sample_row &r, const struct
     return d;
 }
 
-/* ---- step 8 and the report ---------------------------------------------------------------------------------------------- */
+/* ---- step 8 and the report ----------------------------------------------------------------------------------------------- */
 
 struct outcome {
     int32_t id;
@@ -220,7 +221,7 @@ static __device__ __forceinline__ bool is_changed(const struct staged_task &task
     return task.flags & TASK_EDITED || (!(task.flags & TASK_GREEDY) && task.temperature != 1);
 }
 
-/* Makes z what the mode goes by; how many ids of the segment count. */
+/* Replaces z by the values that the logprobs' mode shows. Returns the number of ids of the segment that count. */
 static __device__ uint32_t show_mode(struct sample_row &r, const struct outcome &o, uint32_t mode)
 {
     const struct staged_task &task = r.block.task;
@@ -228,7 +229,7 @@ static __device__ uint32_t show_mode(struct sample_row &r, const struct outcome 
     if (mode == LOGPROB_PROCESSED) {
         if (o.is_all_kept)
             return r.n_own;
-        cluster_wait(); /* others may still look z up */
+        cluster_wait(); /* other blocks may still read z */
         for (uint32_t i = threadIdx.x; i < r.n_kept; i += THREADS)
             if (!(r.z[i] >= o.cut))
                 r.z[i] = -INFINITY;
@@ -274,9 +275,9 @@ static __device__ void report(struct sample_row &r, const struct outcome &o)
         list_best(r, sum, n);
 }
 
-/* ---- a task ------------------------------------------------------------------------------------------------------------- */
+/* ---- a task -------------------------------------------------------------------------------------------------------------- */
 
-/* What a task has that computes no more. */
+/* Writes the result of a task that computes nothing more. */
 static __device__ void finish(const struct sample_row &r, int32_t id, uint32_t status)
 {
     if (r.rank || threadIdx.x)
@@ -288,7 +289,7 @@ static __device__ void finish(const struct sample_row &r, int32_t id, uint32_t s
     store_result(&r.call.results[blockIdx.x / CLUSTER], result);
 }
 
-/* Steps 1 to 3: z, what is greatest in it and, where logprobs are wanted and z is not the logits, their sum. */
+/* Steps 1 to 3: z, its greatest value and, if logprobs are wanted and z is not the logits, the logits' sum. */
 static __device__ struct found scale_logits(struct sample_row &r, struct log_sum *raw)
 {
     const struct staged_task &task = r.block.task;
@@ -359,7 +360,7 @@ static __device__ void run_task(struct sample_row &r)
         o.own = o.kept_own = peek(r, (uint32_t)task.target);
     if (task.flags & TASK_KEPT) {
         if (!choose_token(r, found, &o)) {
-            cluster_wait(); /* others may still look z up */
+            cluster_wait(); /* other blocks may still read z */
             finish(r, 0, SAMPLE_NONE_ALLOWED);
             return;
         }
@@ -378,7 +379,7 @@ static __device__ void run_task(struct sample_row &r)
         finish(r, o.id, SAMPLE_OK);
 }
 
-/* Coalesced and cached at no level: reads of host memory that are not cost 0.17 us each, one after the other. */
+/* Coalesced and uncached: other reads of host memory cost 0.17 us each, one after the other. */
 static __device__ __forceinline__ uint4 load_once(const uint4 *from)
 {
     uint4 v;
@@ -397,7 +398,7 @@ sample_tasks(const __grid_constant__ struct sample_call call)
     start_next();
     if (!threadIdx.x)
         block.bound = __float_as_uint(FIRST_BOUND);
-    cluster_wait(); /* the cluster's shared memory is there */
+    cluster_wait(); /* wait until all blocks of the cluster have started */
     if (blockIdx.x % CLUSTER == 0 && threadIdx.x < 32) { /* one read from host memory for all blocks */
         uint4 part = load_once((const uint4 *)&call.tasks[blockIdx.x / CLUSTER] + lane % 4);
         of_block((uint4 *)&block.task, lane / 4)[lane % 4] = part;
@@ -417,7 +418,7 @@ sample_tasks(const __grid_constant__ struct sample_call call)
     run_task(row);
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------------------- */
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
 #define MIN_LISTS (8u << 20) /* bytes a slot */
 
@@ -523,7 +524,7 @@ static uint32_t flags_of(const struct sample_args *args, const struct sample_tas
     return flags | (truncates ? TASK_TRUNCATED : 0);
 }
 
-/* What has been staged of a call. */
+/* The staged part of a call. */
 struct wave {
     uint32_t n_tasks, n_tops;
     size_t lists_bytes;

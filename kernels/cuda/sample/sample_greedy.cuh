@@ -1,6 +1,6 @@
 /* sample_greedy.cuh: calls whose tasks all want the greatest logit of consecutive rows and nothing else. Many small blocks
- * share a row, each reads its part once; what they find meets in two words of memory, and the last block of a row reports. The
- * greatest value with its lowest id does not depend on the order. Bound by reading the rows: 32 rows of 151936 ids
+ * share a row; each reads its part once and joins its result into two words of memory, and the last block of a row writes the
+ * result. The greatest value with its lowest id does not depend on the order. Bound by reading the rows: 32 rows of 151936 ids
  * take 4.3 us at 4.5 TB/s, 7 us measured. Included by sample.cu. */
 #ifndef LLMPY_CUDA_SAMPLE_GREEDY_CUH
 #define LLMPY_CUDA_SAMPLE_GREEDY_CUH
@@ -12,7 +12,7 @@
 #define GREEDY_LOADS 4u
 #define GREEDY_BLOCKS 1056u /* that 132 processors hold */
 
-/* What the blocks of a row have found so far; zeros between launches. */
+/* The result of a row's blocks so far; zeros between launches. */
 struct greedy_row {
     unsigned long long best; /* the value's bits in ascending order, then the complement of its id; 0: none above -inf */
     uint32_t n_bad, n_arrived;

@@ -1,6 +1,6 @@
 /* sample_row.cuh: how a cluster of blocks holds one row of logits: each block a segment of consecutive ids in shared memory,
  * read once. Thread t of a block has the ids 4 g .. 4 g + 3 of its segment for g = t, t + THREADS, ..., which are the four
- * outputs of one counter of the noise. What all threads find is joined in one fixed tree: lanes, warps, then blocks in their
+ * outputs of one counter of the noise. The threads' results are joined in one fixed tree: lanes, warps, then blocks in their
  * order. Included by sample.cu and sample_select.cuh. */
 #ifndef LLMPY_CUDA_SAMPLE_ROW_CUH
 #define LLMPY_CUDA_SAMPLE_ROW_CUH
@@ -15,10 +15,10 @@
 #define CLUSTER 8u
 #define JOIN_WORDS 8u
 #define N_BINS 512u
-#define MAX_SEGMENT 53248u /* ids; what shared memory holds beside a struct sample_block */
+#define MAX_SEGMENT 53248u /* ids that fit shared memory beside a struct sample_block */
 #define SPREAD_IDS 256u    /* ids of a segment among which all blocks look for a threshold by themselves */
 
-/* A task on its way to the device; what most tasks have. */
+/* A task in pinned memory. Fields that few tasks use are in struct task_lists. */
 struct alignas(64) staged_task {
     uint64_t seed;
     float temperature, top_p, min_p;
@@ -37,7 +37,7 @@ enum task_flag {
     TASK_MODE_SHIFT = 9
 };
 
-/* One of its own size, so that two stores write it. */
+/* Padded, so that two stores write it. */
 struct alignas(32) staged_result {
     struct sample_result result;
     uint32_t unused;
@@ -57,7 +57,7 @@ struct task_lists {
     float repetition_penalty, presence_penalty, frequency_penalty;
 };
 
-/* One call: what its tasks share. */
+/* One call: the arguments that its tasks share. */
 struct sample_call {
     const float *logits;
     uint32_t vocab_size, vocab_stride, limit, segment; /* segment: ids of a block, a multiple of 4 */
@@ -76,7 +76,7 @@ struct sample_block {
     struct task_lists lists;
     uint32_t joined[2][CLUSTER][JOIN_WORDS], warps[WARPS][JOIN_WORDS];
     unsigned long long histograms[2][N_BINS], above[WARPS];
-    unsigned long long need, equal; /* of the bin chosen: mass still wanted in it, mass it has */
+    unsigned long long need, equal; /* of the chosen bin: the mass still needed from it, and its mass */
     uint32_t chosen, n_listed, n_gathered, n_spread[CLUSTER];
     uint32_t bound; /* bits of 2^32 / e^score of the best draw so far */
     union {
@@ -102,9 +102,9 @@ struct log_sum {
     float most, sum, log; /* M, S, log S */
 };
 
-/* ---- joins over the cluster --------------------------------------------------------------------------------------------- */
+/* ---- joins over the cluster ---------------------------------------------------------------------------------------------- */
 
-/* A value as words: what lanes and blocks hand to each other. */
+/* A value as words, for exchange between lanes and blocks. */
 template <class V> struct words_of {
     static const uint32_t n = sizeof(V) / 4;
     static_assert(sizeof(V) % 4 == 0 && n <= JOIN_WORDS, "fits a slot");
@@ -139,7 +139,7 @@ template <class V> static __device__ __forceinline__ V shuffle_xor(const V &valu
     return w.value();
 }
 
-/* Ends when all threads of the cluster have come, and sees what they wrote to shared memory. */
+/* Waits for all threads of the cluster. Their writes to shared memory are visible afterwards. */
 static __device__ __forceinline__ void cluster_wait(void)
 {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
@@ -178,9 +178,9 @@ template <class V, class J> static __device__ V cluster_join(struct sample_row &
     return value;
 }
 
-/* ---- passes over the segment -------------------------------------------------------------------------------------------- */
+/* ---- passes over the segment --------------------------------------------------------------------------------------------- */
 
-/* The greatest of all ids and of those below vocab_limit (its lowest id), and whether a logit is not finite. */
+/* The greatest logit of all ids, and of the ids below vocab_limit (with its lowest id), and whether a logit is not finite. */
 struct found {
     float all, most;
     int32_t id;
@@ -232,7 +232,7 @@ static __device__ __forceinline__ float4 divided(float4 v, float by)
     return make_float4(v.x / by, v.y / by, v.z / by, v.w / by);
 }
 
-#define LOADS 8u /* on their way at a time, of 16 bytes */
+#define LOADS 8u /* loads in flight, of 16 bytes */
 
 /* z = the logits, divided unless `by` is 1. */
 static __device__ struct found take_logits(const struct sample_row &r, float by)
@@ -271,7 +271,7 @@ static __device__ struct found divide_row(const struct sample_row &r, float by)
     return found;
 }
 
-/* What a group adds to a sum of e^(z - most); -inf adds 0. */
+/* The part of a group in a sum of e^(z - most); -inf adds 0. */
 static __device__ __forceinline__ float group_sum(const float4 &v, float most)
 {
     return (expf(v.x - most) + expf(v.y - most)) + (expf(v.z - most) + expf(v.w - most));

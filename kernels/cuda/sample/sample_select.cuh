@@ -25,8 +25,8 @@ static __device__ __forceinline__ float from_ascending(uint32_t key)
     return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
 }
 
-/* What is looked through: ids of the row below n with -inf < z and cut <= z <= last, and of those equal to `last` the ids above
- * last_id. */
+/* The ids that are searched: ids of the row below n with -inf < z and cut <= z <= last; of ids equal to `last` only those
+ * above last_id. */
 struct selection {
     float most;                          /* no z is greater */
     float cut, last;
@@ -36,7 +36,7 @@ struct selection {
     bool is_spread;                      /* every block has all keys with the first digit */
     float share;                         /* is_mass: of the whole mass that is needed */
     uint32_t n_digits, bin, key, ids;    /* chosen so far: the distance, and as many digits of the bits and of the id */
-    unsigned long long need, equal;      /* still wanted of what has the chosen digits; what there is of it */
+    unsigned long long need, equal;      /* weight still needed from the ids with the chosen digits; their weight */
 };
 
 static __device__ __forceinline__ bool is_looked_at(const struct selection &s, float z, uint32_t id)
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void clear_histogram(unsigned long long *histo
     __syncthreads();
 }
 
-/* Adds up what has each digit in the own segment. */
+/* Adds up the weights of each digit in the block's segment. */
 static __device__ void fill_histogram(const struct sample_row &r, const struct selection &s, unsigned long long *histogram)
 {
     clear_histogram(histogram);
@@ -159,8 +159,8 @@ static __device__ void fill_from_keys(const struct sample_row &r, const struct s
     __syncthreads();
 }
 
-/* The greatest digit at or above which there is what is needed. False: all there is weighs less, or nothing. n_blocks: the
- * cluster's, or 1 where the own histogram holds all. */
+/* Finds the greatest digit at or above which the weights reach the needed weight. False if all weights together are less, or
+ * zero. n_blocks: the cluster's, or 1 if the block's histogram holds everything. */
 static __device__ bool choose_digit(struct sample_row &r, struct selection *s, const unsigned long long *histogram,
                                     uint32_t n_blocks)
 {
@@ -267,7 +267,7 @@ static __device__ float truncate_row(struct sample_row &r, float most)
     return s.cut;
 }
 
-/* ---- alternatives ------------------------------------------------------------------------------------------------------- */
+/* ---- alternatives -------------------------------------------------------------------------------------------------------- */
 
 struct ranked {
     float value;
@@ -275,7 +275,7 @@ struct ranked {
     uint32_t n;
 };
 
-/* The best of what s looks through, at most BEST_IDS, into the list of the first block; how many. */
+/* Writes the best of the ids that s searches, at most BEST_IDS, to the list of the first block. Returns their number. */
 static __device__ uint32_t gather_best(struct sample_row &r, struct selection *s, uint32_t n_wanted)
 {
     uint32_t key = 0, lowest = 0xffffffu, n = 0; /* ids of the least key up to `lowest` */
