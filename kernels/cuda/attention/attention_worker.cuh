@@ -52,20 +52,6 @@ struct decode_ring {
     }
 };
 
-/* ---- products ------------------------------------------------------------------------------------------------------------ */
-
-#define MMA(ctype, type)                                                                                                       \
-    static __device__ __forceinline__ void mma(float(&c)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1, ctype)           \
-    {                                                                                                                          \
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"        \
-                     "{%0,%1,%2,%3};"                                                                                          \
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                          \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                          \
-    }
-MMA(__nv_bfloat16, "bf16")
-MMA(__half, "f16")
-#undef MMA
-
 /* The state of a computing thread: addresses in shared memory, and the lane's part of the fragments. */
 template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_worker {
     typedef decode_shape<D, BLOCKS> shape;
@@ -230,7 +216,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
                 load_matrices(keys,
                               data + i * 2 * shape::octet_bytes + k / 4 * SLAB_BYTES + row + ((k % 4 * 2 + chunk) ^ turn) * 16);
                 for (uint32_t b = 0; b < BLOCKS; b++)
-                    mma(s[i][b], keys, q[k][b][0], q[k][b][1], T());
+                    mma(s[i][b], keys, q[k][b], T());
             }
         barrier_arrive(ring.empty + place.slot * 8, DECODE_WORKERS / 32);
         if (cap_factor != 0)
@@ -333,7 +319,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
                 for (uint32_t i = 0; i < 4 && IS_CUT; i++)
                     values[i] &= keep[i / 2];
                 for (uint32_t b = 0; b < BLOCKS; b++)
-                    mma(o[f][b], values, weights[b][0], weights[b][1], T());
+                    mma(o[f][b], values, weights[b], T());
             }
         }
     }

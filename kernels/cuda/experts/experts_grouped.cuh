@@ -11,6 +11,7 @@
 #define LLMPY_CUDA_EXPERTS_GROUPED_CUH
 
 #include "../core/launch.cuh"
+#include "../core/mma.cuh"
 #include "../core/packed.cuh"
 #include "../core/ring.cuh"
 #include "../core/tensor_map.cuh"
@@ -163,11 +164,8 @@ static __device__ __forceinline__ void grouped_turn_over(const float (&sum)[N], 
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++) {
         const float *v = sum + c / 2 + i * 8;
-        const uint32_t to = corner + i * 16 * GROUPED_PITCH;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(to),
-                     "r"(pack(v[0], v[1], T())), "r"(pack(v[2], v[3], T())), "r"(pack(v[4], v[5], T())),
-                     "r"(pack(v[6], v[7], T()))
-                     : "memory");
+        store_transposed(corner + i * 16 * GROUPED_PITCH, pack(v[0], v[1], T()), pack(v[2], v[3], T()), pack(v[4], v[5], T()),
+                         pack(v[6], v[7], T()));
     }
     __syncwarp();
 }
