@@ -428,7 +428,7 @@ def test_death_reaches_every_waiter(open_async):
         await asyncio.sleep(0.01)
         driver = engine._driver
         for feed in driver.named.values():
-            feed.mail = Broken(feed.mail)
+            feed.subscription = Broken(feed.subscription)
         driver.thread.abort_all()
         driver.thread = Broken(driver.thread)
         for result in await asyncio.gather(*readers, return_exceptions=True):

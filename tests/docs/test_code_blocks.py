@@ -67,7 +67,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-OF_A_GUIDE = r"new \S+$|in \S+ (?:behind|before) \S|check(?: sh)?$"
+OF_A_GUIDE = r"new \S+$|in \S+ (?:behind|before) +\S|check(?: sh)?$"
 ELSEWHERE = re.compile(rf"from \S+$|not run: \S|{OF_A_GUIDE}")
 RUN = [block for block in BLOCKS if block.language in ("python", "sh") and not ELSEWHERE.match(block.note)]
 

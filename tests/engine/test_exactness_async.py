@@ -217,7 +217,7 @@ def test_an_updated_engine_is_a_fresh_one(case: Case, tmp_path: Path) -> None:
 
 DIGEST = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/../helpers"]
 import test_exactness_async as shared
 print(shared.digest(sys.argv[2], sys.argv[3], sys.argv[4]))
 """

@@ -80,7 +80,7 @@ def thread_checked_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("source", THREADED, ids=lambda source: source.stem)
 def test_threads_of_c(source: Path, thread_checked_core: Path, tmp_path: Path) -> None:
-    """There are no data races in commands, the outbox, the engine's thread, its mail and channels."""
+    """There are no data races in commands, the outbox, the engine's thread, its subscriptions and notifiers."""
     program = tmp_path / source.stem
     run([*COMPILER, *THREAD_FLAGS, source, thread_checked_core, "-lm", "-o", program])
     result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, timeout=300)
