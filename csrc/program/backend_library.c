@@ -59,11 +59,11 @@ static enum rc refuse(struct err *err, const char *device, const char *reason)
     return RC_DEVICE;
 }
 
-static bool is_null(const struct backend *backend, size_t offset)
+bool backend_has(const struct backend *backend, size_t offset)
 {
     void (*entry)(void);
     memcpy(&entry, (const char *)backend + offset, sizeof entry);
-    return !entry;
+    return entry;
 }
 
 static enum rc check_entries(const struct backend *backend, const char *device, struct err *err)
@@ -71,7 +71,7 @@ static enum rc check_entries(const struct backend *backend, const char *device, 
     char names[400] = "its library lacks entries that every backend needs:";
     bool is_complete = true;
     for (size_t i = 0; i < sizeof REQUIRED / sizeof *REQUIRED; i++)
-        if (is_null(backend, REQUIRED[i].offset)) {
+        if (!backend_has(backend, REQUIRED[i].offset)) {
             size_t used = strlen(names);
             snprintf(names + used, sizeof names - used, "%s %s", is_complete ? "" : ",", REQUIRED[i].name);
             is_complete = false;
@@ -79,7 +79,7 @@ static enum rc check_entries(const struct backend *backend, const char *device, 
     if (!is_complete)
         return refuse(err, device, names);
     for (size_t i = 0; i < sizeof PAIRS / sizeof *PAIRS; i++)
-        if (!is_null(backend, PAIRS[i].offset) && is_null(backend, PAIRS[i].with_offset)) {
+        if (backend_has(backend, PAIRS[i].offset) && !backend_has(backend, PAIRS[i].with_offset)) {
             snprintf(names, sizeof names, "its library has %s without %s", PAIRS[i].name, PAIRS[i].with);
             return refuse(err, device, names);
         }

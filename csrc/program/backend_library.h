@@ -9,5 +9,6 @@
 /* device: "cpu", "KIND" or "KIND:ID"; library: path of the kind's shared library, NULL or "" for the CPU. The error RC_DEVICE
  * says what is wrong with the library. */
 enum rc backend_find(const char *device, const char *library, const struct backend **backend, struct err *err);
+bool backend_has(const struct backend *backend, size_t offset); /* whether the entry at this offset of the struct is not NULL */
 
 #endif

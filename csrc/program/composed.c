@@ -208,12 +208,10 @@ static bool runs(const struct program *p, size_t entry)
         return program_has_logits(p);
     if (entry == offsetof(struct backend, rope_table))
         return p->n_ropes;
-    for (uint32_t i = 0; i < p->n_ops; i++) {
-        const struct op *op = &p->ops[i];
-        bool scales = op->code == OP_LOGITS && (op->logits.scale != 1 || op->logits.softcap != 0);
-        if (op_entry(op->code) == entry || (scales && entry == offsetof(struct backend, scale_logits)))
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (op_entry(p->ops[i].code) == entry ||
+            (op_scales_logits(&p->ops[i]) && entry == offsetof(struct backend, scale_logits)))
             return true;
-    }
     return false;
 }
 

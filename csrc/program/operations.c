@@ -1,8 +1,8 @@
 /* operations.c: the table of operations. Its rows are in operations.def; each operation's check and run are in ops_*.c. */
+#include "backend_library.h"
 #include "ops.h"
 
 #include <stddef.h>
-#include <string.h>
 
 /* Names of enum values in programs and in Python. */
 #define ACTS(NAME) \
@@ -129,9 +129,12 @@ enum rc step_run(struct running *run, const struct step *step)
     return m->backend->select(m->ctx, &(struct select_args){v.n_rows, run->wanted_rows, v.in[0], v.out}, run->err);
 }
 
+bool op_scales_logits(const struct op *op)
+{
+    return op->code == OP_LOGITS && (op->logits.scale != 1 || op->logits.softcap != 0);
+}
+
 bool operation_is_known(const struct backend *b, const struct op *op)
 {
-    void (*entry)(void);
-    memcpy(&entry, (const char *)b + OPS[op->code].entry, sizeof entry);
-    return entry || entry_is_composed(OPS[op->code].entry);
+    return backend_has(b, OPS[op->code].entry) || entry_is_composed(OPS[op->code].entry);
 }

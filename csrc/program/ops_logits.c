@@ -48,7 +48,7 @@ enum rc run_logits(struct running *run, const struct step *step, const struct vi
         struct view x = v->in[0], y = {m->logits, m->program->vocab_size, m->vocab_stride};
         x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
         rc = linear_run(run, step, n, x, y);
-        if (!rc && (given->scale != 1 || given->softcap != 0))
+        if (!rc && op_scales_logits(step->ops[ROLE_MAIN]))
             rc = RUN_ENTRY(m, scale_logits, (&(struct scale_logits_args){n, given->scale, given->softcap, y}), run->err);
         if (!rc && run->batch)
             rc = logits_sample(run, row, n, &task);

@@ -1,6 +1,5 @@
 /* patterns.c: turns operations into nodes, one backend call each. The node of an operation also computes neighbours of the
  * operation where a row of PATTERNS fits. */
-#include "../base/mem.h"
 #include "planner.h"
 
 #include <string.h>

@@ -117,6 +117,7 @@ bool op_crosses_rows(uint32_t code);
 /* Whether an output column depends on the same column of the inputs only (sums, activations). */
 bool op_is_by_column(uint32_t code);
 size_t op_entry(uint32_t code); /* offset in struct backend of the function that the operation requires */
+bool op_scales_logits(const struct op *op); /* logits with a factor or a cap, which need the function scale_logits */
 /* The requirement that the operation does not meet, or NULL. written: nonzero for values that earlier operations write. */
 const char *op_check(const struct program *program, const struct op *op, const uint8_t *written);
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
