@@ -1,5 +1,5 @@
-/* queue.h: the waiting sequences, ordered by rank, the one furthest ahead first. The queue is a treap whose links are fields of
- * struct sequence, so it never allocates. Insertion and removal at any place cost O(log n). Driver's thread only. */
+/* queue.h: the waiting sequences in their order (sequence.h). The queue is a treap whose links are fields of struct sequence,
+ * so it never allocates. Insertion and removal at any place cost O(log n). Driver's thread only. */
 #ifndef LLMPY_QUEUE_H
 #define LLMPY_QUEUE_H
 

@@ -1,6 +1,6 @@
 /* scheduler.h: decides which rows a step computes and in which pages they lie. The scheduler owns the waiting queue, the
  * running sequences with their slots and page tables, and the block manager. There are no phases: a step spends its budget of
- * rows on running sequences in order of rank, decodes first, and then admits waiting sequences in order of rank. Driver's
+ * rows on running sequences in their order, decodes first, and then admits waiting sequences in their order. Driver's
  * thread only. No function allocates after scheduler_create. Semantics: docs/develop/engine.md.
  *
  * No state is needed to hold back later prompts with the same prefix. If a prompt still owes rows after its turn, it has
@@ -34,7 +34,7 @@ struct scheduler {
     struct kv_events *events;        /* NULL: no events are kept */
     struct statistics *statistics;   /* the engine's; observes admissions */
     struct queue waiting;
-    struct sequence **running;       /* [max_num_seqs] in order of rank */
+    struct sequence **running;       /* [max_num_seqs] in their order */
     uint32_t n_running;
     uint32_t n_state_pages;          /* pages of a recurrent state; 0: the model has none, and recurrent.c is not called */
     struct sequence **slots;         /* [max_num_seqs], NULL: free */

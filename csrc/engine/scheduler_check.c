@@ -26,13 +26,13 @@ static enum rc check_running(const struct scheduler *s, struct err *err)
     if (n_slots != s->n_running)
         BROKEN("invariant 9: %u sequences run, %u slots are taken", s->n_running, n_slots);
     for (uint32_t i = 0; i < s->n_running; i++) {
-        struct order rank = sequence_order(s->running[i]);
+        struct order order = sequence_order(s->running[i]);
         enum rc rc = check_sequence(s, s->running[i], err);
         if (rc)
             return rc;
         if (i && !sequence_is_ahead(s->running[i - 1], s->running[i]))
-            BROKEN("running sequences: number %u is out of rank", i);
-        if (s->n_preempted && !order_is_ahead(&rank, &s->last_victim))
+            BROKEN("running sequences: number %u is out of order", i);
+        if (s->n_preempted && !order_is_ahead(&order, &s->last_victim))
             BROKEN("invariant 10: somebody was preempted while a sequence further behind kept running");
     }
     if (s->n_preempted && s->n_admitted)
@@ -45,15 +45,15 @@ static enum rc check_waiting(const struct scheduler *s, struct err *err)
     const struct sequence *before = NULL;
     uint64_t n = 0;
     for (const struct sequence *q = queue_first(&s->waiting); q; before = q, q = queue_next(q), n++) {
-        struct order rank = sequence_order(q);
+        struct order order = sequence_order(q);
         if (before && !sequence_is_ahead(before, q))
-            BROKEN("waiting queue: place %llu is out of rank", (unsigned long long)n);
+            BROKEN("waiting queue: place %llu is out of order", (unsigned long long)n);
         if (q->state != SEQUENCE_WAITING || q->n_computed)
             BROKEN("waiting queue: place %llu has state %d and %u computed rows", (unsigned long long)n, q->state,
                    q->n_computed);
         if (q->parent && q->parent->heap < q->heap)
             BROKEN("waiting queue: place %llu breaks the heap", (unsigned long long)n);
-        if (s->n_admitted && !s->n_preempted && !q->is_blocked && !order_is_ahead(&s->last_admitted, &rank))
+        if (s->n_admitted && !s->n_preempted && !q->is_blocked && !order_is_ahead(&s->last_admitted, &order))
             BROKEN("invariant 10: a waiting sequence was passed over");
     }
     if (n != s->waiting.n)

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MIN_CAPACITY 8u
