@@ -19,7 +19,7 @@
 #include <stdbool.h>
 
 #define BACKEND_ABI 4u
-#define BACKEND_REVISION 1u /* of BACKEND_ABI */
+#define BACKEND_REVISION 2u /* of BACKEND_ABI */
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -101,7 +101,8 @@ struct kv_view {
 
 /* ---- arguments of the operations ------------------------------------------------------------------------------------ */
 
-/* out[r] = scale * row first_row + token_ids[r] of the matrix */
+/* out[r] = scale * row first_row + token_ids[r] - first_id of the matrix. A row is left as it is if its id is not in
+ * [first_id, end_id). */
 struct embed_args {
     const struct matrix *matrix;
     const int32_t *token_ids; /* [n_rows]; NULL: all are 0 */
@@ -109,6 +110,7 @@ struct embed_args {
     float scale;
     struct view out;
     uint32_t first_row;
+    int32_t first_id, end_id; /* end_id 0: all ids */
 };
 
 /* y = f(x) W^T [+ bias] [+ add]. y may be add.
@@ -629,12 +631,72 @@ struct peers {
     void (*group_close)(struct process_group *group);
 };
 
+/* ---- ranks ------------------------------------------------------------------------------------------------------------ */
+
+/* Several contexts of one backend that run one model together: its ranks. One thread runs each rank. All ranks run the same
+ * operations over the same batch in the same order, with their own columns of some values. `meet` and `gather` are meetings:
+ * each rank calls the same ones in the same order, and a meeting ends on a rank when all ranks have come to it. They only
+ * enqueue. A meeting that fails, or is aborted, leaves the ranks unable to meet again.
+ *
+ * A rank stores into the memory of the others, which lies at the same place in each rank's shared memory. It may do so as soon
+ * as it has passed the meeting before, so the core keeps the target free from that meeting on. */
+enum comm_memory { COMM_ARENA = 0 /* values */, COMM_LOGITS = 1, COMM_MEMORIES = 2 };
+
+struct comm_options {
+    double timeout_seconds;    /* a rank that waits longer for another rank fails */
+};
+
+struct meet_args {
+    uint32_t slot, n_tasks;    /* of the last step that sampled; n_tasks 0: there are no drawn tokens to bring */
+};
+
+enum gather_kind {
+    GATHER_COLUMNS,            /* columns [first, first + n_columns) of all rows, to all ranks */
+    GATHER_ROWS,               /* rows with first_id <= token id < end_id, all columns, to all ranks */
+    GATHER_ROUTES,             /* parts j of row i where first_id <= routes[i][j].expert < end_id, to all ranks; a row of whole
+                                * has n_chosen equal parts */
+    GATHER_TO_FIRST            /* GATHER_COLUMNS of float32 logits, to rank 0 only */
+};
+
+/* Copies what this rank has of `whole` to other ranks. On return of the meeting, whole is complete. */
+struct gather_args {
+    uint32_t kind, n_rows;     /* kind: enum gather_kind */
+    struct view whole;         /* lies in shared memory: COMM_LOGITS for GATHER_TO_FIRST, else COMM_ARENA */
+    uint32_t first, n_columns; /* GATHER_COLUMNS, GATHER_TO_FIRST: this rank's columns */
+    struct view a, b;          /* GATHER_COLUMNS: this rank's columns are a, or a + b, and whole gets them, too; width 0: there
+                                * is no such term. Without a they are in whole already. a and b may be those columns of whole */
+    const int32_t *token_ids;  /* [n_rows], GATHER_ROWS */
+    int32_t first_id, end_id;  /* GATHER_ROWS: token ids; GATHER_ROUTES: experts */
+    const struct route *routes; /* [n_rows][route_stride], GATHER_ROUTES */
+    uint32_t route_stride, n_chosen;
+    const struct rms_norm_args *norm; /* FUSION_GATHER_NORM, or NULL: then run it; its x is whole */
+    bool is_stored;            /* an earlier operation has stored to all ranks: only meet */
+};
+
+/* Functions for ranks. They take the contexts of all ranks in order, or one of them. */
+struct comm {
+    uint32_t size_bytes;       /* sizeof(struct comm) */
+    /* Connects n_ranks contexts. After a failure none is connected. */
+    enum rc (*open)(void *const *ctxs, uint32_t n_ranks, const struct comm_options *options, struct err *err);
+    /* Tells all ranks where each rank has its buffer of one purpose (enum comm_memory); all have the same size. */
+    enum rc (*share)(void *const *ctxs, uint32_t n_ranks, uint32_t purpose, void *const *memory, size_t size_bytes,
+                     struct err *err);
+    /* Opens a step, before `begin`: no rank is in the step before any more, and token ids below 0 can be resolved. */
+    enum rc (*meet)(void *ctx, const struct meet_args *args, struct err *err);
+    enum rc (*gather)(void *ctx, const struct gather_args *args, struct err *err);
+    /* RC_DEVICE with a text that names the rank and the meeting, if a wait of this rank has failed so far. */
+    enum rc (*check)(void *ctx, struct err *err);
+    /* Ends all waits of all ranks with a failure, now and later. Any thread may call it. */
+    void (*abort)(void *const *ctxs, uint32_t n_ranks);
+    void (*close)(void *const *ctxs, uint32_t n_ranks); /* before the contexts are closed; no rank is in a meeting */
+};
+
 /* ---- the table ------------------------------------------------------------------------------------------------------- */
 
 enum fusion {
     FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8, FUSION_ADD_NORM = 16,
     FUSION_NORM_ADD_NORM = 32, FUSION_SSM_GATED = 64, FUSION_SSM_INPUTS = 128, FUSION_NORM_ROUTE = 256,
-    FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024
+    FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024, FUSION_GATHER_NORM = 2048
 };
 
 struct backend_options {
@@ -764,6 +826,7 @@ struct backend {
     /* The kernels, one a row of entries.def. Append new rows at its end. */
 #define ENTRY(name) enum rc (*name)(void *ctx, const struct name##_args *args, struct err *err);
 #define HOST_ENTRY(name) ENTRY(name)
+#define TABLE(name) const struct name *name;
 #include "entries.def"
 };
 

@@ -31,8 +31,10 @@ enum rc run_embed(struct running *run, const struct step *step, const struct vie
     const int32_t *sources[] = {[EMBED_TOKENS] = run->view.token_ids, [EMBED_POSITIONS] = run->view.positions,
                                 [EMBED_TYPES] = run->token_types};
     const struct embed_attributes *given = &step->ops[ROLE_MAIN]->embed;
-    struct embed_args args = {matrix_of(m, step->ops[ROLE_MAIN], 0), sources[given->source], run->view.n_rows, given->scale,
-                              v->out, given->first_row};
+    struct embed_args args = {
+        .matrix = matrix_of(m, step->ops[ROLE_MAIN], 0), .token_ids = sources[given->source], .n_rows = run->view.n_rows,
+        .scale = given->scale, .out = v->out, .first_row = given->first_row,
+    };
     return m->backend->embed(m->ctx, &args, run->err);
 }
 

@@ -50,6 +50,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF embed_args
     AT(matrix, 0) AT(token_ids, 8) AT(n_rows, 16) AT(scale, 20) AT(out, 24) AT(first_row, 40)
+    AT(first_id, 44) AT(end_id, 48)
 #undef OF
 #define OF linear_args
     AT(matrix, 0) AT(n_rows, 8) AT(x, 16) AT(y, 32) AT(bias, 48) AT(add, 56) AT(input, 64) AT(norm_weight, 72)
@@ -207,6 +208,19 @@ TEST(the_abi_has_its_number)
     AT(group_buffer, 48) AT(group_greet, 56) AT(group_broadcast, 64) AT(group_wait, 72) AT(group_copy, 80)
     AT(group_close, 88)
 #undef OF
+#define OF comm_options
+    AT(timeout_seconds, 0)
+#undef OF
+#define OF meet_args
+    AT(slot, 0) AT(n_tasks, 4)
+#undef OF
+#define OF gather_args
+    AT(kind, 0) AT(n_rows, 4) AT(whole, 8) AT(first, 24) AT(n_columns, 28) AT(a, 32) AT(b, 48) AT(token_ids, 64)
+    AT(first_id, 72) AT(end_id, 76) AT(routes, 80) AT(route_stride, 88) AT(n_chosen, 92) AT(norm, 96) AT(is_stored, 104)
+#undef OF
+#define OF comm
+    AT(size_bytes, 0) AT(open, 8) AT(share, 16) AT(meet, 24) AT(gather, 32) AT(check, 40) AT(abort, 48) AT(close, 56)
+#undef OF
 #define OF backend_options
     AT(device, 0) AT(isa, 8) AT(n_threads, 16) AT(max_rows, 20) AT(max_logits_rows, 24) AT(max_cols, 28) AT(vocab_size, 32)
     AT(dtype, 36) AT(max_model_len, 40) AT(max_group, 44) AT(max_head_dim, 48) AT(cublaslt, 56)
@@ -233,7 +247,7 @@ TEST(the_abi_has_its_number)
     AT(kv_write, 376) AT(attention, 384) AT(qkv, 392) AT(act, 400) AT(layer_norm, 408) AT(row_attention, 416) AT(conv, 424)
     AT(ssm, 432) AT(selective_scan, 440) AT(delta, 448) AT(route, 456) AT(experts, 464) AT(head_linear, 472)
     AT(latent_attention, 480) AT(position_scale, 488) AT(scale_logits, 496) AT(sample, 504) AT(tensor_write, 512)
-    AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544)
+    AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)
@@ -264,6 +278,8 @@ NUMBER(LOGPROB_PROCESSED, 2) NUMBER(SAMPLE_OK, 0) NUMBER(SAMPLE_NON_FINITE, 1) N
 NUMBER(FUSION_NORM_LINEAR, 1) NUMBER(FUSION_GATED_LINEAR, 2) NUMBER(FUSION_LINEAR_ADD, 4) NUMBER(FUSION_LINEAR_GATED, 8)
 NUMBER(FUSION_ADD_NORM, 16) NUMBER(FUSION_NORM_ADD_NORM, 32) NUMBER(FUSION_SSM_GATED, 64) NUMBER(FUSION_SSM_INPUTS, 128)
 NUMBER(FUSION_NORM_ROUTE, 256) NUMBER(FUSION_QKV_ATTENTION, 512) NUMBER(FUSION_ADD_NORM_LINEAR, 1024)
+NUMBER(FUSION_GATHER_NORM, 2048) NUMBER(GATHER_COLUMNS, 0) NUMBER(GATHER_ROWS, 1) NUMBER(GATHER_ROUTES, 2)
+NUMBER(GATHER_TO_FIRST, 3) NUMBER(COMM_ARENA, 0) NUMBER(COMM_LOGITS, 1)
 NUMBER(MEMORY_WEIGHTS, 0) NUMBER(MEMORY_KV, 1) NUMBER(MEMORY_WORK, 2) NUMBER(MEMORY_PINNED, 3)
 
 /* clang-format on */
