@@ -712,6 +712,7 @@ struct backend_options {
     uint32_t max_group;        /* most query heads of a kv head */
     uint32_t max_head_dim;
     const char *cublaslt;      /* CUDA: path of cuBLASLt, which may compute linears of many rows; NULL or "": not used */
+    uint32_t n_ranks;          /* CPU: so many contexts share the threads; 0: one */
 };
 
 struct device_info {

@@ -164,8 +164,10 @@ static enum rc cpu_open(const struct backend_options *options, void **ctx, struc
     cpu->options.device = "cpu"; /* the caller may free its strings after the call */
     cpu->options.isa = kernels->isa;
     cpu->n_threads = options->n_threads ? options->n_threads : default_threads();
+    if (options->n_ranks > 1)
+        cpu->n_threads = cpu->n_threads > options->n_ranks ? cpu->n_threads / options->n_ranks : 1;
     size_scratch(cpu);
-    rc = pool_create(cpu->n_threads, &cpu->pool, err);
+    rc = pool_create(cpu->n_threads, "llmpy-cpu", &cpu->pool, err);
     if (rc)
         goto fail;
     cpu->shared = mem_map(cpu->shared_bytes);

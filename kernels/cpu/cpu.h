@@ -1,5 +1,5 @@
 /* cpu.h: declarations that the files of the CPU backend share. backend_cpu.c owns the context, chooses the instruction set
- * once by cpuid and returns the table. backend_cpu.c, pool.c and memory.c are compiled once, files named *_avx2.c and
+ * once by cpuid and returns the table. backend_cpu.c and memory.c are compiled once, files named *_avx2.c and
  * *_avx512.c for that instruction set, all other files of this folder once for each instruction set. These define ISA as avx2
  * or avx512 and name their symbols with K(name). An operation runs on all threads at once: pool_run calls the operation's
  * function with (job, thread), and the function takes its share of the work. pool_barrier joins the threads between two
@@ -7,32 +7,12 @@
 #ifndef LLMPY_CPU_H
 #define LLMPY_CPU_H
 
+#include "../../csrc/base/pool.h"
 #include "../backend.h"
 
 #define CPU_PASTE2(name, isa) name##_##isa
 #define CPU_PASTE(name, isa) CPU_PASTE2(name, isa)
 #define K(name) CPU_PASTE(name, ISA)
-
-/* pool.c: persistent threads. An idle thread first spins, then sleeps on a futex. Thread 0 is the caller. */
-struct pool;
-enum rc pool_create(uint32_t n_threads, struct pool **pool, struct err *err);
-void pool_destroy(struct pool *pool);
-uint32_t pool_threads(const struct pool *pool);
-void pool_run(struct pool *pool, void (*job)(void *args, uint32_t thread), void *args);
-/* Threads for a job: all, or only the caller if waking the other threads would cost more than the work. */
-static inline uint32_t pool_threads_for(const struct pool *pool, bool is_worth_it)
-{
-    return is_worth_it ? pool_threads(pool) : 1;
-}
-/* n_threads: the result of pool_threads_for. */
-static inline void pool_run_on(struct pool *pool, uint32_t n_threads, void (*job)(void *args, uint32_t thread), void *args)
-{
-    if (n_threads == 1)
-        job(args, 0);
-    else
-        pool_run(pool, job, args);
-}
-void pool_barrier(struct pool *pool); /* called by every thread of a running job */
 
 /* Allocates memory for weights (memory.c): zeroed, aligned to 64 bytes. Small matrices share chunks of huge pages; a chunk is
  * freed with its last matrix. Returns NULL if memory is short. */

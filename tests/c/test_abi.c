@@ -223,7 +223,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF backend_options
     AT(device, 0) AT(isa, 8) AT(n_threads, 16) AT(max_rows, 20) AT(max_logits_rows, 24) AT(max_cols, 28) AT(vocab_size, 32)
-    AT(dtype, 36) AT(max_model_len, 40) AT(max_group, 44) AT(max_head_dim, 48) AT(cublaslt, 56)
+    AT(dtype, 36) AT(max_model_len, 40) AT(max_group, 44) AT(max_head_dim, 48) AT(cublaslt, 56) AT(n_ranks, 64)
 #undef OF
 #define OF device_info
     AT(name, 0) AT(total_bytes, 128) AT(free_bytes, 136) AT(uuid, 144)

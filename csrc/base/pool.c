@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
-#include "cpu.h"
-#include "../../csrc/base/mem.h"
+#include "pool.h"
+
+#include "mem.h"
 
 #include <immintrin.h>
 #include <linux/futex.h>
@@ -16,6 +17,7 @@
 
 struct pool {
     uint32_t n_threads, n_started;
+    const char *name;
     pthread_t *workers; /* [n_threads - 1] */
     void (*job)(void *args, uint32_t thread);
     void *args;
@@ -78,6 +80,7 @@ static void *worker_run(void *argument)
     struct worker worker = *(struct worker *)argument;
     struct pool *pool = worker.pool;
     mem_free(argument);
+    pthread_setname_np(pthread_self(), pool->name);
     for (unsigned n_done = 0;; n_done++) {
         wait_change(pool, &pool->n_jobs, n_done);
         if (pool->is_closing)
@@ -120,7 +123,7 @@ static enum rc start_worker(struct pool *pool, uint32_t thread, struct err *err)
     return RC_OK;
 }
 
-enum rc pool_create(uint32_t n_threads, struct pool **out, struct err *err)
+enum rc pool_create(uint32_t n_threads, const char *name, struct pool **out, struct err *err)
 {
     struct pool *pool = mem_calloc(1, sizeof *pool);
     pthread_t *workers = mem_calloc(n_threads, sizeof *workers);
@@ -131,6 +134,7 @@ enum rc pool_create(uint32_t n_threads, struct pool **out, struct err *err)
     }
     pool->n_threads = n_threads;
     pool->workers = workers;
+    pool->name = name;
     for (uint32_t thread = 1; thread < n_threads; thread++) {
         enum rc rc = start_worker(pool, thread, err);
         if (rc) {
