@@ -39,7 +39,11 @@ class EngineConfig:
         quantization: None = what the checkpoint says.
         load_format: "auto", "safetensors", "gguf", or "dummy" (seeded random weights).
         device: "cuda:1", 1, a GPU's UUID, "cpu"; None = `LLMPY_DEVICE`, else cuda:0, else cpu.
-        tensor_parallel_size, device_ids, pipeline_parallel_size: One device so far.
+        tensor_parallel_size: Number of ranks that share the model's matrices. Never changes a result. On the CPU ranks are
+            threads.
+        device_ids: Numbers of the ranks' devices, such as (2, 3); None = `device` and the next ones of the same name.
+        step_timeout_s: Seconds that a rank waits for another one in a step before the engine fails.
+        pipeline_parallel_size: One stage so far.
         max_model_len: Most tokens of prompt and output; None = the model's, or what the cache can hold; "auto" = the
             latter without a warning; text such as "4k" (4000) or "4K" (4096) is understood.
         max_num_seqs: Most running sequences; None = 64 on the CPU, 256 on CUDA.
@@ -83,8 +87,9 @@ class EngineConfig:
     load_format: str = field(default="auto", metadata=option(choice(
         "auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'")))
     device: str | int | None = field(default=None, metadata=option(rules.device))
-    tensor_parallel_size: int = field(default=1, metadata=option(only(1, "it has to be 1")))
-    device_ids: tuple[int, ...] | None = field(default=None, metadata=option(only(None, "use device")))
+    tensor_parallel_size: int = field(default=1, metadata=option(integer(1, 64)))
+    device_ids: tuple[int, ...] | None = field(default=None, metadata=option(optional(rules.device_ids)))
+    step_timeout_s: float = field(default=30.0, metadata=option(rules.seconds))
     max_model_len: int | str | None = field(default=None, metadata=option(optional(rules.model_length)))
     max_num_seqs: int | None = field(default=None, metadata=option(optional(integer(1, 65536))))
     max_num_batched_tokens: int | None = field(default=None, metadata=option(optional(integer(1, 1 << 20))))

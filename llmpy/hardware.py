@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core, environment
 from .engine import backends
 from .errors import ConfigError, DeviceError
+
+if TYPE_CHECKING:
+    from .config import EngineConfig
 
 NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Device nodes of NVIDIA's drivers, the last one under WSL: where there is one a user expects its GPU to be used."""
@@ -173,6 +176,42 @@ def choose(option: str | int | None) -> str:
     others = "".join(f", {kind!r}" for kind in kinds)
     message = f"device must be 'cpu', 'cuda:N'{others}, a number or a GPU's UUID, got {name!r}."
     raise ConfigError(message, option="device", value=name)
+
+
+def devices_of(config: EngineConfig) -> list[str]:
+    """The device of each rank of tensor_parallel_size.
+
+    Args:
+        config: Options with a chosen device, or with `device_ids`.
+
+    Returns:
+        Names such as "cuda:1". Ranks on the CPU share it. Without `device_ids` ranks of a GPU take its device first, then other
+        devices of the same name in order. `device_ids` may name one device several times.
+
+    Raises:
+        ConfigError: There are fewer devices of one name than ranks, or other numbers of them are given.
+    """
+    n_ranks, device, ids = config.tensor_parallel_size, str(config.device), config.device_ids
+    kind = kind_of(device)
+    if ids is not None and len(ids) != n_ranks:
+        raise ConfigError(
+            f"device_ids must have tensor_parallel_size={n_ranks} numbers, got {list(ids)}.", option="device_ids", value=ids
+        )
+    if ids is not None and kind != "cpu":
+        return [f"{kind}:{number}" for number in ids]
+    if kind == "cpu" or n_ranks == 1:
+        return ["cpu" if kind == "cpu" else device] * n_ranks
+    found = [one for one in (_cuda_devices(False) if kind == "cuda" else _devices_of(kind)) if one["available"]]
+    name = next((one["name"] for one in found if one["device"] == device), None)
+    others = [str(one["device"]) for one in found if one["name"] == name and one["device"] != device]
+    if len(others) + 1 < n_ranks:
+        raise ConfigError(
+            f"tensor_parallel_size={n_ranks}: wanted so many devices like {device} ({name}), have {len(others) + 1}; lower it, "
+            "or name devices in device_ids",
+            option="tensor_parallel_size",
+            value=n_ranks,
+        )
+    return [device, *others[: n_ranks - 1]]
 
 
 def _best() -> str:

@@ -115,6 +115,7 @@ class EngineOptions(TypedDict, total=False):
     device: str | int | None
     tensor_parallel_size: int
     device_ids: Sequence[int] | None
+    step_timeout_s: float
     max_model_len: int | str | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

@@ -141,6 +141,22 @@ def generation_overrides(name: str, value: object) -> dict[str, Any]:
     return found
 
 
+def seconds(name: str, value: object) -> float:
+    """A time above 0."""
+    number = as_float(name, value)
+    return number if 0 < number < math.inf else refuse(name, "above 0 seconds", value)
+
+
+def device_ids(name: str, value: object) -> tuple[int, ...]:
+    """Numbers of devices, as a tuple; text such as "2,3" is understood."""
+    if isinstance(value, str):
+        value = [int(item) if item.strip().isdecimal() else item for item in value.split(",")]
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list of ints, but is of type {type(value).__name__}")
+    ids = tuple(as_int(f"every number of {name}", item) for item in value)
+    return ids if ids and all(item >= 0 for item in ids) else refuse(name, "a list of device numbers", list(ids))
+
+
 def token_ids(name: str, value: object) -> tuple[int, ...]:
     """Ids that are not negative, as a tuple."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):

@@ -134,7 +134,7 @@ static enum rc capture(struct model *m, int32_t *first_rows, struct captured *ca
     return rc ? rc : end;
 }
 
-enum rc model_capture(struct model *m, struct err *err)
+enum rc graphs_capture(struct model *m, struct err *err)
 {
     uint32_t most = m->options.max_num_seqs, n_sizes = 0;
     if (!m->backend->graph_begin || !m->backend->begin || !entries_allow_graphs(&m->entries) || m->options.is_eager ||

@@ -33,7 +33,7 @@ static enum rc open_backend(struct model *m, struct err *err)
         .device = o->device, .isa = o->isa, .n_threads = o->n_threads, .max_rows = o->max_num_batched_tokens,
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
         .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype, .max_model_len = o->max_model_len,
-        .cublaslt = o->cublaslt,
+        .cublaslt = o->cublaslt, .n_ranks = o->n_ranks,
     };
     for (uint32_t l = 0; l < m->program->n_layers; l++) {
         const struct cache_layer *layer = &m->program->layers[l];
@@ -49,31 +49,29 @@ static enum rc open_backend(struct model *m, struct err *err)
 
 /* ---- the cache --------------------------------------------------------------------------------------------------------- */
 
-static enum rc choose_layout(struct model *m, struct err *err)
+size_t model_needs(const struct model *m, struct kv_need *needs)
 {
     const struct program *p = m->program;
-    uint32_t n = p->n_layers + p->n_states;
-    struct kv_need *needs = mem_calloc(n + 1, sizeof *needs);
-    m->places = mem_calloc(n + 1, sizeof *m->places);
-    if (!needs || !m->places) {
-        mem_free(needs);
-        return out_of_memory(err);
-    }
-    size_t layer_bytes = 0;
+    size_t layer_bytes = p->n_layers + p->n_states ? 0 : NO_CACHE_BYTES;
     for (uint32_t l = 0; l < p->n_layers; l++) {
         const struct cache_layer *layer = &p->layers[l];
         size_t size = m->backend->kv_layer_bytes(m->ctx, layer->n_kv_heads, layer->head_dim, m->options.kv_dtype,
                                                  m->options.block_tokens);
         layer_bytes = size > layer_bytes ? size : layer_bytes;
-        needs[l].window = layer->window;
+        needs[l] = (struct kv_need){.window = layer->window};
     }
     for (uint32_t i = 0; i < p->n_states; i++)
         needs[p->n_layers + i] = (struct kv_need){0, p->states[i].n_units, p->states[i].unit_floats * sizeof(float)};
-    if (!n)
-        layer_bytes = NO_CACHE_BYTES;
-    enum rc rc = kv_layout_make(needs, n ? n : 1, m->options.block_tokens, layer_bytes, &m->layout, m->places, err);
-    mem_free(needs);
-    return rc;
+    return layer_bytes;
+}
+
+enum rc model_lay_cache(struct model *m, const struct kv_need *needs, size_t layer_bytes, struct err *err)
+{
+    uint32_t n = m->program->n_layers + m->program->n_states;
+    m->places = mem_calloc(n + 1, sizeof *m->places);
+    if (!m->places)
+        return out_of_memory(err);
+    return kv_layout_make(needs, n ? n : 1, m->options.block_tokens, layer_bytes, &m->layout, m->places, err);
 }
 
 /* The number of pages that one sequence of n tokens needs, including the reserved page 0. */
@@ -164,11 +162,21 @@ static uint64_t empty_pool_bytes(const struct model *m)
     return 2 * (longest + rows) * m->layout.page_bytes;
 }
 
-static enum rc choose_pool(struct model *m, struct err *err)
+enum rc model_size_pool(struct model *m, struct err *err)
+{
+    size_buffers(m);
+    if (!m->program->n_layers && !m->program->n_states)
+        m->options.kv_cache_bytes = empty_pool_bytes(m);
+    enum rc rc = m->options.kv_cache_bytes ? RC_OK : fill_device(m, err);
+    uint64_t pages = m->options.kv_cache_bytes / m->layout.page_bytes;
+    m->n_pages = pages > INT32_MAX ? INT32_MAX : (uint32_t)pages;
+    return rc;
+}
+
+/* Lowers max_model_len to what the pages hold, or refuses it. */
+static enum rc fit_model_len(struct model *m, struct err *err)
 {
     struct model_options *o = &m->options;
-    uint64_t pages = o->kv_cache_bytes / m->layout.page_bytes;
-    m->n_pages = pages > INT32_MAX ? INT32_MAX : (uint32_t)pages;
     uint32_t fits = 0;
     for (uint32_t step = o->max_model_len; step; step /= 2)
         while ((uint64_t)fits + step <= o->max_model_len && pages_for(m, fits + step) <= m->n_pages)
@@ -272,7 +280,7 @@ static enum rc capture(struct model *m, struct err *err)
 {
     struct backend_memory before, after;
     bool is_measured = m->backend->memory && m->backend->memory(m->ctx, &before, NULL) == RC_OK;
-    enum rc rc = model_capture(m, err);
+    enum rc rc = graphs_capture(m, err);
     if (!rc && is_measured && m->backend->memory(m->ctx, &after, NULL) == RC_OK && after.free_bytes < before.free_bytes)
         m->graphs_bytes = before.free_bytes - after.free_bytes;
     return rc;
@@ -291,35 +299,44 @@ static enum rc check_operations(const struct model *m, struct err *err)
     return RC_OK;
 }
 
-static enum rc build(struct model *m, const struct checkpoint *checkpoint, struct err *err)
+enum rc model_new(struct program *program, const struct model_options *options, struct model **model, struct err *err)
+{
+    struct model *m = *model = mem_calloc(1, sizeof *m);
+    if (!m) {
+        program_destroy(program);
+        return out_of_memory(err);
+    }
+    m->program = program;
+    m->options = *options;
+    return RC_OK;
+}
+
+enum rc model_open(struct model *m, struct err *err)
 {
     enum rc rc = program_check(m->program, err);
     if (!rc)
         rc = open_backend(m, err);
-    if (!rc)
-        rc = check_operations(m, err);
-    if (!rc)
-        rc = plan_make(m->program, m->backend->fusions(m->ctx), m->backend->qkv != NULL, m->options.max_num_batched_tokens,
-                       &m->plan, err);
+    return rc ? rc : check_operations(m, err);
+}
+
+enum rc model_load(struct model *m, const struct checkpoint *checkpoint, struct err *err)
+{
+    enum rc rc = plan_make(m->program, m->backend->fusions(m->ctx), m->backend->qkv != NULL,
+                           m->options.max_num_batched_tokens, &m->plan, err);
     if (!rc)
         rc = weights_load(m->program, checkpoint, &m->options.weights, m->backend, m->ctx, &m->weights, err);
     if (!rc)
         rc = settle_all(m, err);
     if (!rc && m->backend->prepare)
         rc = m->backend->prepare(m->ctx, err);
-    if (rc)
-        return rc;
-    if (m->options.kv_dtype == DTYPE_NONE)
+    if (!rc && m->options.kv_dtype == DTYPE_NONE)
         m->options.kv_dtype = default_kv_dtype(m);
-    rc = choose_layout(m, err);
-    if (!rc)
-        size_buffers(m);
-    if (!rc && !m->program->n_layers && !m->program->n_states)
-        m->options.kv_cache_bytes = empty_pool_bytes(m);
-    if (!rc && !m->options.kv_cache_bytes)
-        rc = fill_device(m, err);
-    if (!rc)
-        rc = choose_pool(m, err);
+    return rc;
+}
+
+enum rc model_make_buffers(struct model *m, struct err *err)
+{
+    enum rc rc = fit_model_len(m, err);
     m->table_stride = kv_layout_stride(&m->layout, m->options.max_model_len);
     if (!rc)
         rc = choose_entries(m, err);
@@ -327,26 +344,13 @@ static enum rc build(struct model *m, const struct checkpoint *checkpoint, struc
         rc = create_buffers(m, err);
     if (!rc && m->staged)
         lay_arrays(m);
-    return rc || !program_has_logits(m->program) ? rc : capture(m, err);
+    return rc;
 }
 
-enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,
-                     struct model **model, struct err *err)
+enum rc model_capture(struct model *m, struct err *err)
 {
-    struct model *m = mem_calloc(1, sizeof *m);
-    if (!m) {
-        program_destroy(program);
-        return out_of_memory(err);
-    }
-    m->program = program;
-    m->options = *options;
-    enum rc rc = build(m, checkpoint, err);
     m->options.device = m->options.isa = m->options.library = m->options.cublaslt = NULL;
-    if (rc)
-        model_destroy(m);
-    else
-        *model = m;
-    return rc;
+    return program_has_logits(m->program) ? capture(m, err) : RC_OK;
 }
 
 void model_destroy(struct model *m)

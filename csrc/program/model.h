@@ -1,7 +1,7 @@
 /* model.h: a model ready to run on one backend: compiled program, weights, arena, page pool (model.c). model_start (executor.c)
  * runs the steps of the plan once per batch, one backend call a step, or replays a captured graph. Then it passes the logits of
- * the wanted rows to the sampler in slices. The model is the engine's runner; one thread at a time. Nothing is allocated after
- * model_create. */
+ * the wanted rows to the sampler in slices. A team (team.h) makes models, one for each rank, and is the engine's runner; one
+ * thread at a time. Nothing is allocated after a model is made. */
 #ifndef LLMPY_MODEL_H
 #define LLMPY_MODEL_H
 
@@ -14,6 +14,7 @@ struct model;
 
 struct model_options {
     const char *device, *isa;
+    uint32_t rank, n_ranks;       /* of the team */
     const char *library;          /* path of the backend's shared library; unused on the CPU */
     const char *cublaslt;         /* as in struct backend_options */
     uint32_t n_threads;
@@ -34,12 +35,8 @@ struct model_memory {
     uint64_t device_total_bytes, device_free_bytes;       /* 0: the device uses host memory */
 };
 
-/* Takes ownership of the program: model_destroy destroys it, or model_create does when it fails. The checkpoint may be closed
- * afterwards. */
-enum rc model_create(struct program *program, const struct checkpoint *checkpoint, const struct model_options *options,
-                     struct model **model, struct err *err);
 void model_destroy(struct model *model);
-/* The functions of struct runner; ctx is the model. */
+/* Functions of struct runner for one rank; ctx is the model. */
 enum rc model_start(void *ctx, struct batch *batch, struct err *err);
 enum rc model_finish(void *ctx, struct batch *batch, struct err *err);
 enum rc model_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);

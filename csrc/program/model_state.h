@@ -45,6 +45,21 @@ struct model {
 };
 
 /* Captures a graph for each batch size that is replayed. Does nothing if the backend cannot capture or graphs are off. */
+enum rc graphs_capture(struct model *model, struct err *err);
+
+/* ---- how a model is made ------------------------------------------------------------------------------------------------- */
+
+/* Takes ownership of the program, also when it fails. */
+enum rc model_new(struct program *program, const struct model_options *options, struct model **model, struct err *err);
+/* The phases, in order. All ranks end a phase before any rank begins the next one (team.c). After a failure the caller destroys
+ * the model. */
+enum rc model_open(struct model *model, struct err *err); /* the backend */
+enum rc model_load(struct model *model, const struct checkpoint *checkpoint, struct err *err); /* plan and weights */
+/* Fills needs [n_layers + n_states]; returns the bytes of the largest attention layer in a page. */
+size_t model_needs(const struct model *model, struct kv_need *needs);
+enum rc model_lay_cache(struct model *model, const struct kv_need *needs, size_t layer_bytes, struct err *err);
+enum rc model_size_pool(struct model *model, struct err *err); /* sets n_pages, which the caller may lower */
+enum rc model_make_buffers(struct model *model, struct err *err);
 enum rc model_capture(struct model *model, struct err *err);
 
 #endif

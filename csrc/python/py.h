@@ -39,9 +39,9 @@ struct model_parts {
     struct runner runner;
 };
 int py_model_get(PyObject *object, struct model_parts *parts);
-/* The model of a _core.Model, or NULL with an exception set. The model cannot be closed before py_model_return. */
-struct model;
-struct model *py_model_borrow(PyObject *object);
+/* The team of a _core.Model, or NULL with an exception set. The team cannot be closed before py_model_return. */
+struct team;
+struct team *py_model_borrow(PyObject *object);
 void py_model_return(PyObject *object);
 
 #endif

@@ -5,6 +5,7 @@
 #include "../base/mem.h"
 #include "../step/kv_layout.h"
 #include "../program/tap.h"
+#include "../program/team.h"
 #include "py_program.h"
 
 #include <string.h>
@@ -12,7 +13,7 @@
 
 typedef struct {
     PyObject_HEAD
-    struct model *model;
+    struct team *team;
     uint32_t max_num_seqs, max_num_batched_tokens;
     uint32_t n_borrowers; /* calls of other files that use the model without the GIL */
 } Model;
@@ -114,6 +115,60 @@ static bool report_progress(void *callback, uint64_t done_bytes, uint64_t total_
     return goes_on;
 }
 
+/* Parses the program, or the list of the ranks' programs. Returns their number; 0 with an exception set. */
+static uint32_t parse_programs(PyObject *spec, struct program **programs)
+{
+    if (!PyList_Check(spec))
+        return (programs[0] = py_program_parse(spec)) != NULL;
+    Py_ssize_t n = PyList_Size(spec);
+    if (n < 1 || n > (Py_ssize_t)TEAM_MAX_RANKS) {
+        PyErr_Format(PyExc_ValueError, "spec: wanted programs of 1 to %u ranks, have %zd", TEAM_MAX_RANKS, n);
+        return 0;
+    }
+    for (Py_ssize_t rank = 0; rank < n; rank++)
+        if (!(programs[rank] = py_program_parse(PyList_GetItem(spec, rank)))) {
+            while (rank-- > 0)
+                program_destroy(programs[rank]);
+            return 0;
+        }
+    return (uint32_t)n;
+}
+
+/* The options of each rank: those of the model, with the rank's device from the list `devices`. */
+static int spread_options(PyObject *dict, const struct model_options *options, uint32_t n_ranks, struct model_options *ranks)
+{
+    PyObject *devices = PyDict_GetItemString(dict, "devices");
+    for (uint32_t rank = 0; rank < n_ranks; rank++) {
+        ranks[rank] = *options;
+        PyObject *device = devices ? PySequence_GetItem(devices, (Py_ssize_t)rank) : NULL; /* the options keep it alive */
+        ranks[rank].device = devices ? (device ? PyUnicode_AsUTF8AndSize(device, NULL) : NULL) : options->device;
+        Py_XDECREF(device);
+        if (!ranks[rank].device)
+            return -1;
+    }
+    return 0;
+}
+
+static int make_team(Model *object, struct program **programs, uint32_t n_ranks, struct checkpoint *checkpoint, PyObject *dict,
+                     const struct model_options *options)
+{
+    PyObject *seconds = PyDict_GetItemString(dict, "step_timeout_s");
+    const struct team_options team = {n_ranks, seconds ? PyFloat_AsDouble(seconds) : 30};
+    struct model_options ranks[TEAM_MAX_RANKS];
+    if (PyErr_Occurred() || spread_options(dict, options, n_ranks, ranks)) {
+        for (uint32_t rank = 0; rank < n_ranks; rank++)
+            program_destroy(programs[rank]);
+        return -1;
+    }
+    struct err err = {0};
+    PyThreadState *gil = PyEval_SaveThread();
+    enum rc rc = team_create(programs, checkpoint, ranks, &team, &object->team, &err);
+    PyEval_RestoreThread(gil);
+    if (rc && !PyErr_Occurred())
+        py_raise(&err);
+    return rc ? -1 : 0;
+}
+
 static int model_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"spec", "checkpoint", "options", "on_progress", NULL};
@@ -121,7 +176,7 @@ static int model_init(PyObject *self, PyObject *args, PyObject *kwargs)
     Model *object = (Model *)self;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|O", names, &spec, &file, &dict, &callback))
         return -1;
-    if (object->model) {
+    if (object->team) {
         PyErr_SetString(PyExc_TypeError, "Model() was initialised before");
         return -1;
     }
@@ -129,79 +184,79 @@ static int model_init(PyObject *self, PyObject *args, PyObject *kwargs)
     struct checkpoint *checkpoint = NULL;
     if (file != Py_None && !(checkpoint = py_checkpoint_get(file)))
         return -1;
-    struct program *program = parse_options(dict, &options) ? NULL : py_program_parse(spec);
-    if (program && !checkpoint && !options.weights.is_dummy) {
+    if (parse_options(dict, &options))
+        return -1;
+    if (!checkpoint && !options.weights.is_dummy) {
         PyErr_SetString(PyExc_ValueError, "checkpoint: wanted one, or dummy_seed in the options");
-        program_destroy(program);
-        program = NULL;
+        return -1;
     }
-    struct err err = {0};
-    enum rc rc = RC_INVALID;
-    if (program) {
-        if (callback != Py_None) {
-            options.weights.progress = report_progress;
-            options.weights.progress_ctx = callback;
-        }
-        object->max_num_seqs = options.max_num_seqs;
-        object->max_num_batched_tokens = options.max_num_batched_tokens;
-        PyThreadState *gil = PyEval_SaveThread();
-        rc = model_create(program, checkpoint, &options, &object->model, &err);
-        PyEval_RestoreThread(gil);
-        if (rc && !PyErr_Occurred())
-            py_raise(&err);
+    if (callback != Py_None) {
+        options.weights.progress = report_progress;
+        options.weights.progress_ctx = callback;
     }
-    return rc ? -1 : 0;
+    object->max_num_seqs = options.max_num_seqs;
+    object->max_num_batched_tokens = options.max_num_batched_tokens;
+    struct program *programs[TEAM_MAX_RANKS];
+    uint32_t n_ranks = parse_programs(spec, programs);
+    return n_ranks ? make_team(object, programs, n_ranks, checkpoint, dict, &options) : -1;
 }
 
 static PyObject *model_close(PyObject *self, PyObject *args)
 {
     (void)args;
     Model *object = (Model *)self;
-    struct model *model = object->model;
-    object->model = NULL;
+    struct team *team = object->team;
+    object->team = NULL;
     while (object->n_borrowers) {
         Py_BEGIN_ALLOW_THREADS
         nanosleep(&(struct timespec){0, 200000}, NULL);
         Py_END_ALLOW_THREADS
     }
     PyThreadState *gil = PyEval_SaveThread();
-    model_destroy(model);
+    team_destroy(team);
     PyEval_RestoreThread(gil);
     Py_RETURN_NONE;
 }
 
 static void model_dealloc(PyObject *self)
 {
-    model_destroy(((Model *)self)->model);
+    team_destroy(((Model *)self)->team);
     py_deallocate(self);
 }
 
-static struct model *opened(PyObject *self)
+static struct team *opened_team(PyObject *self)
 {
-    struct model *model = ((Model *)self)->model;
-    if (!model) {
+    struct team *team = ((Model *)self)->team;
+    if (!team) {
         struct err err;
         err_set(&err, RC_CLOSED, "engine is closed");
         py_raise(&err);
     }
-    return model;
+    return team;
 }
 
-/* The model of an object, or NULL with an exception set if the object is no _core.Model. */
-static struct model *model_of(PyObject *object)
+/* Rank 0, for what is equal on all ranks. */
+static struct model *opened(PyObject *self)
+{
+    struct team *team = opened_team(self);
+    return team ? team_model(team, 0) : NULL;
+}
+
+/* The team of an object, or NULL with an exception set if the object is no _core.Model. */
+static struct team *team_of(PyObject *object)
 {
     if (PyType_GetSlot(Py_TYPE(object), Py_tp_init) == (void *)model_init)
-        return opened(object);
+        return opened_team(object);
     PyErr_SetString(PyExc_TypeError, "model: wanted a _core.Model");
     return NULL;
 }
 
-struct model *py_model_borrow(PyObject *object)
+struct team *py_model_borrow(PyObject *object)
 {
-    struct model *model = model_of(object);
-    if (model)
+    struct team *team = team_of(object);
+    if (team)
         ((Model *)object)->n_borrowers++;
-    return model;
+    return team;
 }
 
 void py_model_return(PyObject *object)
@@ -211,8 +266,9 @@ void py_model_return(PyObject *object)
 
 int py_model_get(PyObject *self, struct model_parts *parts)
 {
-    struct model *model = model_of(self);
-    if (!model)
+    struct team *team = team_of(self);
+    struct model *model = team ? team_model(team, 0) : NULL;
+    if (!team)
         return -1;
     *parts = (struct model_parts){
         .layout = *model_layout(model),
@@ -221,9 +277,9 @@ int py_model_get(PyObject *self, struct model_parts *parts)
         .max_num_seqs = ((Model *)self)->max_num_seqs,
         .max_num_batched_tokens = ((Model *)self)->max_num_batched_tokens,
         .max_model_len = model_max_len(model),
-        .runner = {model, model_start, model_finish, model_is_async(model), model_allocations, model_read_states,
-                   program_states_width(model_program(model)), !program_has_logits(model_program(model)), model_release,
-                   model_restore, program_takes_whole_prompts(model_program(model)),
+        .runner = {team, team_start, team_finish, model_is_async(model), team_allocations, team_read_states,
+                   program_states_width(model_program(model)), !program_has_logits(model_program(model)), team_release,
+                   team_restore, program_takes_whole_prompts(model_program(model)),
                    program_n_token_types(model_program(model))},
     };
     return 0;
@@ -231,12 +287,8 @@ int py_model_get(PyObject *self, struct model_parts *parts)
 
 /* ---- introspection --------------------------------------------------------------------------------------------------- */
 
-static PyObject *memory(PyObject *self, PyObject *args)
+static PyObject *memory_of(const struct model *model)
 {
-    (void)args;
-    struct model *model = opened(self);
-    if (!model)
-        return NULL;
     struct model_memory m;
     struct err err = {0};
     if (model_memory(model, &m, &err))
@@ -245,6 +297,20 @@ static PyObject *memory(PyObject *self, PyObject *args)
                          m.activations_bytes, "sampler", m.sampler_bytes, "staging", m.staging_bytes, "workspaces",
                          m.workspaces_bytes, "graphs", m.graphs_bytes, "pinned_host", m.pinned_bytes, "device_total",
                          m.device_total_bytes, "device_free", m.device_free_bytes);
+}
+
+static PyObject *memory(PyObject *self, PyObject *args)
+{
+    (void)args;
+    struct team *team = opened_team(self);
+    PyObject *list = team ? PyList_New(0) : NULL;
+    for (uint32_t rank = 0; list && rank < team_n_ranks(team); rank++) {
+        PyObject *bytes = memory_of(team_model(team, rank));
+        if (!bytes || PyList_Append(list, bytes) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(bytes);
+    }
+    return list;
 }
 
 static PyObject *part_info(const struct model *model, uint32_t w, uint32_t i)
@@ -357,7 +423,7 @@ static PyObject *describe(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"memory", memory, METH_NOARGS, "Bytes by purpose."},
+    {"memory", memory, METH_NOARGS, "Bytes by purpose, of each rank."},
     {"weight_info", weight_info, METH_NOARGS, "Every named weight: shape, type, and its matrix."},
     {"program", program_text, METH_NOARGS, "The steps that run, one line each."},
     {"tap", tap, METH_VARARGS, "Intermediate values of a prompt."},

@@ -7,6 +7,7 @@
 #include "../base/file.h"
 #include "../base/mem.h"
 #include "../program/checkpoint.h"
+#include "../program/team.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -57,10 +58,13 @@ static int update_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "WeightUpdate: initialised twice");
         return -1;
     }
-    struct model *borrowed = py_model_borrow(model);
+    struct team *borrowed = py_model_borrow(model);
     if (!borrowed)
         return -1;
-    enum rc rc = update_begin(borrowed, &self->update, &err);
+    enum rc rc = team_n_ranks(borrowed) > 1
+                     ? err_set(&err, RC_UNSUPPORTED, "weights: cannot be changed on %u ranks; set tensor_parallel_size=1",
+                               team_n_ranks(borrowed))
+                     : update_begin(team_model(borrowed, 0), &self->update, &err);
     py_model_return(model);
     if (rc) {
         py_raise(&err);

@@ -352,20 +352,25 @@ class EngineBase(ABC):
         return {name: Histogram(*parts) for name, parts in self._driver.engine.histograms().items()}
 
     def memory(self) -> dict[str, int]:
-        """Bytes by purpose, and the device's total and free bytes."""
+        """Bytes by purpose, and the total and free bytes of the devices; all are sums over the ranks."""
         self._driver.check()
+        ranks = self._driver.model.memory()
         found = {"weights": 0, "kv": 0, "activations": 0, "graphs": 0, "sampler": 0, "pinned_host": 0}
-        found.update(self._driver.model.memory())
+        found.update({key: sum(rank[key] for rank in ranks) for key in ranks[0]})
         if not found.get("device_total"):  # device memory is host memory
             found["device_total"], found["device_free"] = hardware.memory_bytes(str(self.config.device))
         return found
 
     def ranks(self) -> list[dict[str, Any]]:
-        """The devices that hold the model, one entry a rank."""
-        memory = self.memory()
-        name, uuid = hardware.name_and_uuid(str(self.config.device))
-        rank = {"rank": 0, "device": self.config.device, "uuid": uuid, "name": name}
-        return [{**rank, "weights_bytes": memory["weights"], "kv_bytes": memory["kv"]}]
+        """The devices that hold the model, one entry a rank, with their bytes of weights and of the cache."""
+        self._driver.check()
+        devices, found = hardware.devices_of(self.config), []
+        for rank, memory in enumerate(self._driver.model.memory()):
+            device = devices[rank]
+            name, uuid = hardware.name_and_uuid(device)
+            place = {"rank": rank, "device": device, "uuid": uuid, "name": name}
+            found.append({**place, "weights_bytes": memory["weights"], "kv_bytes": memory["kv"]})
+        return found
 
     def get_world_size(self) -> int:
         """Number of ranks."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, environment, hardware
-from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError
+from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError, UnsupportedError
 from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
@@ -87,7 +87,10 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
         DeviceMemoryError: Memory is short; the message names the cache's size and its option.
     """
     environment.start()
-    config = _resolve_sizes(config.replace(device=hardware.choose(config.device)))
+    device: str | int | None = config.device
+    if device is None and config.device_ids:
+        device = config.device_ids[0]
+    config = _resolve_sizes(config.replace(device=hardware.choose(device)))
     try:
         return _load(config, on_progress)
     except MemoryError as error:
@@ -125,18 +128,31 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.weight_type = compiled.config.dtype
     config = _resolve_dtypes(config, compiled.config.dtype).replace(vocab_limit=_vocab_limit(config, result))
     options = _model_options(config, compiled.config)
-    result.model = _core.Model(compiled.spec, None if dummy else checkpoint, options, on_progress)
+    result.model = _core.Model(_programs(config, compiled.spec), None if dummy else checkpoint, options, on_progress)
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
     result.engine = _core.Engine(result.model, _engine_options(result))
     chosen = result.model.describe()
-    logger.debug("%s: %s", result.name, {**result.model.memory(), **chosen})
+    logger.debug("%s: %s", result.name, {"ranks": result.model.memory(), **chosen})
     if chosen["on_host"]:
         logger.warning("%s: %s run on the host, which is slow; the backend of %s has none", result.name, chosen["on_host"],
                        config.device)  # fmt: skip
     if chosen["cache_padding"] > 0.1:
         logger.warning("%s: %.0f %% of the cache's pages is padding", result.name, 100 * chosen["cache_padding"])
     return result
+
+
+def _programs(config: EngineConfig, spec: Spec) -> list[Spec]:
+    """The program of each rank."""
+    from ..models.shard import shard
+
+    n_ranks = config.tensor_parallel_size
+    if n_ranks > 1 and any(name == "experts" for name, _ in spec["ops"]):
+        raise UnsupportedError(
+            f"tensor_parallel_size={n_ranks}: {spec['architecture']} has a mixture of experts, which ranks cannot share yet; "
+            "set tensor_parallel_size=1"
+        )
+    return shard(spec, n_ranks)
 
 
 def _resolve_sizes(config: EngineConfig) -> EngineConfig:
@@ -152,7 +168,7 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
         tokens = max(most_tokens, seqs)
     pool = config.kv_cache_memory_bytes
     if pool is None:  # 0: sized by gpu_memory_utilization after the weights are loaded
-        pool = min(total // 4, MAX_CPU_POOL_BYTES) if traits["has_host_memory"] else 0
+        pool = min(total // 4, MAX_CPU_POOL_BYTES) // config.tensor_parallel_size if traits["has_host_memory"] else 0
     elif isinstance(pool, int) and pool > free and traits["has_host_memory"]:
         raise DeviceMemoryError(
             f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {total}; lower it, or close() another engine",
@@ -299,6 +315,8 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         )
     return {
         "device": "cpu" if is_cpu else device,
+        "devices": hardware.devices_of(config),
+        "step_timeout_s": config.step_timeout_s,
         "library": hardware.library(device),
         "cublaslt": hardware.cublaslt_library() if needs_library else "",
         "memory_share": config.gpu_memory_utilization,

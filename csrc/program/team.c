@@ -1,0 +1,384 @@
+#include "team.h"
+
+#include "../base/mem.h"
+#include "../base/pool.h"
+#include "model_state.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NO_RANK UINT32_MAX
+
+struct team {
+    uint32_t n_ranks;
+    struct model **models;    /* [n_ranks] */
+    void **ctxs;              /* [n_ranks] contexts of the backend */
+    struct err *errs;         /* [n_ranks] */
+    char (*devices)[32];      /* [n_ranks] names, for errors */
+    struct pool *pool;        /* NULL: one rank */
+    const struct comm *comm;  /* NULL: not connected */
+};
+
+typedef enum rc (*rank_function)(struct model *model, void *arg, struct err *err);
+
+/* ---- the ranks' threads ------------------------------------------------------------------------------------------------ */
+
+struct call {
+    struct team *team;
+    rank_function run;
+    void *arg;
+    bool is_meeting;          /* ranks wait for each other in it, so one that fails ends the waits of the others */
+    enum rc rcs[TEAM_MAX_RANKS];
+    atomic_uint first_failed; /* the rank that failed first */
+};
+
+static void run_rank(void *args, uint32_t rank)
+{
+    struct call *call = args;
+    struct team *team = call->team;
+    team->errs[rank] = (struct err){0};
+    call->rcs[rank] = call->run(team->models[rank], call->arg, &team->errs[rank]);
+    unsigned none = NO_RANK;
+    if (call->rcs[rank] && atomic_compare_exchange_strong(&call->first_failed, &none, rank) && call->is_meeting && team->comm)
+        team->comm->abort(team->ctxs, team->n_ranks);
+}
+
+/* Copies a rank's error and names the rank. */
+static enum rc give_error(const struct team *team, uint32_t rank, enum rc rc, struct err *err)
+{
+    char reason[sizeof err->message];
+    if (!err)
+        return rc;
+    *err = team->errs[rank];
+    err->rc = rc;
+    snprintf(reason, sizeof reason, "%s", err->message);
+    snprintf(err->message, sizeof err->message, "rank %u (%s): %.450s", rank, team->devices[rank], reason);
+    return rc;
+}
+
+static enum rc run_ranks(struct team *team, rank_function run, void *arg, bool is_meeting, struct err *err)
+{
+    if (team->n_ranks == 1)
+        return run(team->models[0], arg, err);
+    struct call call = {.team = team, .run = run, .arg = arg, .is_meeting = is_meeting, .first_failed = NO_RANK};
+    pool_run(team->pool, run_rank, &call);
+    uint32_t failed = atomic_load(&call.first_failed);
+    return failed == NO_RANK ? RC_OK : give_error(team, failed, call.rcs[failed], err);
+}
+
+enum rc team_run(struct team *team, rank_function run, void *arg, struct err *err)
+{
+    return run_ranks(team, run, arg, false, err);
+}
+
+/* ---- making ------------------------------------------------------------------------------------------------------------ */
+
+/* Ranks report the progress of their loads together: rank 0's thread is the caller's, so it calls the caller's function. */
+struct progress {
+    bool (*report)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
+    void *ctx;
+    atomic_bool is_stopped;
+    uint32_t n_ranks;
+    struct rank_progress {
+        struct progress *all;
+        uint32_t rank;
+        _Atomic uint64_t done_bytes, total_bytes;
+    } ranks[TEAM_MAX_RANKS];
+};
+
+static bool report_rank(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct rank_progress *own = ctx;
+    struct progress *all = own->all;
+    uint64_t done = 0, total = 0;
+    atomic_store(&own->done_bytes, done_bytes);
+    atomic_store(&own->total_bytes, total_bytes);
+    for (uint32_t rank = 0; rank < all->n_ranks; rank++) {
+        done += atomic_load(&all->ranks[rank].done_bytes);
+        total += atomic_load(&all->ranks[rank].total_bytes);
+    }
+    if (own->rank == 0 && !all->report(all->ctx, done, total))
+        atomic_store(&all->is_stopped, true);
+    return !atomic_load(&all->is_stopped);
+}
+
+static enum rc open_rank(struct model *model, void *arg, struct err *err)
+{
+    (void)arg;
+    return model_open(model, err);
+}
+
+static enum rc load_rank(struct model *model, void *checkpoint, struct err *err)
+{
+    return model_load(model, checkpoint, err);
+}
+
+static enum rc size_rank(struct model *model, void *arg, struct err *err)
+{
+    (void)arg;
+    return model_size_pool(model, err);
+}
+
+static enum rc make_rank(struct model *model, void *arg, struct err *err)
+{
+    (void)arg;
+    return model_make_buffers(model, err);
+}
+
+static enum rc capture_rank(struct model *model, void *arg, struct err *err)
+{
+    (void)arg;
+    return model_capture(model, err);
+}
+
+/* Connects the contexts of several ranks. */
+static enum rc connect(struct team *team, double timeout_seconds, struct err *err)
+{
+    const struct backend *backend = team->models[0]->backend;
+    if (team->n_ranks == 1)
+        return RC_OK;
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
+        team->ctxs[rank] = team->models[rank]->ctx;
+        if (team->models[rank]->backend != backend)
+            return err_set(err, RC_CONFIG, "device_ids: wanted devices of one backend, have %s and %s", backend->name,
+                           team->models[rank]->backend->name);
+    }
+    if (!backend->comm)
+        return err_set(err, RC_UNSUPPORTED, "tensor_parallel_size: the backend %s runs one rank only", backend->name);
+    const struct comm_options options = {.timeout_seconds = timeout_seconds};
+    enum rc rc = backend->comm->open(team->ctxs, team->n_ranks, &options, err);
+    if (!rc)
+        team->comm = backend->comm;
+    return rc;
+}
+
+/* Places the caches by the largest need of any rank, so that page numbers and tables are equal on all. */
+static enum rc lay_caches(struct team *team, struct err *err)
+{
+    const struct program *p = team->models[0]->program;
+    uint32_t n = p->n_layers + p->n_states;
+    struct kv_need *largest = mem_calloc(2 * (size_t)n + 1, sizeof *largest), *needs = largest ? largest + n : NULL;
+    size_t layer_bytes = 0;
+    enum rc rc = largest ? RC_OK : err_set(err, RC_MEMORY, "team: out of memory");
+    for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++) {
+        size_t size = model_needs(team->models[rank], needs);
+        layer_bytes = size > layer_bytes ? size : layer_bytes;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t n_units = largest[i].n_units > needs[i].n_units ? largest[i].n_units : needs[i].n_units;
+            largest[i] = needs[i];
+            largest[i].n_units = n_units;
+        }
+    }
+    for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++)
+        rc = model_lay_cache(team->models[rank], largest, layer_bytes, err);
+    mem_free(largest);
+    return rc;
+}
+
+/* All ranks get as many pages as the rank with the fewest. */
+static void level_pages(struct team *team)
+{
+    uint32_t fewest = UINT32_MAX;
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++)
+        fewest = team->models[rank]->n_pages < fewest ? team->models[rank]->n_pages : fewest;
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++)
+        team->models[rank]->n_pages = fewest;
+}
+
+/* Tells the ranks where the arenas and the logits of the others lie. */
+static enum rc share(struct team *team, struct err *err)
+{
+    if (!team->comm)
+        return RC_OK;
+    void *arenas[TEAM_MAX_RANKS], *logits[TEAM_MAX_RANKS];
+    const struct model *first = team->models[0];
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
+        arenas[rank] = team->models[rank]->arena;
+        logits[rank] = team->models[rank]->logits;
+    }
+    enum rc rc = team->comm->share(team->ctxs, team->n_ranks, COMM_ARENA, arenas, first->plan.arena_values * first->item_bytes,
+                                   err);
+    if (!rc && first->logits_bytes)
+        rc = team->comm->share(team->ctxs, team->n_ranks, COMM_LOGITS, logits, first->logits_bytes, err);
+    return rc;
+}
+
+static enum rc make(struct team *team, const struct checkpoint *checkpoint, double timeout_seconds, struct err *err)
+{
+    enum rc rc = run_ranks(team, open_rank, NULL, false, err);
+    if (!rc)
+        rc = connect(team, timeout_seconds, err);
+    if (!rc)
+        rc = run_ranks(team, load_rank, (void *)(uintptr_t)checkpoint, false, err);
+    if (!rc)
+        rc = lay_caches(team, err);
+    if (!rc)
+        rc = run_ranks(team, size_rank, NULL, false, err);
+    if (rc)
+        return rc;
+    level_pages(team);
+    rc = run_ranks(team, make_rank, NULL, false, err);
+    if (!rc)
+        rc = share(team, err);
+    return rc ? rc : run_ranks(team, capture_rank, NULL, true, err);
+}
+
+/* Makes the team with models that are not opened yet. Takes ownership of the programs. */
+static enum rc allocate(struct program **programs, const struct model_options *ranks, uint32_t n_ranks, struct team **out,
+                        struct err *err)
+{
+    struct team *team = mem_calloc(1, sizeof *team);
+    enum rc rc = RC_OK;
+    if (team) {
+        team->n_ranks = n_ranks;
+        team->models = mem_calloc(n_ranks, sizeof *team->models);
+        team->ctxs = mem_calloc(n_ranks, sizeof *team->ctxs);
+        team->errs = mem_calloc(n_ranks, sizeof *team->errs);
+        team->devices = mem_calloc(n_ranks, sizeof *team->devices);
+    }
+    if (!team || !team->models || !team->ctxs || !team->errs || !team->devices)
+        rc = err_set(err, RC_MEMORY, "team: out of memory");
+    for (uint32_t rank = 0; rank < n_ranks; rank++) {
+        if (rc) {
+            program_destroy(programs[rank]);
+            continue;
+        }
+        snprintf(team->devices[rank], sizeof *team->devices, "%.31s", ranks[rank].device);
+        rc = model_new(programs[rank], &ranks[rank], &team->models[rank], err);
+    }
+    if (!rc && n_ranks > 1)
+        rc = pool_create(n_ranks, "llmpy-rank", &team->pool, err);
+    *out = team;
+    return rc;
+}
+
+enum rc team_create(struct program **programs, const struct checkpoint *checkpoint, struct model_options *ranks,
+                    const struct team_options *options, struct team **team, struct err *err)
+{
+    struct progress progress = {.report = ranks[0].weights.progress, .ctx = ranks[0].weights.progress_ctx,
+                                .n_ranks = options->n_ranks};
+    for (uint32_t rank = 0; rank < options->n_ranks; rank++) {
+        progress.ranks[rank].all = &progress;
+        progress.ranks[rank].rank = rank;
+        ranks[rank].rank = rank;
+        ranks[rank].n_ranks = options->n_ranks;
+        if (progress.report) {
+            ranks[rank].weights.progress = report_rank;
+            ranks[rank].weights.progress_ctx = &progress.ranks[rank];
+        }
+    }
+    struct team *made = NULL;
+    enum rc rc = allocate(programs, ranks, options->n_ranks, &made, err);
+    if (!rc)
+        rc = make(made, checkpoint, options->timeout_seconds, err);
+    if (rc)
+        team_destroy(made);
+    else
+        *team = made;
+    return rc;
+}
+
+void team_destroy(struct team *team)
+{
+    if (!team)
+        return;
+    for (uint32_t rank = 0; team->models && rank < team->n_ranks; rank++)
+        if (team->comm && team->models[rank]->ctx)
+            team->models[rank]->backend->synchronize(team->models[rank]->ctx, NULL);
+    if (team->comm)
+        team->comm->close(team->ctxs, team->n_ranks);
+    for (uint32_t rank = 0; team->models && rank < team->n_ranks; rank++)
+        model_destroy(team->models[rank]);
+    pool_destroy(team->pool);
+    mem_free(team->models);
+    mem_free(team->ctxs);
+    mem_free(team->errs);
+    mem_free(team->devices);
+    mem_free(team);
+}
+
+uint32_t team_n_ranks(const struct team *team)
+{
+    return team->n_ranks;
+}
+
+struct model *team_model(const struct team *team, uint32_t rank)
+{
+    return team->models[rank];
+}
+
+/* ---- the runner -------------------------------------------------------------------------------------------------------- */
+
+static enum rc start_rank(struct model *model, void *batch, struct err *err)
+{
+    return model_start(model, batch, err);
+}
+
+enum rc team_start(void *ctx, struct batch *batch, struct err *err)
+{
+    return run_ranks(ctx, start_rank, batch, true, err);
+}
+
+/* Ends the step of one rank; then all of its waits have ended, too. */
+static enum rc finish_rank(struct model *model, void *batch, struct err *err)
+{
+    enum rc rc = model_finish(model, batch, err);
+    const struct comm *comm = model->options.n_ranks > 1 ? model->backend->comm : NULL;
+    return rc || !comm ? rc : comm->check(model->ctx, err);
+}
+
+enum rc team_finish(void *ctx, struct batch *batch, struct err *err)
+{
+    struct team *team = ctx;
+    enum rc rc = RC_OK;
+    if (team->n_ranks == 1)
+        return finish_rank(team->models[0], batch, err);
+    for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++) {
+        team->errs[rank] = (struct err){0};
+        rc = finish_rank(team->models[rank], batch, &team->errs[rank]);
+        if (rc) {
+            team->comm->abort(team->ctxs, team->n_ranks);
+            give_error(team, rank, rc, err);
+        }
+    }
+    return rc;
+}
+
+enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err)
+{
+    return model_read_states(((struct team *)ctx)->models[0], batch, first, n, rows, err);
+}
+
+uint64_t team_allocations(void *ctx)
+{
+    const struct team *team = ctx;
+    uint64_t n = 0;
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++)
+        n += model_allocations(team->models[rank]);
+    return n;
+}
+
+enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
+{
+    struct team *team = ctx;
+    enum rc rc = RC_OK;
+    uint32_t rank = 0;
+    while (rank < team->n_ranks && !(rc = model_release(team->models[rank], parts, keeps, err)))
+        rank++;
+    while (rc && rank-- > 0)
+        model_restore(team->models[rank], parts, NULL);
+    return rc;
+}
+
+enum rc team_restore(void *ctx, uint32_t parts, struct err *err)
+{
+    struct team *team = ctx;
+    enum rc rc = RC_OK;
+    uint32_t rank = 0;
+    while (rank < team->n_ranks && !(rc = model_restore(team->models[rank], parts, err)))
+        rank++;
+    while (rc && rank-- > 0)
+        model_release(team->models[rank], parts, team->models[rank]->has_copy, NULL);
+    return rc;
+}

@@ -1,0 +1,38 @@
+/* team.h: the ranks of one model as one runner. A rank is a model that has its own context, weights, arena and pool, and
+ * computes its own columns. The caller's thread runs rank 0; a team of several ranks has one more thread for each other rank.
+ * All ranks run the same batch and meet where a value is wanted whole (struct comm in backend.h). A team of one rank has no
+ * threads and calls its model directly. One thread at a time. */
+#ifndef LLMPY_TEAM_H
+#define LLMPY_TEAM_H
+
+#include "model.h"
+
+#define TEAM_MAX_RANKS 64u
+
+struct team;
+
+struct team_options {
+    uint32_t n_ranks;
+    double timeout_seconds;        /* a rank that waits longer for another rank in a step fails */
+};
+
+/* Takes ownership of the programs [n_ranks], also when it fails. ranks [n_ranks]: the options of each rank; team_create sets
+ * their rank and n_ranks. The checkpoint may be closed afterwards. */
+enum rc team_create(struct program **programs, const struct checkpoint *checkpoint, struct model_options *ranks,
+                    const struct team_options *options, struct team **team, struct err *err);
+void team_destroy(struct team *team);
+uint32_t team_n_ranks(const struct team *team);
+struct model *team_model(const struct team *team, uint32_t rank);
+/* Runs a function for every rank, each in the rank's thread, and waits for all. The error is that of the rank that failed
+ * first. The team stays usable. */
+enum rc team_run(struct team *team, enum rc (*run)(struct model *model, void *arg, struct err *err), void *arg,
+                 struct err *err);
+/* The functions of struct runner; ctx is the team. */
+enum rc team_start(void *ctx, struct batch *batch, struct err *err);
+enum rc team_finish(void *ctx, struct batch *batch, struct err *err);
+enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);
+uint64_t team_allocations(void *ctx);
+enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err);
+enum rc team_restore(void *ctx, uint32_t parts, struct err *err);
+
+#endif
