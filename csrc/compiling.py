@@ -23,7 +23,7 @@ ISAS = {
 }
 BACKEND_HEADERS = ("kernels/backend.h", "csrc/base/dummy.h", "csrc/base/mix.h")
 CORE_PART = re.compile(r"^/\* ---- functions of the core:.*?(?=^#endif$)", re.MULTILINE | re.DOTALL)
-BASELINE_KERNELS = {"backend_cpu.c", "memory.c"}
+BASELINE_KERNELS = {"backend_cpu.c", "gather.c", "memory.c"}
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 INCLUDE = sysconfig.get_paths()["include"]
 CC = shlex.split(os.environ.get("CC") or "cc")

@@ -39,7 +39,7 @@ class Backend:
         vocab_size: int = 0, dtype: str = "float32", library: str = "", cublaslt: str = "",
     ) -> None:  # fmt: skip
         self.ctx: int | None = None
-        self.table = Table(device, library)
+        self.table = Table(_core.backend_table(device, library))
         self.seconds, self.allocations = 0.0, 0
         """Duration of the last operation in seconds, and the core's allocations during it."""
         options = struct(
@@ -165,9 +165,14 @@ class Backend:
     def _run(self, stage: Stage, entry: str, args: Any) -> None:
         stage.run(lambda: self.table.call(entry, self.ctx, ctypes.addressof(args)))
 
-    def embed(self, matrix: Matrix, token_ids: Array | None, out: Array, scale: float = 1.0, first_row: int = 0) -> None:
-        """Rows of a matrix by token id; token_ids None: its first row for all."""
-        stage, args = Stage(self), struct("embed_args", matrix=matrix.address, scale=scale, first_row=first_row)
+    def embed(
+        self, matrix: Matrix, token_ids: Array | None, out: Array, scale: float = 1.0, first_row: int = 0, first_id: int = 0,
+        end_id: int = 0,
+    ) -> None:  # fmt: skip
+        """Rows of a matrix by token id; token_ids None: its first row for all; end_id 0: all ids are the matrix's."""
+        stage = Stage(self)
+        numbers = {"scale": scale, "first_row": first_row, "first_id": first_id, "end_id": end_id}
+        args = struct("embed_args", matrix=matrix.address, **numbers)
         args.n_rows = stage.any_view(args.out, "out", out, True)
         if token_ids is not None and stage.array(args, "token_ids", token_ids, "i") != args.n_rows:
             raise ValueError("token_ids: wanted one id for each row of out")

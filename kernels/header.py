@@ -17,13 +17,14 @@ SCALARS: dict[str, Any] = {
 class Header:
     """Structures and enums of the headers that a backend includes.
 
-    A pointer field is a `c_void_p`, so its value is an address. A function pointer is too; `functions` holds its prototype.
+    A pointer field is a `c_void_p`, so its value is an address. A function pointer is too; `functions` holds its prototype by
+    the names of the structure and of the field.
     """
 
     def __init__(self) -> None:
         self.structs: dict[str, Any] = {}
         self.enums: dict[str, int] = {}
-        self.functions: dict[str, Any] = {}
+        self.functions: dict[tuple[str, str], Any] = {}
         for name in ("csrc/base/dtype.h", "csrc/base/status.h", "kernels/backend.h"):
             self._read(_plain(ROOT / name))
 
@@ -32,7 +33,7 @@ class Header:
             if kind == "enum":
                 self._add_enum(body)
             else:
-                fields = [field for line in body.split(";") for field in self._fields(" ".join(line.split()))]
+                fields = [field for line in body.split(";") for field in self._fields(name, " ".join(line.split()))]
                 self.structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
 
     def _add_enum(self, body: str) -> None:
@@ -43,11 +44,12 @@ class Header:
                 number = int(value, 0) if value else number + 1
                 self.enums[name] = number
 
-    def _fields(self, line: str) -> Iterator[tuple[str, Any]]:
+    def _fields(self, struct: str, line: str) -> Iterator[tuple[str, Any]]:
         """The (name, ctypes type) pairs of one declaration; a function's prototype is added to `functions`."""
         if function := re.fullmatch(r"(.*?)\(\*(\w+)\)\((.*)\)", line):
             result, name, arguments = function.groups()
-            self.functions[name] = ctypes.CFUNCTYPE(self._type(result), *(self._type(one) for one in _arguments(arguments)))
+            kinds = [self._type(one) for one in _arguments(arguments)]
+            self.functions[struct, name] = ctypes.CFUNCTYPE(self._type(result), *kinds)
             yield name, ctypes.c_void_p
             return
         if not line:

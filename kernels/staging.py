@@ -61,15 +61,21 @@ def as_bytes(data: Array) -> np.ndarray:
 
 
 class Table:
-    """The functions of one backend. A failed call raises the exception of its enum rc (ERRORS).
+    """The functions of one backend, or of a group of them. A failed call raises the exception of its enum rc (ERRORS).
 
     Args:
-        device: "cpu", "cuda:0", ...
-        library: Path of the backend's library; "" for the CPU.
+        address: Address of the table.
+        name: Name of its structure.
     """
 
-    def __init__(self, device: str, library: str) -> None:
-        self._table = header().structs["backend"].from_address(_core.backend_table(device, library))
+    def __init__(self, address: int, name: str = "backend") -> None:
+        self._table, self._name = header().structs[name].from_address(address), name
+
+    def group(self, name: str) -> Table:
+        """A group of functions, such as "comm"."""
+        if name not in self:
+            raise NotImplementedError(f"this backend has no {name}")
+        return Table(getattr(self._table, name), name)
 
     def __contains__(self, name: str) -> bool:
         return bool(getattr(self._table, name))
@@ -78,7 +84,7 @@ class Table:
         """A function that cannot fail."""
         if name not in self:
             raise NotImplementedError(f"this backend has no {name}")
-        return header().functions[name](getattr(self._table, name))
+        return header().functions[self._name, name](getattr(self._table, name))
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls a function that returns an enum rc and has a struct err as its last parameter."""

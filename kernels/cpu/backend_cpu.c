@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "backend_cpu.h"
 #include "attention.h"
+#include "gather.h"
 #include "row_attention.h"
 #include "kv.h"
 #include "linear_type.h"
@@ -94,16 +95,19 @@ static uint32_t quota_cores(void)
     return n < 1 ? 1 : n < MAX_THREADS ? (uint32_t)n : MAX_THREADS;
 }
 
-/* Physical cores that this process may run on, at most the container's quota. */
-static uint32_t default_threads(void)
+/* Counts the processors, or the physical cores, that this process may run on; at most the container's quota. */
+static void count_processors(uint32_t *n_processors, uint32_t *n_cores)
 {
     cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed))
-        return 1;
     uint32_t n = 0, quota = quota_cores();
+    *n_processors = *n_cores = 1;
+    if (sched_getaffinity(0, sizeof allowed, &allowed))
+        return;
     for (int processor = 0; processor < CPU_SETSIZE; processor++)
         n += CPU_ISSET(processor, &allowed) && is_first_of_core(processor, &allowed);
-    return n < 1 ? 1 : n < quota ? n : quota;
+    *n_cores = n < 1 ? 1 : n < quota ? n : quota;
+    n = (uint32_t)CPU_COUNT(&allowed);
+    *n_processors = n < quota ? n : quota;
 }
 
 static size_t round_up(size_t n, size_t step)
@@ -163,7 +167,8 @@ static enum rc cpu_open(const struct backend_options *options, void **ctx, struc
     cpu->options = *options;
     cpu->options.device = "cpu"; /* the caller may free its strings after the call */
     cpu->options.isa = kernels->isa;
-    cpu->n_threads = options->n_threads ? options->n_threads : default_threads();
+    count_processors(&cpu->n_processors, &cpu->n_threads);
+    cpu->n_threads = options->n_threads ? options->n_threads : cpu->n_threads;
     if (options->n_ranks > 1)
         cpu->n_threads = cpu->n_threads > options->n_ranks ? cpu->n_threads / options->n_ranks : 1;
     size_scratch(cpu);
@@ -199,8 +204,8 @@ static uint32_t cpu_activations(void *ctx)
 
 static uint32_t cpu_fusions(void *ctx)
 {
-    (void)ctx;
-    return FUSION_NORM_LINEAR | FUSION_GATED_LINEAR | FUSION_LINEAR_ADD;
+    uint32_t of_ranks = cpu_n_ranks(ctx) > 1 ? FUSION_GATHER_NORM : 0;
+    return FUSION_NORM_LINEAR | FUSION_GATED_LINEAR | FUSION_LINEAR_ADD | of_ranks;
 }
 
 static bool cpu_supports(void *ctx, uint32_t dtype, uint32_t use)
@@ -324,6 +329,7 @@ static const struct backend BACKEND = {
 #define ENTRY(name) .name = cpu_##name,
 #include "../entries.def"
     .copy_pages = cpu_copy_pages,
+    .comm = &cpu_comm,
     .activations = cpu_activations,
     .tensor_finish = cpu_synchronize,
     .pool_create = cpu_pool_create,

@@ -1,5 +1,5 @@
 /* cpu.h: declarations that the files of the CPU backend share. backend_cpu.c owns the context, chooses the instruction set
- * once by cpuid and returns the table. backend_cpu.c and memory.c are compiled once, files named *_avx2.c and
+ * once by cpuid and returns the table. backend_cpu.c, gather.c and memory.c are compiled once, files named *_avx2.c and
  * *_avx512.c for that instruction set, all other files of this folder once for each instruction set. These define ISA as avx2
  * or avx512 and name their symbols with K(name). An operation runs on all threads at once: pool_run calls the operation's
  * function with (job, thread), and the function takes its share of the work. pool_barrier joins the threads between two
@@ -44,6 +44,8 @@ struct cpu {
     bool is_hidden[2], is_saved[2];                         /* by enum memory_use: inaccessible; contents kept meanwhile */
     struct backend_options options;
     char description[64];
+    uint32_t n_processors;                                  /* that this process may run on */
+    struct cpu_ranks *ranks; uint32_t rank;                 /* gather.h; NULL: the context runs a model alone */
 };
 
 /* The operations of one instruction set. They take the argument structs of backend.h. */

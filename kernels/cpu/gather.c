@@ -1,0 +1,424 @@
+/* Meetings of ranks: n contexts of one process, each run by a thread. A gather stores this rank's values into the memory of the
+ * other ranks and then waits at a barrier, so a value is complete on every rank that has passed the barrier. A value is copied,
+ * never computed again, so all bits are kept. Bound by bytes: each rank writes its columns n_ranks - 1 times. */
+#define _GNU_SOURCE
+#include "gather.h"
+#include "../../csrc/base/mem.h"
+
+#include <immintrin.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Time stamp ticks (2 to 5 us) that a rank spins before it sleeps. If ranks outnumber processors it sleeps at once: the rank
+ * that it waits for may need its processor. */
+#define SPIN_TICKS 10000
+#define ALONE_VALUES 16384u       /* up to this size waking the other threads costs more than the copy */
+#define ABORTED 1u                /* bit of `phase` */
+#define NEXT_PHASE 2u             /* step of `phase` */
+#define MAX_TIMEOUT 1e9           /* seconds */
+#define START UINT32_MAX          /* name of a meeting: the start of the step; other numbers are gathers */
+
+enum reason { REASON_NONE, REASON_IN_WORK, REASON_SET };
+
+struct rank {
+    struct cpu *cpu;
+    uint32_t n_gathers;           /* of this step */
+    uint32_t n_meetings;
+    char *memory[COMM_MEMORIES];  /* set by `share` */
+    struct err failure;           /* of the first wait that failed */
+    /* Read by other ranks. It has a separate cache line, because one thread writes it. */
+    _Alignas(64) atomic_uint n_arrivals;
+};
+
+struct cpu_ranks {
+    uint32_t n_ranks;
+    double timeout_seconds;
+    unsigned long long spin_ticks;
+    size_t size_bytes[COMM_MEMORIES]; /* of each rank's memory */
+    char reason[256];             /* why the ranks cannot meet any more; may be read once has_reason is REASON_SET */
+    atomic_uint has_reason;       /* enum reason */
+    _Alignas(64) atomic_uint phase; /* NEXT_PHASE for each meeting that all ranks have reached, and ABORTED */
+    _Alignas(64) atomic_uint n_arrived; /* at the meeting of this phase */
+    _Alignas(64) atomic_uint n_asleep;
+    struct rank ranks[];
+};
+
+uint32_t cpu_n_ranks(const struct cpu *cpu)
+{
+    return cpu->ranks ? cpu->ranks->n_ranks : 0;
+}
+
+/* ---- the barrier -------------------------------------------------------------------------------------------------------- */
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Sleeps until the word differs from `seen`, or for the given time at most; may wake up early. */
+static void sleep_on(atomic_uint *word, unsigned seen, double seconds)
+{
+    struct timespec time = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, &time, NULL, 0);
+}
+
+static void wake_sleepers(struct cpu_ranks *all)
+{
+    if (atomic_load(&all->n_asleep))
+        syscall(SYS_futex, &all->phase, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Ends all waits. The reason of the first call is kept. */
+static void end_meetings(struct cpu_ranks *all, const char *reason)
+{
+    unsigned none = REASON_NONE;
+    if (atomic_compare_exchange_strong(&all->has_reason, &none, REASON_IN_WORK)) {
+        snprintf(all->reason, sizeof all->reason, "%s", reason);
+        atomic_store(&all->has_reason, REASON_SET);
+    }
+    atomic_fetch_or(&all->phase, ABORTED);
+    wake_sleepers(all);
+}
+
+/* The first rank that has not come to a rank's current meeting; n_ranks if all have. */
+static uint32_t first_missing(struct cpu_ranks *all, const struct rank *rank)
+{
+    uint32_t other = 0;
+    while (other < all->n_ranks && atomic_load(&all->ranks[other].n_arrivals) == rank->n_meetings)
+        other++;
+    return other;
+}
+
+/* Returns true when the phase is no longer `seen`, false after the timeout. */
+static bool wait_change(struct cpu_ranks *all, unsigned seen)
+{
+    unsigned long long start = __builtin_ia32_rdtsc();
+    do {
+        if (atomic_load_explicit(&all->phase, memory_order_acquire) != seen)
+            return true;
+        _mm_pause();
+    } while (__builtin_ia32_rdtsc() - start < all->spin_ticks);
+    double end = now() + all->timeout_seconds, left = all->timeout_seconds;
+    atomic_fetch_add(&all->n_asleep, 1);
+    while (atomic_load(&all->phase) == seen && left > 0) {
+        sleep_on(&all->phase, seen, left);
+        left = end - now();
+    }
+    atomic_fetch_sub(&all->n_asleep, 1);
+    return atomic_load(&all->phase) != seen;
+}
+
+struct name {
+    char text[32];
+};
+
+static struct name name_of(uint32_t gather)
+{
+    struct name name;
+    if (gather == START)
+        snprintf(name.text, sizeof name.text, "the start of the step");
+    else
+        snprintf(name.text, sizeof name.text, "gather %u", gather);
+    return name;
+}
+
+static enum rc fail(struct rank *rank, const char *text, uint32_t gather, struct err *err)
+{
+    struct err failure;
+    err_set(&failure, RC_DEVICE, "%s", text);
+    err_name(&failure, gather == START ? "meet" : "gather", NULL);
+    if (!rank->failure.rc)
+        rank->failure = failure;
+    if (err)
+        *err = failure;
+    return RC_DEVICE;
+}
+
+/* Fails a meeting that was aborted. */
+static enum rc fail_aborted(struct cpu_ranks *all, struct rank *rank, uint32_t gather, struct err *err)
+{
+    bool has_reason = atomic_load(&all->has_reason) == REASON_SET;
+    char text[2 * sizeof all->reason];
+    snprintf(text, sizeof text, "rank %u (%s) stopped at %s: %s", (uint32_t)(rank - all->ranks), rank->cpu->options.device,
+             name_of(gather).text, has_reason ? all->reason : "the step was aborted");
+    return fail(rank, text, gather, err);
+}
+
+/* Fails a meeting to which another rank did not come. */
+static enum rc fail_missing(struct cpu_ranks *all, struct rank *rank, uint32_t missing, uint32_t gather, struct err *err)
+{
+    char text[sizeof all->reason];
+    snprintf(text, sizeof text, "rank %u (%s) did not reach %s within %g s (step_timeout_s)", missing,
+             all->ranks[missing].cpu->options.device, name_of(gather).text, all->timeout_seconds);
+    end_meetings(all, text);
+    return fail(rank, text, gather, err);
+}
+
+/* Stores before the call on any rank happen before the return on every rank. */
+static enum rc arrive(struct cpu_ranks *all, struct rank *rank, uint32_t gather, struct err *err)
+{
+    unsigned seen = atomic_load_explicit(&all->phase, memory_order_acquire);
+    if (seen & ABORTED)
+        return fail_aborted(all, rank, gather, err);
+    rank->n_meetings++;
+    atomic_store(&rank->n_arrivals, rank->n_meetings);
+    if (atomic_fetch_add(&all->n_arrived, 1) == all->n_ranks - 1) {
+        atomic_store(&all->n_arrived, 0);
+        atomic_fetch_add(&all->phase, NEXT_PHASE);
+        wake_sleepers(all);
+    }
+    while (!wait_change(all, seen)) {
+        uint32_t missing = first_missing(all, rank);
+        if (missing < all->n_ranks)
+            return fail_missing(all, rank, missing, gather, err);
+    }
+    if (atomic_load_explicit(&all->phase, memory_order_acquire) & ABORTED)
+        return fail_aborted(all, rank, gather, err);
+    return RC_OK;
+}
+
+/* ---- stores to other ranks ---------------------------------------------------------------------------------------------- */
+
+struct store_job {
+    const struct gather_args *args;
+    const struct rank *ranks;
+    uint32_t rank, n_ranks; /* this rank; the first n_ranks get the values */
+    uint32_t purpose;       /* of the memory that has whole */
+    size_t offset;          /* of whole in it */
+    uint32_t n_parts;       /* of a row */
+    uint32_t n_threads;
+    struct view source;     /* whole, or a: then whole gets it, too */
+    bool is_from_a;
+};
+
+/* Whether this rank stores a part, and its columns. */
+static bool own_part(const struct gather_args *args, uint32_t row, uint32_t part, uint32_t *first, uint32_t *n_columns)
+{
+    int32_t id;
+    *first = args->first;
+    *n_columns = args->n_columns;
+    switch (args->kind) {
+    case GATHER_ROWS:
+        *first = 0;
+        *n_columns = args->whole.width;
+        id = args->token_ids[row];
+        break;
+    case GATHER_ROUTES:
+        *n_columns = args->whole.width / args->n_chosen;
+        *first = part * *n_columns;
+        id = args->routes[(size_t)row * args->route_stride + part].expert;
+        break;
+    default:
+        return true;
+    }
+    return id >= args->first_id && id < args->end_id;
+}
+
+static void store_parts(void *job_args, uint32_t thread)
+{
+    const struct store_job *job = job_args;
+    const struct gather_args *args = job->args;
+    uint32_t n = args->n_rows * job->n_parts, end = share_first(n, thread + 1, job->n_threads), first, n_columns;
+    for (uint32_t i = share_first(n, thread, job->n_threads); i < end; i++) {
+        uint32_t row = i / job->n_parts;
+        if (!own_part(args, row, i % job->n_parts, &first, &n_columns))
+            continue;
+        const float *source = (const float *)job->source.data + (size_t)row * job->source.stride +
+                              (job->is_from_a ? 0 : first);
+        size_t place = job->offset + ((size_t)row * args->whole.stride + first) * sizeof(float);
+        for (uint32_t rank = 0; rank < job->n_ranks; rank++)
+            if (rank != job->rank || job->is_from_a)
+                memcpy(job->ranks[rank].memory[job->purpose] + place, source, n_columns * sizeof(float));
+    }
+}
+
+/* Whether the view is one of columns of whole, so that its values are there already. */
+static bool is_in_whole(const struct view *view, const struct gather_args *args)
+{
+    return view->data == (float *)args->whole.data + args->first && (args->n_rows == 1 || view->stride == args->whole.stride);
+}
+
+static uint32_t purpose_of(const struct gather_args *args)
+{
+    return args->kind == GATHER_TO_FIRST ? COMM_LOGITS : COMM_ARENA;
+}
+
+static enum rc store(struct cpu *cpu, const struct gather_args *args, struct err *err)
+{
+    const struct cpu_ranks *all = cpu->ranks;
+    struct store_job job = {.args = args, .ranks = all->ranks, .rank = cpu->rank, .purpose = purpose_of(args),
+                            .n_ranks = args->kind == GATHER_TO_FIRST ? 1 : all->n_ranks, .source = args->whole,
+                            .n_parts = args->kind == GATHER_ROUTES ? args->n_chosen : 1};
+    job.offset = (size_t)((char *)args->whole.data - all->ranks[cpu->rank].memory[job.purpose]);
+    if (args->b.width) {
+        struct view sum = {(float *)args->whole.data + args->first, args->n_columns, args->whole.stride};
+        struct add_args add = {args->n_rows, args->a, args->b, sum};
+        enum rc rc = cpu->kernels->add(cpu, &add, err);
+        if (rc)
+            return rc;
+    } else if (args->a.width && !is_in_whole(&args->a, args)) {
+        job.source = args->a;
+        job.is_from_a = true;
+    }
+    job.n_threads = pool_threads_for(cpu->pool, (uint64_t)args->n_rows * args->whole.width > ALONE_VALUES);
+    pool_run_on(cpu->pool, job.n_threads, store_parts, &job);
+    return RC_OK;
+}
+
+static enum rc check_place(const struct cpu *cpu, const struct gather_args *args, struct err *err)
+{
+    uint32_t purpose = purpose_of(args);
+    uintptr_t base = (uintptr_t)cpu->ranks->ranks[cpu->rank].memory[purpose], data = (uintptr_t)args->whole.data;
+    uint64_t n_values = (uint64_t)(args->n_rows - 1) * args->whole.stride + args->whole.width;
+    uint64_t size = cpu->ranks->size_bytes[purpose], offset = data - base;
+    if (!base || data < base || offset > size || n_values > (size - offset) / sizeof(float))
+        return err_set(err, RC_INTERNAL, "gather: %u rows of %u columns do not lie in the rank's shared %s of %llu bytes",
+                       args->n_rows, args->whole.width, purpose == COMM_LOGITS ? "logits" : "arena", (unsigned long long)size);
+    return RC_OK;
+}
+
+static enum rc check_args(const struct cpu *cpu, const struct gather_args *args, struct err *err)
+{
+    bool is_columns = args->kind == GATHER_COLUMNS || args->kind == GATHER_TO_FIRST;
+    uint32_t a = args->a.width, b = args->b.width;
+    if (args->kind > GATHER_TO_FIRST)
+        return err_set(err, RC_INTERNAL, "gather: there is no kind %u", args->kind);
+    if (is_columns && (uint64_t)args->first + args->n_columns > args->whole.width)
+        return err_set(err, RC_INTERNAL, "gather: columns %u to %llu do not lie in %u columns", args->first,
+                       (unsigned long long)args->first + args->n_columns, args->whole.width);
+    if (a | b && (args->kind != GATHER_COLUMNS || a != args->n_columns || (b && b != a)))
+        return err_set(err, RC_INTERNAL, "gather: terms of %u and %u columns do not fit %u columns of kind %u", a, b,
+                       args->n_columns, args->kind);
+    if (args->kind == GATHER_ROWS && !args->token_ids)
+        return err_set(err, RC_INTERNAL, "gather: rows have no token ids");
+    if (args->kind == GATHER_ROUTES && (!args->routes || !args->n_chosen || args->whole.width % args->n_chosen))
+        return err_set(err, RC_INTERNAL, "gather: %u columns are not %u equal parts with routes", args->whole.width,
+                       args->n_chosen);
+    return check_place(cpu, args, err);
+}
+
+/* ---- struct comm -------------------------------------------------------------------------------------------------------- */
+
+static enum rc comm_meet(void *ctx, const struct meet_args *args, struct err *err)
+{
+    struct cpu *cpu = ctx;
+    (void)args; /* `sample` has written its results, so there are no ids below 0 */
+    if (!cpu->ranks)
+        return err_set(err, RC_INTERNAL, "meet: the context is not connected to other ranks");
+    struct rank *rank = &cpu->ranks->ranks[cpu->rank];
+    rank->n_gathers = 0;
+    return arrive(cpu->ranks, rank, START, err);
+}
+
+static enum rc comm_gather(void *ctx, const struct gather_args *args, struct err *err)
+{
+    struct cpu *cpu = ctx;
+    enum rc rc = RC_OK;
+    if (!cpu->ranks)
+        return err_set(err, RC_INTERNAL, "gather: the context is not connected to other ranks");
+    struct rank *rank = &cpu->ranks->ranks[cpu->rank];
+    uint32_t number = ++rank->n_gathers;
+    if (atomic_load_explicit(&cpu->ranks->phase, memory_order_acquire) & ABORTED)
+        return fail_aborted(cpu->ranks, rank, number, err);
+    if (args->n_rows && !args->is_stored) {
+        rc = check_args(cpu, args, err);
+        rc = rc ? rc : store(cpu, args, err);
+    }
+    rc = rc ? rc : arrive(cpu->ranks, rank, number, err);
+    return rc || !args->norm ? rc : cpu->kernels->rms_norm(cpu, args->norm, err);
+}
+
+static enum rc comm_check(void *ctx, struct err *err)
+{
+    struct cpu *cpu = ctx;
+    const struct rank *rank = cpu->ranks ? &cpu->ranks->ranks[cpu->rank] : NULL;
+    if (!rank || !rank->failure.rc)
+        return RC_OK;
+    if (err)
+        *err = rank->failure;
+    return rank->failure.rc;
+}
+
+static void comm_abort(void *const *ctxs, uint32_t n_ranks)
+{
+    struct cpu *cpu = n_ranks ? ctxs[0] : NULL;
+    if (cpu && cpu->ranks)
+        end_meetings(cpu->ranks, "the step was aborted");
+}
+
+static void comm_close(void *const *ctxs, uint32_t n_ranks)
+{
+    for (uint32_t i = 0; i < n_ranks; i++) {
+        struct cpu *cpu = ctxs[i];
+        if (i == 0)
+            mem_free(cpu->ranks);
+        cpu->ranks = NULL;
+    }
+}
+
+/* Spinning helps only while every thread of every rank has a processor. */
+static unsigned long long spin_ticks(void *const *ctxs, uint32_t n_ranks)
+{
+    const struct cpu *first = ctxs[0];
+    uint32_t n_threads = 0;
+    for (uint32_t i = 0; i < n_ranks; i++)
+        n_threads += ((const struct cpu *)ctxs[i])->n_threads;
+    return n_threads <= first->n_processors ? SPIN_TICKS : 0;
+}
+
+static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_options *options, struct err *err)
+{
+    if (!(options->timeout_seconds > 0)) {
+        err_set(err, RC_CONFIG, "step_timeout_s: wanted more than 0 seconds, have %g", options->timeout_seconds);
+        err_name(err, "step_timeout_s", NULL);
+        return RC_CONFIG;
+    }
+    for (uint32_t i = 0; i < n_ranks; i++)
+        if (((const struct cpu *)ctxs[i])->ranks)
+            return err_set(err, RC_INTERNAL, "cpu: context %u is connected to other ranks already", i);
+    struct cpu_ranks *all = mem_calloc(1, sizeof *all + n_ranks * sizeof all->ranks[0]);
+    if (!all)
+        return err_set(err, RC_MEMORY, "cpu: no memory for %u ranks", n_ranks);
+    all->n_ranks = n_ranks;
+    all->timeout_seconds = options->timeout_seconds < MAX_TIMEOUT ? options->timeout_seconds : MAX_TIMEOUT;
+    all->spin_ticks = spin_ticks(ctxs, n_ranks);
+    for (uint32_t i = 0; i < n_ranks; i++) {
+        struct cpu *cpu = ctxs[i];
+        all->ranks[i].cpu = cpu;
+        cpu->ranks = all;
+        cpu->rank = i;
+    }
+    return RC_OK;
+}
+
+static enum rc comm_share(void *const *ctxs, uint32_t n_ranks, uint32_t purpose, void *const *memory, size_t size_bytes,
+                          struct err *err)
+{
+    struct cpu_ranks *all = n_ranks ? ((const struct cpu *)ctxs[0])->ranks : NULL;
+    if (!all || all->n_ranks != n_ranks || purpose >= COMM_MEMORIES)
+        return err_set(err, RC_INTERNAL, "cpu: memory %u of %u contexts cannot be shared: %u contexts are connected", purpose,
+                       n_ranks, all ? all->n_ranks : 0);
+    for (uint32_t i = 0; i < n_ranks; i++)
+        all->ranks[i].memory[purpose] = memory[i];
+    all->size_bytes[purpose] = size_bytes;
+    return RC_OK;
+}
+
+const struct comm cpu_comm = {
+    .size_bytes = sizeof cpu_comm,
+    .open = comm_open,
+    .share = comm_share,
+    .meet = comm_meet,
+    .gather = comm_gather,
+    .check = comm_check,
+    .abort = comm_abort,
+    .close = comm_close,
+};
