@@ -95,14 +95,12 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         self._weights = Weights(
             loaded.model, loaded.engine, str(self.config.device), self._frontend, lambda: driver.driving(steps=False)
         )
-        self._tap = Tap(loaded.model, loaded.spec, self._frontend, lambda: driver.driving(steps=False))
+        self._tap = Tap(loaded.model, loaded.spec, loaded.programs, self._frontend, lambda: driver.driving(steps=False))
         self._named: dict[str, Request] = {}
 
     # ---- looking inside ---------------------------------------------------------------------------------------------
 
-    def tap(
-        self, prompts: Prompts, names: str | int | Sequence[str | int]
-    ) -> list[dict[str | int, NDArray[np.float32]]]:
+    def tap(self, prompts: Prompts, names: str | int | Sequence[str | int]) -> list[dict[str | int, NDArray[np.float32]]]:
         """What the model computes on the way: any tensor inside it, for every token of a prompt.
 
         The prompt runs once more, beside what the engine has in flight, operation by operation; the values are those of a step,

@@ -18,6 +18,10 @@ struct tap {
     size_t n_integers;
     char *read;
     int32_t first_rows[2];
+    const int32_t *ids;        /* [n_tokens] of the prompt */
+    uint32_t n_tokens;
+    const struct tapped *wanted;
+    uint32_t n_wanted;
 };
 
 static enum rc out_of_memory(struct err *err)
@@ -54,10 +58,10 @@ static size_t row_bytes(const struct model *m)
     return widest;
 }
 
-static enum rc tap_open(struct tap *t, const struct model *model, uint32_t n_tokens, struct err *err)
+static enum rc tap_open(struct tap *t, const struct model *model, struct err *err)
 {
     uint32_t most = model->options.max_num_batched_tokens < MOST_ROWS ? model->options.max_num_batched_tokens : MOST_ROWS;
-    memset(t, 0, sizeof *t);
+    uint32_t n_tokens = t->n_tokens;
     t->m = *model;
     t->m.arena = NULL;
     t->m.pool = t->m.staged = NULL;
@@ -145,28 +149,32 @@ static bool find_value(const struct program *p, const struct step *step, uint32_
     return false;
 }
 
-static enum rc read_values(struct tap *t, const struct step *step, const struct tapped *wanted, uint32_t n_wanted,
-                           uint32_t first, uint32_t n, struct err *err)
+static enum rc read_values(struct tap *t, const struct step *step, uint32_t first, uint32_t n, struct err *err)
 {
+    const struct tapped *wanted = t->wanted;
     uint32_t dtype = t->m.backend->activations(t->m.ctx);
     enum rc rc = RC_OK;
     struct place place;
-    for (uint32_t i = 0; i < n_wanted && !rc; i++)
+    for (uint32_t i = 0; i < t->n_wanted && !rc; i++)
         if (wanted[i].value != TAP_LOGITS && find_value(t->m.program, step, wanted[i].value, &place))
             rc = read_rows(t, t->m.arena + place.offset * t->m.item_bytes, dtype, place.width, place.stride, n,
                            wanted[i].rows + (size_t)first * place.width, err);
     return rc;
 }
 
-static enum rc read_logits(struct tap *t, const struct step *step, const struct tapped *wanted, uint32_t n_wanted,
-                           uint32_t first, uint32_t n, struct err *err)
+static enum rc read_logits(struct tap *t, const struct step *step, uint32_t first, uint32_t n, struct err *err)
 {
+    const struct tapped *wanted = t->wanted;
     enum rc rc = RC_OK;
     uint32_t vocab = t->m.program->vocab_size;
-    for (uint32_t i = 0; i < n_wanted; i++)
+    for (uint32_t i = 0; i < t->n_wanted; i++)
         for (uint32_t row = 0, some; wanted[i].value == TAP_LOGITS && row < n && !rc; row += some) {
             struct step part = *step;
             some = n - row < t->m.max_logits_rows ? n - row : t->m.max_logits_rows;
+            if (row && t->m.options.n_ranks > 1) /* rank 0 has read the logits before */
+                rc = t->m.backend->comm->meet(t->m.ctx, &(struct meet_args){0}, err);
+            if (rc)
+                break;
             part.in[0].offset += (size_t)row * part.in[0].stride;
             t->run.n_logits_rows = some;
             rc = step_run(&t->run, &part);
@@ -177,44 +185,85 @@ static enum rc read_logits(struct tap *t, const struct step *step, const struct 
     return rc;
 }
 
-static enum rc run_chunk(struct tap *t, const struct tapped *wanted, uint32_t n_wanted, uint32_t first, uint32_t n,
-                         struct err *err)
+static enum rc run_chunk(struct tap *t, uint32_t first, uint32_t n, struct err *err)
 {
     enum rc rc = rope_tables_run(&t->run);
     for (uint32_t i = 0; i < t->m.plan.n_steps && !rc; i++) {
         const struct step *step = &t->m.plan.steps[i];
         if (step->ops[ROLE_MAIN] && step->ops[ROLE_MAIN]->code == OP_LOGITS) {
-            rc = read_logits(t, step, wanted, n_wanted, first, n, err);
+            rc = read_logits(t, step, first, n, err);
             continue;
         }
         rc = step_run(&t->run, step);
         if (!rc)
-            rc = read_values(t, step, wanted, n_wanted, first, n, err);
+            rc = read_values(t, step, first, n, err);
     }
     return rc;
 }
 
-enum rc model_tap(const struct model *model, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted,
-                  uint32_t n_wanted, struct err *err)
+static enum rc check_tap(const struct model *model, uint32_t n_tokens, struct err *err)
 {
     if (!n_tokens || n_tokens > model->options.max_model_len)
         return err_set(err, RC_INVALID, "tap: wanted 1 to %u tokens, have %u", model->options.max_model_len, n_tokens);
     if (program_takes_whole_prompts(model->program) && n_tokens > model->options.max_num_batched_tokens)
         return err_set(err, RC_INVALID, "tap: wanted at most %u tokens at once, have %u; raise max_num_batched_tokens",
                        model->options.max_num_batched_tokens, n_tokens);
-    if (model->asleep)
-        return err_set(err, RC_INVALID, "tap: the engine sleeps; call wake_up()");
-    struct tap tap;
-    enum rc rc = model->backend->synchronize(model->ctx, err);
+    return model->asleep ? err_set(err, RC_INVALID, "tap: the engine sleeps; call wake_up()") : RC_OK;
+}
+
+/* Runs the prompt on one rank, chunk by chunk. taps: [n_ranks] */
+static enum rc run_rank(struct model *model, void *taps, struct err *err)
+{
+    struct tap *t = (struct tap *)taps + model->options.rank;
+    enum rc rc = RC_OK;
+    for (uint32_t first = 0; first < t->n_tokens && !rc; first += t->n_rows) {
+        uint32_t n = t->n_tokens - first < t->n_rows ? t->n_tokens - first : t->n_rows;
+        rc = begin_chunk(t, t->ids, first, n, err);
+        if (!rc)
+            rc = run_chunk(t, first, n, err);
+    }
+    return rc;
+}
+
+static enum rc run_taps(struct team *team, struct tap *taps, struct err *err)
+{
+    void *arenas[TEAM_MAX_RANKS];
+    enum rc rc = RC_OK;
+    for (uint32_t rank = 0; rank < team_n_ranks(team) && !rc; rank++) {
+        const struct model *model = team_model(team, rank);
+        rc = model->backend->synchronize(model->ctx, err);
+        if (!rc)
+            rc = tap_open(&taps[rank], model, err);
+        arenas[rank] = taps[rank].m.arena;
+    }
+    if (!rc)
+        rc = team_share_arenas(team, arenas, arena_bytes(&taps[0]), err);
     if (rc)
         return rc;
-    rc = tap_open(&tap, model, n_tokens, err);
-    for (uint32_t first = 0; first < n_tokens && !rc; first += tap.n_rows) {
-        uint32_t n = n_tokens - first < tap.n_rows ? n_tokens - first : tap.n_rows;
-        rc = begin_chunk(&tap, ids, first, n, err);
-        if (!rc)
-            rc = run_chunk(&tap, wanted, n_wanted, first, n, err);
+    rc = team_meet(team, run_rank, taps, err);
+    enum rc end = team_share_arenas(team, NULL, 0, rc ? NULL : err);
+    return rc ? rc : end;
+}
+
+enum rc team_tap(struct team *team, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted, uint32_t n_wanted,
+                 struct err *err)
+{
+    uint32_t n_ranks = team_n_ranks(team);
+    enum rc rc = check_tap(team_model(team, 0), n_tokens, err);
+    struct tap *taps = rc ? NULL : mem_calloc(n_ranks, sizeof *taps);
+    if (!rc && !taps)
+        rc = out_of_memory(err);
+    for (uint32_t rank = 0; rank < n_ranks && !rc; rank++) {
+        taps[rank].ids = ids;
+        taps[rank].n_tokens = n_tokens;
+        taps[rank].wanted = wanted + (size_t)rank * n_wanted;
+        taps[rank].n_wanted = n_wanted;
     }
-    tap_close(&tap);
+    if (!rc)
+        rc = run_taps(team, taps, err);
+    for (uint32_t rank = 0; taps && rank < n_ranks; rank++)
+        if (taps[rank].m.backend)
+            tap_close(&taps[rank]);
+    mem_free(taps);
     return rc;
 }

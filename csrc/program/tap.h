@@ -4,16 +4,17 @@
 #ifndef LLMPY_TAP_H
 #define LLMPY_TAP_H
 
-#include "model.h"
+#include "team.h"
 
 #define TAP_LOGITS NO_INDEX
 
 struct tapped {
     uint32_t value; /* number in the program, or TAP_LOGITS */
-    float *rows;    /* [n_tokens][width of the value, or vocab_size] */
+    float *rows;    /* [n_tokens][width of the value on the rank, or vocab_size]; the logits of ranks but 0 are undefined */
 };
 
-enum rc model_tap(const struct model *model, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted,
-                  uint32_t n_wanted, struct err *err);
+/* wanted [n_ranks][n_wanted] */
+enum rc team_tap(struct team *team, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted, uint32_t n_wanted,
+                 struct err *err);
 
 #endif

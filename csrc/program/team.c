@@ -72,6 +72,11 @@ enum rc team_run(struct team *team, rank_function run, void *arg, struct err *er
     return run_ranks(team, run, arg, false, err);
 }
 
+enum rc team_meet(struct team *team, rank_function run, void *arg, struct err *err)
+{
+    return run_ranks(team, run, arg, true, err);
+}
+
 /* ---- making ------------------------------------------------------------------------------------------------------------ */
 
 /* Ranks report the progress of their loads together: rank 0's thread is the caller's, so it calls the caller's function. */
@@ -186,22 +191,26 @@ static void level_pages(struct team *team)
         team->models[rank]->n_pages = fewest;
 }
 
-/* Tells the ranks where the arenas and the logits of the others lie. */
-static enum rc share(struct team *team, struct err *err)
+enum rc team_share_arenas(struct team *team, void *const *arenas, size_t size_bytes, struct err *err)
 {
+    void *own[TEAM_MAX_RANKS];
+    const struct model *first = team->models[0];
     if (!team->comm)
         return RC_OK;
-    void *arenas[TEAM_MAX_RANKS], *logits[TEAM_MAX_RANKS];
-    const struct model *first = team->models[0];
-    for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
-        arenas[rank] = team->models[rank]->arena;
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++)
+        own[rank] = team->models[rank]->arena;
+    return team->comm->share(team->ctxs, team->n_ranks, COMM_ARENA, arenas ? arenas : own,
+                             arenas ? size_bytes : first->plan.arena_values * first->item_bytes, err);
+}
+
+static enum rc share_logits(struct team *team, struct err *err)
+{
+    void *logits[TEAM_MAX_RANKS];
+    if (!team->comm || !team->models[0]->logits_bytes)
+        return RC_OK;
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++)
         logits[rank] = team->models[rank]->logits;
-    }
-    enum rc rc = team->comm->share(team->ctxs, team->n_ranks, COMM_ARENA, arenas, first->plan.arena_values * first->item_bytes,
-                                   err);
-    if (!rc && first->logits_bytes)
-        rc = team->comm->share(team->ctxs, team->n_ranks, COMM_LOGITS, logits, first->logits_bytes, err);
-    return rc;
+    return team->comm->share(team->ctxs, team->n_ranks, COMM_LOGITS, logits, team->models[0]->logits_bytes, err);
 }
 
 static enum rc make(struct team *team, const struct checkpoint *checkpoint, double timeout_seconds, struct err *err)
@@ -220,7 +229,9 @@ static enum rc make(struct team *team, const struct checkpoint *checkpoint, doub
     level_pages(team);
     rc = run_ranks(team, make_rank, NULL, false, err);
     if (!rc)
-        rc = share(team, err);
+        rc = team_share_arenas(team, NULL, 0, err);
+    if (!rc)
+        rc = share_logits(team, err);
     return rc ? rc : run_ranks(team, capture_rank, NULL, true, err);
 }
 
@@ -306,6 +317,11 @@ uint32_t team_n_ranks(const struct team *team)
 struct model *team_model(const struct team *team, uint32_t rank)
 {
     return team->models[rank];
+}
+
+struct model *const *team_models(const struct team *team)
+{
+    return team->models;
 }
 
 /* ---- the runner -------------------------------------------------------------------------------------------------------- */

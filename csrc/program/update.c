@@ -14,16 +14,17 @@
 #define NEAREST_LETTERS 160
 #define WINDOW_BYTES ((size_t)8 << 20) /* read at once by tensor->read; more if a row is longer */
 
-/* A part of a weight. next: another part that comes from the same tensor, or NO_INDEX. */
+/* A part of a weight of a rank. next: another part that comes from the same tensor, or NO_INDEX. */
 struct piece {
-    uint32_t weight, part, next;
+    uint32_t rank, weight, part, next;
 };
 
 struct update {
-    struct model *model;
+    struct model **models;        /* [n_ranks] */
+    uint32_t n_ranks;
     struct name_table names;      /* numbered as the entries */
     struct update_entry *entries; /* [n_entries] */
-    struct piece *pieces;         /* one for each part of each weight */
+    struct piece *pieces;         /* one for each part of each weight of each rank, by rank */
     uint32_t n_entries, n_written;
     uint64_t n_bytes;
     bool has_written;
@@ -36,9 +37,14 @@ static enum rc out_of_memory(struct err *err)
     return err_set(err, RC_MEMORY, "weight update: out of memory");
 }
 
+static struct model *model_of(const struct update *u, const struct piece *piece)
+{
+    return u->models[piece->rank];
+}
+
 static const struct weight *weight_of(const struct update *u, const struct piece *piece)
 {
-    return &u->model->program->weights[piece->weight];
+    return &model_of(u, piece)->program->weights[piece->weight];
 }
 
 static const struct weight_part *part_of(const struct update *u, const struct piece *piece)
@@ -63,36 +69,43 @@ static bool are_of_one_tensor(const struct weight_part *a, const struct weight_p
            memcmp(a->dims, b->dims, a->n_dims * sizeof *a->dims) == 0;
 }
 
+/* Adds the piece with number n to the entry of its tensor's name. */
+static enum rc add_piece(struct update *u, uint32_t n, struct err *err)
+{
+    const struct weight_part *part = part_of(u, &u->pieces[n]);
+    uint32_t number;
+    bool was_new;
+    if (!name_table_add(&u->names, part->name, strlen(part->name), &number, &was_new))
+        return out_of_memory(err);
+    if (was_new)
+        u->entries[u->n_entries++] = (struct update_entry){u->names.names[number], n, 0, part->is_constant};
+    struct piece *first = &u->pieces[u->entries[number].piece];
+    u->pieces[n].next = was_new ? NO_INDEX : first->next;
+    if (was_new)
+        return RC_OK;
+    first->next = n;
+    if (!are_of_one_tensor(part_of(u, first), part))
+        return err_set(err, RC_INTERNAL, "weight update: two tensors are called %s", part->name);
+    return RC_OK;
+}
+
 static enum rc list_entries(struct update *u, struct err *err)
 {
-    const struct program *p = u->model->program;
     uint32_t n = 0;
-    for (uint32_t w = 0; w < p->n_weights; w++)
-        n += p->weights[w].n_parts;
+    for (uint32_t rank = 0; rank < u->n_ranks; rank++)
+        for (uint32_t w = 0; w < u->models[rank]->program->n_weights; w++)
+            n += u->models[rank]->program->weights[w].n_parts;
     u->entries = mem_calloc(n + 1, sizeof *u->entries);
     u->pieces = mem_calloc(n + 1, sizeof *u->pieces);
-    if (!u->entries || !u->pieces)
-        return out_of_memory(err);
+    enum rc rc = u->entries && u->pieces ? RC_OK : out_of_memory(err);
     n = 0;
-    for (uint32_t w = 0; w < p->n_weights; w++)
-        for (uint32_t i = 0; i < p->weights[w].n_parts; i++, n++) {
-            const char *name = p->weights[w].parts[i].name;
-            uint32_t number;
-            bool was_new;
-            if (!name_table_add(&u->names, name, strlen(name), &number, &was_new))
-                return out_of_memory(err);
-            if (was_new)
-                u->entries[u->n_entries++] =
-                    (struct update_entry){u->names.names[number], n, 0, p->weights[w].parts[i].is_constant};
-            struct piece *first = &u->pieces[u->entries[number].piece];
-            u->pieces[n] = (struct piece){w, i, was_new ? NO_INDEX : first->next};
-            if (was_new)
-                continue;
-            first->next = n;
-            if (!are_of_one_tensor(part_of(u, first), part_of(u, &u->pieces[n])))
-                return err_set(err, RC_INTERNAL, "weight update: two tensors are called %s", name);
-        }
-    return RC_OK;
+    for (uint32_t rank = 0; rank < u->n_ranks; rank++)
+        for (uint32_t w = 0; w < u->models[rank]->program->n_weights; w++)
+            for (uint32_t i = 0; i < u->models[rank]->program->weights[w].n_parts && !rc; i++, n++) {
+                u->pieces[n] = (struct piece){rank, w, i, NO_INDEX};
+                rc = add_piece(u, n, err);
+            }
+    return rc;
 }
 
 /* Whether the model's file has the rows of q and k in another order than the tensors of updates. GGUF files of Llama models
@@ -107,19 +120,23 @@ static bool reorders_rows(const struct program *p)
     return false;
 }
 
-enum rc update_begin(struct model *model, struct update **update, struct err *err)
+enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct update **update, struct err *err)
 {
-    if (!model->backend->tensor_write)
+    const struct model *first = models[0];
+    if (!first->backend->tensor_write)
         return err_set(err, RC_UNSUPPORTED, "weight update: the backend %s takes no tensors; make a new engine",
-                       model->backend->name);
-    if (model->program->is_reordered || reorders_rows(model->program))
+                       first->backend->name);
+    if (first->program->is_reordered || reorders_rows(first->program))
         return err_set(err, RC_UNSUPPORTED,
                        "weight update: this GGUF file orders the rows of q and k differently, or stores weights in another "
                        "form; load the model's safetensors");
     struct update *u = mem_calloc(1, sizeof *u);
-    if (!u)
+    if (!u || !(u->models = mem_calloc(n_ranks, sizeof *u->models))) {
+        mem_free(u);
         return out_of_memory(err);
-    u->model = model;
+    }
+    memcpy(u->models, models, n_ranks * sizeof *models);
+    u->n_ranks = n_ranks;
     enum rc rc = list_entries(u, err);
     if (rc)
         update_end(u);
@@ -133,6 +150,7 @@ void update_end(struct update *u)
     if (!u)
         return;
     name_table_destroy(&u->names);
+    mem_free(u->models);
     mem_free(u->entries);
     mem_free(u->pieces);
     mem_free(u->window);
@@ -198,9 +216,9 @@ static struct update_entry *find(const struct update *u, const char *name, enum 
     *rc = RC_OK;
     if (number != NAME_ABSENT)
         return &u->entries[number];
-    if (is_ignored(u->model->program, name))
+    if (is_ignored(u->models[0]->program, name))
         return NULL;
-    const char *architecture = u->model->program->architecture;
+    const char *architecture = u->models[0]->program->architecture;
     err_set(err, RC_WEIGHTS, "weight '%.160s' is not part of %.60s; nearest: '%.160s'", name,
             architecture ? architecture : "the model", nearest(u, name));
     *rc = fault(err, WEIGHTS_UNKNOWN, name);
@@ -219,7 +237,7 @@ static void print_shape(char *text, size_t size, uint32_t n_dims, const int64_t 
 static uint32_t stored_type(const struct update *u, const struct piece *piece)
 {
     return weight_of(u, piece)->kind == WEIGHT_VECTOR ? (uint32_t)DTYPE_F32
-                                                      : weights_stored(u->model->weights, piece->weight, piece->part);
+                                                      : weights_stored(model_of(u, piece)->weights, piece->weight, piece->part);
 }
 
 static enum rc mismatch(const struct update *u, const struct update_entry *entry, const struct update_tensor *have,
@@ -327,13 +345,46 @@ static enum rc read_view(struct update *u, const struct update_tensor *tensor, i
     return tensor->read(tensor->read_ctx, (uint64_t)at * dtype_info(tensor->dtype)->block_bytes, n_bytes, u->window, err);
 }
 
-/* Called for each place of an entry, with the tensor's rows that belong there (NULL if the caller gave no tensor). */
-typedef enum rc (*place_visit)(struct update *update, const struct tensor_place *place, const struct tensor_view *view,
+/* Called for each place of an entry, with the rank's model and the tensor's rows that belong there (NULL if the caller gave no
+ * tensor). */
+typedef enum rc (*place_visit)(struct model *model, const struct tensor_place *place, const struct tensor_view *view,
                                void *stream, void *ctx, struct err *err);
 
-static enum rc visit_piece(struct update *u, const struct piece *piece, const struct update_tensor *tensor, place_visit f,
-                           void *ctx, struct err *err)
+/* Whether a part has a row of its tensor. */
+static bool has_row(const struct weight_part *part, uint64_t source_row)
 {
+    if (source_row < part->base)
+        return false;
+    uint64_t group = (source_row - part->base) / part->stride, in_group = (source_row - part->base) % part->stride;
+    return in_group < part->inner && group * part->inner + in_group < part->rows;
+}
+
+/* Whether a rank before this one has a row of the tensor in the same weight. */
+static bool is_copy(const struct update *u, const struct update_entry *entry, const struct piece *piece, uint64_t source_row)
+{
+    for (const struct piece *other = first_piece(u, entry); other; other = next_piece(u, other))
+        if (other->rank < piece->rank && other->weight == piece->weight && has_row(part_of(u, other), source_row))
+            return true;
+    return false;
+}
+
+/* Shortens a run to its first rows that are all copies of rows of other ranks, or that are all none. Returns whether they are
+ * copies. */
+static bool split_copies(const struct update *u, const struct update_entry *entry, const struct piece *piece,
+                         struct row_run *run)
+{
+    bool is_first = piece->rank && is_copy(u, entry, piece, run->source_row);
+    for (uint32_t i = 1; piece->rank && i < run->n_rows; i++)
+        if (is_copy(u, entry, piece, run->source_row + i * run->step) != is_first)
+            run->n_rows = i;
+    return is_first;
+}
+
+/* skips_copies: leaves out rows that a rank before has in the same weight. */
+static enum rc visit_piece(struct update *u, const struct update_entry *entry, const struct piece *piece,
+                           const struct update_tensor *tensor, bool skips_copies, place_visit f, void *ctx, struct err *err)
+{
+    struct model *model = model_of(u, piece);
     const struct weight *weight = weight_of(u, piece);
     const struct weight_part *part = part_of(u, piece);
     bool is_vector = weight->kind == WEIGHT_VECTOR;
@@ -345,9 +396,11 @@ static enum rc visit_piece(struct update *u, const struct piece *piece, const st
     enum rc rc = RC_OK;
     for (uint32_t row = 0; row < part->rows && !rc; row += run.n_rows) {
         run = layout_run(part, row, slice);
+        if (skips_copies && split_copies(u, entry, piece, &run))
+            continue;
         if (!tensor) {
-            struct tensor_place place = weights_place(u->model->weights, piece->weight, piece->part, &run);
-            rc = f(u, &place, NULL, NULL, ctx, err);
+            struct tensor_place place = weights_place(model_of(u, piece)->weights, piece->weight, piece->part, &run);
+            rc = f(model, &place, NULL, NULL, ctx, err);
             continue;
         }
         int64_t at = 0, left = (int64_t)run.source_row, step = dims.strides[0] * (int64_t)run.step;
@@ -366,8 +419,8 @@ static enum rc visit_piece(struct update *u, const struct piece *piece, const st
             view.n_rows = run.n_rows = rows_at_once(&view);
         if (tensor->read)
             rc = read_view(u, tensor, at, &view, err);
-        struct tensor_place place = weights_place(u->model->weights, piece->weight, piece->part, &run);
-        rc = rc ? rc : f(u, &place, &view, tensor->stream, ctx, err);
+        struct tensor_place place = weights_place(model_of(u, piece)->weights, piece->weight, piece->part, &run);
+        rc = rc ? rc : f(model, &place, &view, tensor->stream, ctx, err);
         if (tensor->read && !rc)
             rc = update_finish(u, err); /* the next read overwrites the window */
     }
@@ -375,20 +428,20 @@ static enum rc visit_piece(struct update *u, const struct piece *piece, const st
 }
 
 static enum rc visit_places(struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
-                            place_visit f, void *ctx, struct err *err)
+                            bool skips_copies, place_visit f, void *ctx, struct err *err)
 {
     enum rc rc = RC_OK;
     for (const struct piece *piece = first_piece(u, entry); piece && !rc; piece = next_piece(u, piece))
-        rc = visit_piece(u, piece, tensor, f, ctx, err);
+        rc = visit_piece(u, entry, piece, tensor, skips_copies, f, ctx, err);
     return rc;
 }
 
-static enum rc add_sum(struct update *u, const struct tensor_place *place, const struct tensor_view *view, void *stream,
+static enum rc add_sum(struct model *model, const struct tensor_place *place, const struct tensor_view *view, void *stream,
                        void *total, struct err *err)
 {
     struct tensor_sum sum = {0, 0}, *all = total;
     struct tensor_sum_args args = {*place, view, stream, &sum};
-    enum rc rc = u->model->backend->tensor_sum(u->model->ctx, &args, err);
+    enum rc rc = model->backend->tensor_sum(model->ctx, &args, err);
     all->sum += sum.sum;
     all->n_non_finite += sum.n_non_finite;
     return rc;
@@ -398,7 +451,7 @@ static enum rc check_values(struct update *u, const struct update_entry *entry, 
                             struct err *err)
 {
     struct tensor_sum sum = {0, 0};
-    enum rc rc = visit_places(u, entry, tensor, add_sum, &sum, err);
+    enum rc rc = visit_places(u, entry, tensor, true, add_sum, &sum, err);
     if (rc || !sum.n_non_finite)
         return rc;
     err_set(err, RC_WEIGHTS, "weight '%.160s': %llu of its values are not finite", entry->name,
@@ -428,13 +481,12 @@ enum rc update_check(struct update *u, const char *name, const struct update_ten
     return check(u, name, tensor, is_finite, &entry, fate, err);
 }
 
-static enum rc write_place(struct update *u, const struct tensor_place *place, const struct tensor_view *view, void *stream,
-                           void *ctx, struct err *err)
+static enum rc write_place(struct model *model, const struct tensor_place *place, const struct tensor_view *view, void *stream,
+                           void *has_written, struct err *err)
 {
-    (void)ctx;
     struct tensor_write_args args = {*place, *view, stream};
-    u->has_written = true;
-    return u->model->backend->tensor_write(u->model->ctx, &args, err);
+    *(bool *)has_written = true;
+    return model->backend->tensor_write(model->ctx, &args, err);
 }
 
 enum rc update_write(struct update *u, const char *name, const struct update_tensor *tensor, bool is_finite,
@@ -443,7 +495,7 @@ enum rc update_write(struct update *u, const char *name, const struct update_ten
     struct update_entry *entry;
     enum rc rc = check(u, name, tensor, is_finite, &entry, fate, err);
     if (!rc && entry)
-        rc = visit_places(u, entry, tensor, write_place, NULL, err);
+        rc = visit_places(u, entry, tensor, false, write_place, &u->has_written, err);
     if (rc || !entry)
         return rc;
     u->n_written += entry->n_writes == 0;
@@ -457,7 +509,10 @@ enum rc update_write(struct update *u, const char *name, const struct update_ten
 
 enum rc update_finish(struct update *u, struct err *err)
 {
-    return u->model->backend->tensor_finish(u->model->ctx, err);
+    enum rc rc = RC_OK;
+    for (uint32_t rank = 0; rank < u->n_ranks && !rc; rank++)
+        rc = u->models[rank]->backend->tensor_finish(u->models[rank]->ctx, err);
+    return rc;
 }
 
 enum rc update_settle(struct update *u, struct err *err)
@@ -465,8 +520,10 @@ enum rc update_settle(struct update *u, struct err *err)
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < u->n_entries; i++)
         for (const struct piece *piece = first_piece(u, &u->entries[i]); piece && !rc; piece = next_piece(u, piece))
-            rc = settle_part(u->model, piece->weight, piece->part, u->entries[i].n_writes > 0, err);
-    return rc ? rc : settle_values(u->model, err);
+            rc = settle_part(model_of(u, piece), piece->weight, piece->part, u->entries[i].n_writes > 0, err);
+    for (uint32_t rank = 0; rank < u->n_ranks && !rc; rank++)
+        rc = settle_values(u->models[rank], err);
+    return rc;
 }
 
 enum rc update_sum(struct update *u, const char *name, const struct update_tensor *tensor, struct tensor_sum *sum,
@@ -482,17 +539,17 @@ enum rc update_sum(struct update *u, const char *name, const struct update_tenso
                        "it; drop it by rename, or compare weight_checksum() of two engines", name);
     if (entry && tensor)
         rc = check_tensor(u, entry, tensor, err);
-    return !entry || rc ? rc : visit_places(u, entry, tensor, add_sum, sum, err);
+    return !entry || rc ? rc : visit_places(u, entry, tensor, true, add_sum, sum, err);
 }
 
 bool update_knows(const struct update *u, const char *name)
 {
-    return name_table_find(&u->names, name, strlen(name)) != NAME_ABSENT || is_ignored(u->model->program, name);
+    return name_table_find(&u->names, name, strlen(name)) != NAME_ABSENT || is_ignored(u->models[0]->program, name);
 }
 
 bool update_skips(const struct update *u, const char *name)
 {
-    return name_table_find(&u->names, name, strlen(name)) == NAME_ABSENT && is_ignored(u->model->program, name);
+    return name_table_find(&u->names, name, strlen(name)) == NAME_ABSENT && is_ignored(u->models[0]->program, name);
 }
 
 uint32_t update_n_entries(const struct update *u)

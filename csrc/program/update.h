@@ -37,8 +37,9 @@ struct update_entry {
     bool is_constant; /* if no tensor is written to it, it keeps its values */
 };
 
-/* RC_UNSUPPORTED: the backend has no tensor_write, or the model's GGUF file has another order of rows. */
-enum rc update_begin(struct model *model, struct update **update, struct err *err);
+/* models [n_ranks]: of a team. Each rank takes its rows of a tensor. RC_UNSUPPORTED: the backend has no tensor_write, or the
+ * model's GGUF file has another order of rows. */
+enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct update **update, struct err *err);
 /* Checks the name and the tensor without writing; with is_finite also that all values are finite. *fate: what update_write
  * would do. Errors:
  *   RC_WEIGHTS      code is of enum weights_fault, what is the name
@@ -61,8 +62,8 @@ uint32_t update_n_written(const struct update *update); /* names with at least o
 bool update_is_missing(const struct update_entry *entry); /* it has no write and is no constant */
 bool update_has_written(const struct update *update);   /* whether a weight may have changed */
 uint64_t update_bytes(const struct update *update);     /* total size of the tensors written so far */
-/* The checksum of the weights under a name. With a tensor: the checksum that the weights would have after writing it. If *fate
- * is UPDATE_SKIPPED, there is no sum. */
+/* The checksum of the weights under a name, over all ranks; a row that several ranks have counts once. With a tensor: the
+ * checksum that the weights would have after writing it. If *fate is UPDATE_SKIPPED, there is no sum. */
 enum rc update_sum(struct update *update, const char *name, const struct update_tensor *tensor, struct tensor_sum *sum,
                    enum update_fate *fate, struct err *err);
 void update_end(struct update *update); /* NULL is allowed; does not undo writes */

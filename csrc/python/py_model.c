@@ -4,6 +4,7 @@
 
 #include "../base/mem.h"
 #include "../step/kv_layout.h"
+#include "../program/layout.h"
 #include "../program/tap.h"
 #include "../program/team.h"
 #include "py_program.h"
@@ -313,7 +314,44 @@ static PyObject *memory(PyObject *self, PyObject *args)
     return list;
 }
 
-static PyObject *part_info(const struct model *model, uint32_t w, uint32_t i)
+/* The rows of a tensor that a rank has, as (first, end, step). */
+static PyObject *ranges_of(const struct model *model, const char *name)
+{
+    const struct program *p = model_program(model);
+    PyObject *list = PyList_New(0);
+    for (uint32_t w = 0; w < p->n_weights; w++)
+        for (uint32_t i = 0; i < p->weights[w].n_parts; i++) {
+            const struct weight_part *part = &p->weights[w].parts[i];
+            struct row_run run = {0};
+            for (uint32_t row = 0; list && row < part->rows && !strcmp(part->name, name); row += run.n_rows) {
+                run = layout_run(part, row, UINT64_MAX);
+                PyObject *range = Py_BuildValue("(KKK)", (unsigned long long)run.source_row,
+                                                (unsigned long long)(run.source_row + (run.n_rows - 1) * run.step + 1),
+                                                (unsigned long long)run.step);
+                if (!range || PyList_Append(list, range) < 0)
+                    Py_CLEAR(list);
+                Py_XDECREF(range);
+            }
+        }
+    return list;
+}
+
+/* The rows of a tensor on each rank; None: there is one rank. */
+static PyObject *shard_of(const struct team *team, const char *name)
+{
+    if (team_n_ranks(team) == 1)
+        return Py_NewRef(Py_None);
+    PyObject *list = PyList_New(0);
+    for (uint32_t rank = 0; list && rank < team_n_ranks(team); rank++) {
+        PyObject *ranges = ranges_of(team_model(team, rank), name);
+        if (!ranges || PyList_Append(list, ranges) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(ranges);
+    }
+    return list;
+}
+
+static PyObject *part_info(const struct team *team, const struct model *model, uint32_t w, uint32_t i)
 {
     const struct weight *weight = &model_program(model)->weights[w];
     const struct weight_part *part = &weight->parts[i];
@@ -325,28 +363,43 @@ static PyObject *part_info(const struct model *model, uint32_t w, uint32_t i)
         if (!size || PyTuple_SetItem(shape, d, size) < 0)
             Py_CLEAR(shape);
     }
-    if (!shape)
+    PyObject *shard = shape ? shard_of(team, part->name) : NULL;
+    if (!shard) {
+        Py_XDECREF(shape);
         return NULL;
-    return Py_BuildValue("{sssNsssssO}", "name", part->name, "shape", shape, "dtype", dtype, "stored_in", weight->parts[0].name,
-                         "shard", Py_None);
+    }
+    return Py_BuildValue("{sssNsssssN}", "name", part->name, "shape", shape, "dtype", dtype, "stored_in", weight->parts[0].name,
+                         "shard", shard);
+}
+
+/* Adds the tensors of a rank that are not in the dict yet: several parts may come from one tensor. */
+static bool add_infos(const struct team *team, const struct model *model, PyObject *by_name)
+{
+    const struct program *p = model_program(model);
+    for (uint32_t w = 0; w < p->n_weights; w++)
+        for (uint32_t i = 0; i < p->weights[w].n_parts; i++) {
+            const char *name = p->weights[w].parts[i].name;
+            if (PyMapping_HasKeyString(by_name, name))
+                continue;
+            PyObject *info = part_info(team, model, w, i);
+            bool is_added = info && PyDict_SetItemString(by_name, name, info) == 0;
+            Py_XDECREF(info);
+            if (!is_added)
+                return false;
+        }
+    return true;
 }
 
 static PyObject *weight_info(PyObject *self, PyObject *args)
 {
     (void)args;
-    struct model *model = opened(self);
-    PyObject *by_name = model ? PyDict_New() : NULL; /* several parts may come from one tensor */
-    for (uint32_t w = 0; by_name && w < model_program(model)->n_weights; w++)
-        for (uint32_t i = 0; by_name && i < model_program(model)->weights[w].n_parts; i++) {
-            const char *name = model_program(model)->weights[w].parts[i].name;
-            if (PyMapping_HasKeyString(by_name, name))
-                continue;
-            PyObject *info = part_info(model, w, i);
-            if (!info || PyDict_SetItemString(by_name, name, info) < 0)
-                Py_CLEAR(by_name);
-            Py_XDECREF(info);
-        }
-    PyObject *list = by_name ? PyDict_Values(by_name) : NULL;
+    struct team *team = opened_team(self);
+    PyObject *by_name = team ? PyDict_New() : NULL, *list = NULL;
+    bool is_complete = by_name;
+    for (uint32_t rank = 0; is_complete && rank < team_n_ranks(team); rank++)
+        is_complete = add_infos(team, team_model(team, rank), by_name);
+    if (is_complete)
+        list = PyDict_Values(by_name);
     Py_XDECREF(by_name);
     return list;
 }
@@ -366,20 +419,13 @@ static PyObject *program_text(PyObject *self, PyObject *args)
     return list;
 }
 
-/* tap(ids, value numbers) -> list of bytes, float32 [n_tokens][width]. The number -1 is the logits. */
-static PyObject *tap(PyObject *self, PyObject *args)
+/* A list of bytes for the values of one rank, and where they lie. NULL with an exception set. */
+static PyObject *make_rows(const struct program *program, PyObject *numbers, uint32_t n_tokens, struct tapped *wanted)
 {
-    Py_buffer ids;
-    PyObject *numbers, *result = NULL;
-    struct model *model = opened(self);
-    if (!model || !PyArg_ParseTuple(args, "y*O!", &ids, &PyList_Type, &numbers))
-        return NULL;
-    const struct program *program = model_program(model);
-    uint32_t n_tokens = (uint32_t)((size_t)ids.len / sizeof(int32_t)), n = (uint32_t)PyList_Size(numbers);
-    struct tapped *wanted = mem_calloc(n + 1, sizeof *wanted);
-    PyObject *list = wanted ? PyList_New((Py_ssize_t)n) : PyErr_NoMemory();
-    for (uint32_t i = 0; list && i < n; i++) {
-        long value = PyLong_AsLong(PyList_GetItem(numbers, (Py_ssize_t)i));
+    Py_ssize_t n = PyList_Size(numbers);
+    PyObject *list = PyList_New(n);
+    for (Py_ssize_t i = 0; list && i < n; i++) {
+        long value = PyLong_AsLong(PyList_GetItem(numbers, i));
         bool is_known = value < 0 ? program_has_logits(program) : value < (long)program->n_values;
         if (!is_known && !PyErr_Occurred())
             PyErr_Format(PyExc_ValueError, "tap: wanted the number of a value, have %ld", value);
@@ -387,22 +433,45 @@ static PyObject *tap(PyObject *self, PyObject *args)
         size_t width = !is_known ? 0 : value < 0 ? program->vocab_size : program->values[value].width;
         PyObject *rows = PyErr_Occurred()
                              ? NULL : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n_tokens * width * sizeof(float)));
-        if (!rows || PyList_SetItem(list, (Py_ssize_t)i, rows) < 0)
+        if (!rows || PyList_SetItem(list, i, rows) < 0)
             Py_CLEAR(list);
         else
             wanted[i].rows = (float *)PyBytes_AsString(rows);
     }
+    return list;
+}
+
+/* tap(ids, value numbers) -> for each rank a list of bytes, float32 [n_tokens][width]. The number -1 is the logits. */
+static PyObject *tap(PyObject *self, PyObject *args)
+{
+    Py_buffer ids;
+    PyObject *numbers;
+    struct team *team = opened_team(self);
+    if (!team || !PyArg_ParseTuple(args, "y*O!", &ids, &PyList_Type, &numbers))
+        return NULL;
+    uint32_t n_tokens = (uint32_t)((size_t)ids.len / sizeof(int32_t)), n = (uint32_t)PyList_Size(numbers),
+             n_ranks = team_n_ranks(team);
+    struct tapped *wanted = mem_calloc((size_t)n_ranks * n + 1, sizeof *wanted);
+    PyObject *list = wanted ? PyList_New(0) : PyErr_NoMemory();
+    for (uint32_t rank = 0; list && rank < n_ranks; rank++) {
+        PyObject *rows = make_rows(model_program(team_model(team, rank)), numbers, n_tokens, wanted + (size_t)rank * n);
+        if (!rows || PyList_Append(list, rows) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(rows);
+    }
     if (list) {
         struct err err = {0};
         PyThreadState *gil = PyEval_SaveThread();
-        enum rc rc = model_tap(model, ids.buf, n_tokens, wanted, n, &err);
+        enum rc rc = team_tap(team, ids.buf, n_tokens, wanted, n, &err);
         PyEval_RestoreThread(gil);
-        result = rc ? py_raise(&err) : Py_NewRef(list);
-        Py_DECREF(list);
+        if (rc) {
+            Py_CLEAR(list);
+            py_raise(&err);
+        }
     }
     mem_free(wanted);
     PyBuffer_Release(&ids);
-    return result;
+    return list;
 }
 
 static PyObject *describe(PyObject *self, PyObject *args)

@@ -61,10 +61,7 @@ static int update_init(PyObject *object, PyObject *args, PyObject *kwargs)
     struct team *borrowed = py_model_borrow(model);
     if (!borrowed)
         return -1;
-    enum rc rc = team_n_ranks(borrowed) > 1
-                     ? err_set(&err, RC_UNSUPPORTED, "weights: cannot be changed on %u ranks; set tensor_parallel_size=1",
-                               team_n_ranks(borrowed))
-                     : update_begin(team_model(borrowed, 0), &self->update, &err);
+    enum rc rc = update_begin(team_models(borrowed), team_n_ranks(borrowed), &self->update, &err);
     py_model_return(model);
     if (rc) {
         py_raise(&err);

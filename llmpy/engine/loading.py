@@ -42,6 +42,7 @@ class Loaded:
         generation_defaults: The values of generation_config.json and its overrides.
         pooler: The pooling tasks of the model.
         spec: The program of operations.
+        programs: The program of each rank; `spec` itself if there is one rank.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Loaded:
         "model",
         "name",
         "pooler",
+        "programs",
         "spec",
         "token_bytes",
         "tokenizer",
@@ -71,6 +73,7 @@ class Loaded:
     generation_defaults: dict[str, Any]
     pooler: Pooler
     spec: Spec
+    programs: list[Spec]
 
 
 def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> Loaded:
@@ -128,7 +131,8 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.weight_type = compiled.config.dtype
     config = _resolve_dtypes(config, compiled.config.dtype).replace(vocab_limit=_vocab_limit(config, result))
     options = _model_options(config, compiled.config)
-    result.model = _core.Model(_programs(config, compiled.spec), None if dummy else checkpoint, options, on_progress)
+    result.programs = _programs(config, compiled.spec)
+    result.model = _core.Model(result.programs, None if dummy else checkpoint, options, on_progress)
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
     result.engine = _core.Engine(result.model, _engine_options(result))

@@ -26,14 +26,20 @@ class Tap:
     Args:
         model: The core's model.
         spec: The model's program.
+        programs: The program of each rank.
         frontend: Tokenises prompts.
         claim: A context manager that keeps other threads from running the engine.
     """
 
     def __init__(
-        self, model: _core.Model, spec: Spec, frontend: Frontend, claim: Callable[[], AbstractContextManager[None]]
+        self,
+        model: _core.Model,
+        spec: Spec,
+        programs: Sequence[Spec],
+        frontend: Frontend,
+        claim: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.model, self.spec, self.frontend, self.claim = model, spec, frontend, claim
+        self.model, self.spec, self.programs, self.frontend, self.claim = model, spec, programs, frontend, claim
 
     def named(self) -> list[Named]:
         """The values that have names."""
@@ -58,12 +64,8 @@ class Tap:
             parts = [part for part in (prompt.ids, prompt.prior) if part is not None]
             yield np.ascontiguousarray(np.concatenate(parts), dtype=np.int32)
 
-    def run(
-        self, prompts: Prompts, wanted: str | int | Sequence[str | int]
-    ) -> list[dict[str | int, NDArray[np.float32]]]:
+    def run(self, prompts: Prompts, wanted: str | int | Sequence[str | int]) -> list[dict[str | int, NDArray[np.float32]]]:
         """The values of each prompt, as `LLM.tap` returns them."""
-        import numpy as np
-
         from ..models import names
 
         chosen = _listed(wanted)
@@ -76,12 +78,27 @@ class Tap:
         for ids in self.ids(prompts):
             with self.claim():
                 rows = self.model.tap(ids, values)
-            arrays = (
-                np.frombuffer(one, np.float32).reshape(len(ids), names.width(self.spec, value))
-                for one, value in zip(rows, values, strict=True)
-            )
+            arrays = [self._joined(value, len(ids), [rank[i] for rank in rows]) for i, value in enumerate(values)]
             found.append(dict(zip(chosen, arrays, strict=True)))
         return found
+
+    def _joined(self, value: int, n_tokens: int, of_ranks: Sequence[bytes]) -> NDArray[np.float32]:
+        """A value with all columns, from the columns that each rank has. Rank 0 has whole logits."""
+        import numpy as np
+
+        from ..models import names
+
+        width = names.width(self.spec, value)
+        parts = [np.frombuffer(one, np.float32).reshape(n_tokens, -1) for one in of_ranks]
+        if value == names.LOGITS or parts[0].shape[1] == width:
+            return parts[0]
+        whole = np.empty((n_tokens, width), np.float32)
+        for part, program in zip(parts, self.programs, strict=True):
+            first = 0
+            for start, end in program["columns"][value]:
+                whole[:, start:end] = part[:, first : first + end - start]
+                first += end - start
+        return whole
 
 
 def _listed(wanted: object) -> list[str | int]:

@@ -53,6 +53,7 @@ class Spec(TypedDict):
     | ignored | patterns of checkpoint names that have no weight in the program |
     | reordered | the file has rows in another order, or other values, than the checkpoints that updates come from |
     | rooms | of a rank's program alone: the largest width of each value over all ranks |
+    | columns | of a rank's program alone: ranges of columns that its values have of the whole program's values |
     """
 
     values: list[tuple[int, int, int]]
@@ -66,6 +67,7 @@ class Spec(TypedDict):
     ignored: list[str]
     reordered: bool
     rooms: NotRequired[list[int]]
+    columns: NotRequired[Sequence[Sequence[tuple[int, int]]]]
 
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file

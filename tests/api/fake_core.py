@@ -87,7 +87,7 @@ class InterruptingBar:
 
 class FakeModel:
     def memory(self):
-        return {"weights": 98_000_000, "kv": 1 << 20}
+        return [{"weights": 98_000_000, "kv": 1 << 20}]
 
     def weight_info(self):
         return [

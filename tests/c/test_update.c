@@ -157,7 +157,7 @@ TEST(parts_have_places)
     struct update *u = NULL;
     struct err err;
     enum update_fate fate;
-    REQUIRE(update_begin(&model, &u, &err) == RC_OK);
+    REQUIRE(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
     CHECK(update_n_entries(u) == 7 && update_n_written(u) == 0 && !update_has_written(u));
     struct update_tensor k = tensor_of(DTYPE_F32, 2, 2, 8), bias = tensor_of(DTYPE_F16, 1, 2, 0);
     CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
@@ -199,7 +199,7 @@ TEST(what_does_not_fit_is_refused_before_it_is_written)
     struct update *u = NULL;
     struct err err;
     enum update_fate fate;
-    REQUIRE(update_begin(&model, &u, &err) == RC_OK);
+    REQUIRE(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
     refused(u, "b.q.weight", tensor_of(DTYPE_F32, 2, 4, 8), WEIGHTS_UNKNOWN,
             "weight 'b.q.weight' is not part of TinyForCausalLM; nearest: 'a.q.weight'");
     refused(u, "a.q.weight", tensor_of(DTYPE_F32, 2, 8, 4), WEIGHTS_MISMATCHED,
@@ -239,7 +239,7 @@ TEST(constants_keep_their_values)
     struct err err;
     enum update_fate fate;
     struct update_tensor one = {.data = &SLOPES[1], .dtype = DTYPE_F32, .is_host = true};
-    REQUIRE(settle_all(&model, &err) == RC_OK && update_begin(&model, &u, &err) == RC_OK);
+    REQUIRE(settle_all(&model, &err) == RC_OK && update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
     CHECK(held(&model, 4)[1] == 0.5f && held(&model, 4)[0] > 0.5f); /* made up but for the constant */
     CHECK(update_is_missing(update_entry(u, 5)) && !update_is_missing(update_entry(u, 6)));
     held(&model, 4)[1] = 0; /* as memory that was given back and taken again */
@@ -248,7 +248,7 @@ TEST(constants_keep_their_values)
     held(&model, 4)[1] = 2; /* what a backend that writes would have done */
     CHECK(update_settle(u, &err) == RC_OK && held(&model, 4)[1] == 2);
     update_end(u);
-    REQUIRE(update_begin(&model, &u, &err) == RC_OK); /* from here on it is this value that is kept */
+    REQUIRE(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK); /* from here on it is this value that is kept */
     held(&model, 4)[1] = 0;
     CHECK(update_settle(u, &err) == RC_OK && held(&model, 4)[1] == 2);
     update_end(u);
@@ -263,17 +263,17 @@ TEST(weights_that_cannot_be_updated)
     struct err err;
     without.tensor_write = NULL;
     model.backend = &without;
-    CHECK(update_begin(&model, &u, &err) == RC_UNSUPPORTED);
+    CHECK(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_UNSUPPORTED);
     model.backend = &BACKEND;
     ROPE.interleaved = true; /* Meta's own checkpoints have it too, under their own names */
-    CHECK(update_begin(&model, &u, &err) == RC_OK);
+    CHECK(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
     update_end(u);
     QK[0].source = "blk.0.attn_q.weight";
-    CHECK(update_begin(&model, &u, &err) == RC_UNSUPPORTED);
+    CHECK(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_UNSUPPORTED);
     QK[0].source = "a.q.weight";
     ROPE.interleaved = false;
     NORM[0].name = "a.q.weight";
-    CHECK(update_begin(&model, &u, &err) == RC_INTERNAL);
+    CHECK(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_INTERNAL);
     NORM[0].name = "norm.weight";
     update_end(NULL);
     weights_destroy(model.weights);

@@ -21,6 +21,7 @@ safetensors = pytest.importorskip("safetensors")
 
 from llmpy import _core, models  # noqa: E402
 from llmpy.models.interpret import Interpreter  # noqa: E402
+from llmpy.models.shard import shard  # noqa: E402
 
 BASE = {
     "vocab_size": 99,
@@ -615,6 +616,8 @@ class Engine:
         path: Path,
         *,
         config: Mapping[str, object] | None = None,
+        n_ranks: int = 1,
+        replicate_bytes: int | None = None,
         **options: object,
     ) -> None:
         files = model_files(path, **(config or {}))
@@ -629,7 +632,8 @@ class Engine:
             **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None, "dummy_mxfp4": False},
             **{"fit_model_len": False},
         }
-        self.model = _core.Model(compiled.spec, self.checkpoint, {**settings, **options})
+        programs = shard(compiled.spec, n_ranks, replicate_bytes)
+        self.model = _core.Model(programs, self.checkpoint, {**settings, **options})
         rules = {
             **{"max_logprobs": 128, "enable_prefix_caching": False, "policy": "fcfs", "eos_token_ids": []},
             **{"token_bytes": None, "special_token_ids": [], "vocab_limit": self.vocab_size, "banned_token_ids": []},

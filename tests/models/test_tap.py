@@ -15,7 +15,7 @@ CASES += [pytest.param(case, marks=pytest.mark.slow) for case in MORE]
 
 
 def tapped(model: _core.Model, spec, ids, values) -> list[np.ndarray]:
-    rows = model.tap(np.asarray(ids, np.int32), values)
+    (rows,) = model.tap(np.asarray(ids, np.int32), values)
     return [
         np.frombuffer(one, np.float32).reshape(len(ids), names.width(spec, value))
         for one, value in zip(rows, values, strict=True)

@@ -45,10 +45,18 @@ class Ranks:
         ]  # fmt: skip
 
     def finish(self) -> list[Spec]:
-        """The programs, with the room of every value."""
+        """The programs, with the room of every value and its columns on each rank."""
         widths = zip(*([width for width, _, _ in spec["values"]] for spec in self._specs), strict=True)
         rooms = [max(each) for each in widths]
-        return [{**spec, "rooms": rooms} for spec in self._specs]
+        return [{**spec, "rooms": rooms, "columns": self._columns_on(rank)} for rank, spec in enumerate(self._specs)]
+
+    def _columns_on(self, rank: int) -> list[Ranges]:
+        """The columns of the program's values that a rank has."""
+        found: list[Ranges] = []
+        for place in self.columns.places:
+            parts = [(part, self._columns_of(part, rank)) for part in self.columns.segments_of(place)]
+            found.append([(part.start - place.start + a, part.start - place.start + b) for part, (a, b) in parts])
+        return found
 
     def emit(
         self, name: str, op: Operands, inputs: Sequence[int], attributes: Attributes | None = None, out: list[int] | None = None
