@@ -41,6 +41,7 @@ MODELS = {
 ROWS = (1, 8, 32, 64, 128, 256, 1024, 8192)
 COLD_BYTES, HEAD_ROWS = 400 << 20, 256
 PRODUCT = 1  # enum linear_output
+LINEAR, LOGITS = 1, 16  # enum matrix_use
 BF16 = 30  # csrc/base/dtype.h
 
 
@@ -120,7 +121,8 @@ class Bench:
 
     def time(self, name: str, n: int, k: int, rows: list[int]) -> dict[int, float]:
         """Seconds of a call for each number of rows."""
-        copies = [self.backend.matrix(n, k, 2 + i) for i in range(min(64, max(4, COLD_BYTES // (2 * n * k))))]
+        use = LINEAR | (LOGITS if name == "head" else 0)
+        copies = [self.backend.matrix(n, k, 2 + i, use) for i in range(min(64, max(4, COLD_BYTES // (2 * n * k))))]
         self.backend("prepare")
         found = {}
         for m in rows:

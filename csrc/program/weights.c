@@ -249,6 +249,7 @@ static uint32_t uses_of(const struct program *p, uint32_t weight)
                 use |= p->ops[i].code == OP_EMBED     ? MATRIX_EMBED
                        : p->ops[i].code == OP_EXPERTS ? MATRIX_LINEAR | MATRIX_EXPERTS
                        : p->ops[i].code == OP_ROUTE   ? MATRIX_LINEAR | MATRIX_ROUTER
+                       : p->ops[i].code == OP_LOGITS  ? MATRIX_LINEAR | MATRIX_LOGITS
                                                       : MATRIX_LINEAR;
     return use;
 }

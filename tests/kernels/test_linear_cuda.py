@@ -11,6 +11,7 @@ from llmpy import hardware
 
 Array = np.ndarray
 KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+LINEAR, LOGITS = 1, 16  # enum matrix_use
 # bytes of a block, values of a block, offsets of its float16 fields
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q4_k": (144, 256, [0, 2]),
@@ -24,8 +25,8 @@ def opened(cuda: str) -> Callable[[str], Backend]:
     return lambda dtype: Backend(cuda, max_rows=512, dtype=dtype, library=hardware.cuda_library())
 
 
-def weights(backend: Backend, dtype: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[object, Array]:
-    """(a matrix, its exact values as the CPU reads them)."""
+def raw_rows(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> Array:
+    """Random rows in the file's format."""
     if dtype in KINDS:
         raw = (0.05 * rng.standard_normal((rows, cols))).astype(KINDS[dtype]).view(np.uint8).reshape(rows, -1)
     else:
@@ -35,8 +36,12 @@ def weights(backend: Backend, dtype: str, rows: int, cols: int, rng: np.random.G
             scale = rng.uniform(0.001, 0.01, blocks.shape[:2]).astype(np.float16)
             blocks[:, :, offset : offset + 2] = scale[..., None].view(np.uint8)
         raw = blocks.reshape(rows, -1)
-    raw = np.ascontiguousarray(raw)
-    values = np.empty((rows, cols), np.float32)
+    return np.ascontiguousarray(raw)
+
+
+def weights(backend: Backend, dtype: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[object, Array]:
+    """(a matrix, its exact values as the CPU reads them)."""
+    raw, values = raw_rows(dtype, rows, cols, rng), np.empty((rows, cols), np.float32)
     cpu = Backend("cpu")
     cpu.matrix_read(cpu.matrix([(dtype, rows, raw)], cols), 0, rows, values)
     return backend.matrix([(dtype, rows, raw)], cols, 3), values
@@ -216,7 +221,8 @@ def test_library(dtype: str, n: int, k: int, cuda: str) -> None:
         cuda, max_rows=4200, max_cols=k, vocab_size=n if is_head else 0, dtype=dtype, library=hardware.cuda_library(),
         cublaslt=library,
     )  # fmt: skip
-    matrix = backend.matrix([(dtype, n, np.zeros((n, k), np.uint16))], k)
+    use = LINEAR | (LOGITS if is_head else 0)
+    matrix = backend.matrix([(dtype, n, np.zeros((n, k), np.uint16))], k, use)
     backend.matrix_fill(matrix, 0, n + k, dtype, n, k)
     backend.prepare()
     assert "cuBLASLt" in backend.description
@@ -237,6 +243,25 @@ def test_library(dtype: str, n: int, k: int, cuda: str) -> None:
         for first, expected in few.items():
             there = max(0, min(64, rows - first))
             assert y[first : first + there, :n].tobytes() == expected[:there].tobytes(), (rows, first)
+
+
+@pytest.mark.parametrize("activations", list(KINDS))
+@pytest.mark.parametrize("dtype", [*KINDS, *BLOCKS])
+def test_a_share_of_the_rows_has_the_bits_of_the_whole(dtype: str, activations: str, opened: Callable[[str], Backend]) -> None:
+    """Ranks have some rows of a matrix each, of the head too."""
+    rng, n, k = np.random.default_rng(2), 1032, 512
+    backend, words = opened(activations), np.float32 if activations == "float32" else np.uint16
+    raw = raw_rows(dtype, n, k, rng)
+    x = spoiled(rng.standard_normal((300, k), np.float32).astype(KINDS[activations]), rng)
+    for use, kind in ((LINEAR, words), (LINEAR | LOGITS, np.float32)):
+        whole, is_float_out = backend.matrix([(dtype, n, raw)], k, use), use != LINEAR
+        for first, end in ((0, 512), (512, 1032), (64, 65), (8, 1000), (333, 700)):
+            own = backend.matrix([(dtype, end - first, raw[first:end])], k, use)
+            for rows in (1, 5, 64, 65, 300):
+                y, mine = np.zeros((rows, n), kind), np.zeros((rows, end - first), kind)
+                backend.linear(whole, x[:rows].view(words), y, is_float_out=is_float_out)
+                backend.linear(own, x[:rows].view(words), mine, is_float_out=is_float_out)
+                assert mine.tobytes() == np.ascontiguousarray(y[:, first:end]).tobytes(), (first, rows, use)
 
 
 def test_refusals(opened: Callable[[str], Backend]) -> None:

@@ -326,6 +326,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->parts[i].data = matrix->data + at;
         at += matrix->parts[i].n_rows * matrix->parts[i].row_bytes;
     }
+    matrix->is_logits = desc->use & MATRIX_LOGITS;
     matrix->is_router = desc->use & MATRIX_ROUTER && router_fits((struct cuda *)ctx, matrix);
     if (!(desc->use & MATRIX_EXPERTS) && !matrix->is_router)
         rc = linear_take((struct cuda *)ctx, matrix, err);

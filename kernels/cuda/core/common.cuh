@@ -92,6 +92,7 @@ struct matrix {
     uint32_t n_parts, n_rows, n_cols;
     bool is_whole;             /* all parts are of one type: one launch reads them */
     bool is_router;            /* its products have router.cuh's chain */
+    bool is_logits;            /* its products are logits */
     bool is_packed;            /* MXFP4 of experts as packed.cuh has it, all parts in one; row_bytes mean nothing then */
     uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;

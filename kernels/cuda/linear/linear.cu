@@ -205,11 +205,16 @@ static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is
     return map_make(cuda->linear->encode, cuda->dtype, matrix->data, is_pairs ? &pairs : &rows, &form->map, err);
 }
 
+static bool has_shape(const struct matrix *matrix, const struct linear_shape *shape)
+{
+    return shape->n_out == matrix->n_rows && shape->n_cols == matrix->n_cols && shape->is_float == matrix->is_logits;
+}
+
 static void take_shape(struct cuda *cuda, struct matrix *matrix)
 {
     struct linear_state *state = cuda->linear;
     uint32_t i = 0;
-    while (i < state->n_shapes && (state->shapes[i].n_out != matrix->n_rows || state->shapes[i].n_cols != matrix->n_cols))
+    while (i < state->n_shapes && !has_shape(matrix, &state->shapes[i]))
         i++;
     if (i == N_SHAPES)
         return;
@@ -218,7 +223,7 @@ static void take_shape(struct cuda *cuda, struct matrix *matrix)
         state->n_shapes++;
         shape->n_out = matrix->n_rows;
         shape->n_cols = matrix->n_cols;
-        shape->is_float = matrix->n_rows == cuda->options.vocab_size;
+        shape->is_float = matrix->is_logits;
     }
     matrix->shape = i + 1;
     if (shape->n_samples < N_SAMPLES)
