@@ -1,6 +1,7 @@
-/* out[r] = scale * row first_row + token_ids[r] of the matrix: the exact values of its type, one product, rounded once to the
- * type of activations; eight elements a thread. Bound by bytes, 31 us for 8192 rows of 4096 bfloat16 values; a single row by
- * the latency of two reads. An id outside of the matrix gives NaN, which the sampler reports. */
+/* out[r] = scale * row first_row + token_ids[r] - first_id of the matrix: the exact values of its type, one product, rounded
+ * once to the type of activations; eight elements a thread. Rows of ids outside of [first_id, end_id) are left to other ranks.
+ * Bound by bytes, 31 us for 8192 rows of 4096 bfloat16 values; a single row by the latency of two reads. An id outside of the
+ * matrix gives NaN, which the sampler reports. */
 #include "../core/eight.cuh"
 #include "../core/launch.cuh"
 #include "../core/weight_format.cuh"
@@ -26,13 +27,16 @@ static __device__ __forceinline__ void weight_part(W weight, const uint8_t *row,
 /* The ids may be the work of the step's first kernels. */
 template <class T, class W, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
-embed_rows(struct cuda_part part, const int32_t *token_ids, uint32_t first_row, float scale, uint32_t n_rows_all,
-           rows<T> out)
+embed_rows(struct cuda_part part, const int32_t *token_ids, uint32_t first_row, int32_t first_id, int32_t end_id, float scale,
+           uint32_t n_rows_all, rows<T> out)
 {
     float x[8];
     start_next();
     wait_for_input();
-    uint32_t id = first_row + (token_ids ? (uint32_t)token_ids[blockIdx.x] : 0);
+    const int32_t token_id = token_ids ? token_ids[blockIdx.x] : 0;
+    if (end_id && (token_id < first_id || token_id >= end_id))
+        return;
+    uint32_t id = first_row + (uint32_t)token_id - (uint32_t)first_id;
     uint32_t column = 8 * (blockIdx.y * THREADS + threadIdx.x);
     bool is_known = id < n_rows_all;
     if (is_known && id - part.first_row >= part.n_rows)
@@ -60,7 +64,7 @@ enum rc cuda_embed(void *ctx, const struct embed_args *args, struct err *err)
                 bool is_aligned = has_eights<T>(args->out) && part.row_bytes % 16 == 0;
                 launch(cuda, is_aligned ? embed_rows<T, W, true> : embed_rows<T, W, false>,
                        dim3(args->n_rows, ceil_div(args->out.width, 8 * THREADS)), THREADS, 0, part, args->token_ids,
-                       args->first_row, args->scale, args->matrix->n_rows, rows<T>(args->out));
+                       args->first_row, args->first_id, args->end_id, args->scale, args->matrix->n_rows, rows<T>(args->out));
             });
         });
     return launched(err, "embed");
