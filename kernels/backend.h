@@ -645,6 +645,7 @@ enum comm_memory { COMM_ARENA = 0 /* values */, COMM_LOGITS = 1, COMM_MEMORIES =
 
 struct comm_options {
     double timeout_seconds;    /* a rank that waits longer for another rank fails */
+    uint32_t first_meeting;    /* for tests: meetings are counted from this number on */
 };
 
 struct meet_args {

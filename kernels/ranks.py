@@ -27,12 +27,13 @@ class Ranks:
     Args:
         backends: The backends.
         timeout_s: Seconds that a rank waits for another one.
+        first_meeting: Number from which meetings are counted.
     """
 
-    def __init__(self, backends: Sequence[Backend], timeout_s: float = 30.0) -> None:
+    def __init__(self, backends: Sequence[Backend], timeout_s: float = 30.0, first_meeting: int = 0) -> None:
         self.backends, self.table, self._is_open = list(backends), backends[0].table.group("comm"), False
         self._ctxs = (ctypes.c_void_p * len(backends))(*(backend.ctx for backend in backends))
-        options = struct("comm_options", timeout_seconds=timeout_s)
+        options = struct("comm_options", timeout_seconds=timeout_s, first_meeting=first_meeting)
         self.table.call("open", ctypes.addressof(self._ctxs), len(self.backends), ctypes.addressof(options))
         self._is_open = True
 
@@ -50,9 +51,9 @@ class Ranks:
         addresses = (ctypes.c_void_p * len(memory))(*memory)
         self.table.call("share", ctypes.addressof(self._ctxs), len(memory), purpose, ctypes.addressof(addresses), size_bytes)
 
-    def meet(self, rank: int) -> None:
-        """Opens a step on a rank."""
-        args = struct("meet_args")
+    def meet(self, rank: int, slot: int = 0, n_tasks: int = 0) -> None:
+        """Opens a step on a rank; rank 0 brings the ids that n_tasks tasks of a slot drew."""
+        args = struct("meet_args", slot=slot, n_tasks=n_tasks)
         self.table.call("meet", self.backends[rank].ctx, ctypes.addressof(args))
 
     def gather(self, rank: int, kind: int, n_rows: int, whole: Any, **fields: Any) -> None:

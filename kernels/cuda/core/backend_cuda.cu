@@ -244,8 +244,8 @@ static uint32_t activations(void *ctx)
 
 static uint32_t fusions(void *ctx)
 {
-    (void)ctx;
-    return FUSION_LINEAR_GATED | FUSION_ADD_NORM | FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS |
+    const uint32_t of_ranks = cuda_n_ranks((struct cuda *)ctx) > 1 ? FUSION_GATHER_NORM : 0;
+    return of_ranks | FUSION_LINEAR_GATED | FUSION_ADD_NORM | FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS |
            FUSION_NORM_ROUTE | FUSION_QKV_ATTENTION | FUSION_ADD_NORM_LINEAR;
 }
 
@@ -535,6 +535,7 @@ static struct backend make_table(void)
     b.allocations = cuda_allocations;
     b.tensor_finish = cuda_tensor_finish;
     b.peers = &cuda_peers;
+    b.comm = &cuda_comm;
     return b;
 }
 

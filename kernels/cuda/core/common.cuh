@@ -67,6 +67,8 @@ struct cuda {
     struct upload_lanes *uploads; /* upload.cu's */
     struct tensor_state tensors;  /* tensor.cu's */
     struct way_choice ways[N_WAY_TABLES];
+    struct cuda_team *team;       /* ranks/comm.cu's; NULL: the context runs a model alone */
+    uint32_t rank;                /* of the team */
     char description[192];
 };
 
@@ -273,5 +275,8 @@ void cuda_graph_destroy(void *ctx, void *graph);
 
 /* ipc.cu and comm_nccl.cu, by way of the first */
 extern const struct peers cuda_peers;
+/* ranks/comm.cu */
+extern const struct comm cuda_comm;
+uint32_t cuda_n_ranks(const struct cuda *cuda); /* that run a model together; 0: it is alone */
 
 #endif
