@@ -189,14 +189,20 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
     const struct captured *captured = graph_for(m, batch);
     uint32_t task = 0;
     batch->is_replayed = captured != NULL;
-    enum rc rc = begin_batch(&run, captured ? captured->n_rows : batch->n_rows);
+    enum rc rc = ranks_meet(&run, m->sampled);
+    if (!rc)
+        rc = begin_batch(&run, captured ? captured->n_rows : batch->n_rows);
     struct copy_pages_args copies = {m->pool, m->layout.page_bytes, batch->copies, batch->n_copies};
     if (!rc && batch->n_copies)
         rc = RUN_ENTRY(m, copy_pages, &copies, err);
     if (!rc)
         rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : run_program(&run);
-    if (!rc && (captured || (!batch->n_logits_rows && m->backend->sample_finish)))
+    if (!rc && (m->rank || !batch->n_logits_rows))
+        rc = logits_end(&run);
+    else if (!rc && captured)
         rc = logits_sample(&run, 0, batch->n_logits_rows, &task);
+    if (batch->n_tasks)
+        m->sampled = (struct meet_args){batch->slot, batch->n_tasks};
     return rc;
 }
 

@@ -17,6 +17,8 @@ static const char *const embed_sources[] = {
 static const char *const route_scores[] = {
     [ROUTE_SOFTMAX] = "softmax", [ROUTE_SIGMOID] = "sigmoid", [ROUTE_CHOSEN_SOFTMAX] = "chosen_softmax",
     [ROUTE_CHOSEN_SIGMOID] = "chosen_sigmoid", NULL};
+static const char *const gather_kinds[] = {
+    [GATHER_COLUMNS] = "columns", [GATHER_ROWS] = "rows", [GATHER_ROUTES] = "routes", NULL};
 static const char *const expert_forms[] = {
     [EXPERT_GATED] = "gated", [EXPERT_CLAMPED] = "clamped", [EXPERT_PLAIN] = "plain", NULL};
 
@@ -100,7 +102,8 @@ const char *op_check(const struct program *p, const struct op *op, const uint8_t
     }
     for (uint32_t i = 0; i < OP_OUTPUTS; i++)
         if (op->out[i] == NO_INDEX ? i < OPS[op->code].n_out
-                                   : op->out[i] >= p->n_values || p->values[op->out[i]].of != NO_INDEX)
+                                   : op->out[i] >= p->n_values ||
+                                         (p->values[op->out[i]].of != NO_INDEX && op->code != OP_GATHER))
             return "outputs are values of their own";
     for (uint32_t i = 0; i < OP_WEIGHTS; i++)
         if (op->weight[i] != NO_INDEX && op->weight[i] >= p->n_weights)

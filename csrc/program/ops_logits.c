@@ -4,11 +4,31 @@
 const char *check_logits(const struct program *p, const struct op *op)
 {
     const struct weight *weight = &p->weights[op->weight[0]];
-    if (width_of(p, op->in[0]) != weight->cols || weight->rows != p->vocab_size)
-        return "the head is [vocab_size][hidden]";
-    if (op->weight[1] != NO_INDEX && !is_vector(p, op->weight[1], p->vocab_size))
-        return "the bias is a vector of vocab_size";
+    uint32_t least = p->is_of_rank ? 1 : p->vocab_size, first_id = op->logits.first_id;
+    if (width_of(p, op->in[0]) != weight->cols || weight->rows < least || (uint64_t)first_id + weight->rows > p->vocab_size)
+        return "the head is [vocab_size][hidden], or has a rank's rows of it";
+    if (op->weight[1] != NO_INDEX && !is_vector(p, op->weight[1], weight->rows))
+        return "the bias is a vector of a number for each row of the head";
     return op->logits.scale > 0 && op->logits.softcap >= 0 ? NULL : "the factor is above 0, the cap not below";
+}
+
+static enum rc sample(struct running *run, uint32_t n_rows, uint32_t first_task, uint32_t n_tasks)
+{
+    const struct model *m = run->m;
+    const struct batch *b = run->batch;
+    struct sample_args args = {
+        .logits = m->logits, .vocab_size = m->program->vocab_size, .vocab_stride = m->vocab_stride,
+        .vocab_limit = b->vocab_limit, .banned = b->banned, .n_banned = b->n_banned,
+        .tasks = b->tasks + first_task, .n_tasks = n_tasks, .n_logits_rows = n_rows, .results = b->results + first_task,
+        .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks, .slot = b->slot,
+        .first_task = first_task,
+    };
+    return RUN_ENTRY(m, sample, &args, run->err);
+}
+
+enum rc logits_end(struct running *run)
+{
+    return run->m->backend->sample_finish ? sample(run, 0, 0, 0) : RC_OK;
 }
 
 enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t *task)
@@ -25,32 +45,38 @@ enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t 
         b->await_masks(b->masks_ctx);
     for (; *task < b->n_tasks && b->tasks[*task].logits_row < first + n; ++*task)
         b->tasks[*task].logits_row -= first;
-    struct sample_args args = {
-        .logits = m->logits, .vocab_size = m->program->vocab_size, .vocab_stride = m->vocab_stride,
-        .vocab_limit = b->vocab_limit, .banned = b->banned, .n_banned = b->n_banned,
-        .tasks = b->tasks + first_task, .n_tasks = *task - first_task, .n_logits_rows = n, .results = b->results + first_task,
-        .top_ids = b->top_ids, .top_values = b->top_values, .top_ranks = b->top_ranks, .slot = b->slot,
-        .first_task = first_task,
-    };
-    return RUN_ENTRY(m, sample, &args, run->err);
+    return sample(run, n, first_task, *task - first_task);
+}
+
+/* Computes the logits of the wanted rows row .. row + n. They end in the buffer of rank 0. */
+static enum rc compute(struct running *run, const struct step *step, struct view x, uint32_t row, uint32_t n)
+{
+    const struct model *m = run->m;
+    const struct op *op = step->ops[ROLE_MAIN];
+    bool is_shared = ranks_share_logits(m, op);
+    struct view y = ranks_logits(m, op);
+    x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
+    enum rc rc = is_shared && row ? ranks_meet(run, (struct meet_args){0}) : RC_OK; /* rank 0 has sampled the rows before */
+    if (!rc)
+        rc = linear_run(run, step, n, x, y);
+    if (!rc && op_scales_logits(op))
+        rc = RUN_ENTRY(m, scale_logits, (&(struct scale_logits_args){n, op->logits.scale, op->logits.softcap, y}), run->err);
+    return rc || !is_shared ? rc : ranks_join_logits(run, op, n);
 }
 
 /* Computes and samples the logits of the wanted rows, as many rows at a time as the buffer holds. A captured graph ends with
- * the logits; sampling is not captured. */
+ * the logits; sampling is not captured. Only rank 0 samples. */
 enum rc run_logits(struct running *run, const struct step *step, const struct views *v)
 {
     struct model *m = run->m;
-    const struct logits_attributes *given = &step->ops[ROLE_MAIN]->logits;
     enum rc rc = RC_OK;
     uint32_t task = 0;
+    if (m->rank && !ranks_share_logits(m, step->ops[ROLE_MAIN])) /* rank 0 computes all of them */
+        return RC_OK;
     for (uint32_t row = 0; row < run->n_logits_rows && !rc; row += m->max_logits_rows) {
         uint32_t left = run->n_logits_rows - row, n = left < m->max_logits_rows ? left : m->max_logits_rows;
-        struct view x = v->in[0], y = {m->logits, m->program->vocab_size, m->vocab_stride};
-        x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
-        rc = linear_run(run, step, n, x, y);
-        if (!rc && op_scales_logits(step->ops[ROLE_MAIN]))
-            rc = RUN_ENTRY(m, scale_logits, (&(struct scale_logits_args){n, given->scale, given->softcap, y}), run->err);
-        if (!rc && run->batch)
+        rc = compute(run, step, v->in[0], row, n);
+        if (!rc && run->batch && !m->rank)
             rc = logits_sample(run, row, n, &task);
     }
     return rc;

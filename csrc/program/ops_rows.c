@@ -20,8 +20,12 @@ enum rc run_states(struct running *run, const struct step *step, const struct vi
 const char *check_embed(const struct program *p, const struct op *op)
 {
     const struct weight *weight = &p->weights[op->weight[0]];
+    uint32_t first_id = op->embed.first_id, end_id = op->embed.end_id;
     if (op->embed.first_row >= weight->rows)
         return "the first row is in the matrix";
+    if ((first_id || end_id) && (op->embed.source != EMBED_TOKENS || first_id >= end_id || end_id > INT32_MAX ||
+                                 end_id - first_id > weight->rows - op->embed.first_row))
+        return "a range of token ids has rows in the matrix";
     return width_of(p, op->out[0]) == weight->cols ? NULL : "the output is as wide as the matrix has columns";
 }
 
@@ -33,7 +37,8 @@ enum rc run_embed(struct running *run, const struct step *step, const struct vie
     const struct embed_attributes *given = &step->ops[ROLE_MAIN]->embed;
     struct embed_args args = {
         .matrix = matrix_of(m, step->ops[ROLE_MAIN], 0), .token_ids = sources[given->source], .n_rows = run->view.n_rows,
-        .scale = given->scale, .out = v->out, .first_row = given->first_row,
+        .scale = given->scale, .out = v->out, .first_row = given->first_row, .first_id = (int32_t)given->first_id,
+        .end_id = (int32_t)given->end_id,
     };
     return m->backend->embed(m->ctx, &args, run->err);
 }

@@ -13,6 +13,14 @@ void node_init(struct node *node, enum step_code code)
     node->add.root = node->mid.root = node->out.root = node->normed.root = node->next.root = NO_INDEX;
 }
 
+uint32_t root_add(struct planner *b, uint32_t width, uint32_t room)
+{
+    b->alias[b->n_roots].root = NO_INDEX;
+    b->widths[b->n_roots] = width;
+    b->rooms[b->n_roots] = room;
+    return b->n_roots++;
+}
+
 static struct node *node_add(struct planner *b, enum step_code code, const struct op *op)
 {
     struct node *node = &b->nodes[b->n_nodes++];
@@ -60,11 +68,18 @@ static const struct op *sole_producer(const struct planner *b, uint32_t value, u
     return NULL;
 }
 
+/* Whether a norm is over one head on every rank: no rank has more columns, so none has more heads. */
+static bool is_of_row(const struct planner *b, const struct op *norm)
+{
+    const struct value *x = &b->p->values[norm->in[0]];
+    return norm->rms_norm.n_heads == 1 && x->width == x->room;
+}
+
 /* The norm that writes a value, if it is over whole rows and has a single reader; else NULL. */
 static const struct op *sole_norm(const struct planner *b, uint32_t value)
 {
     const struct op *norm = sole_producer(b, value, OP_RMS_NORM);
-    return norm && norm->rms_norm.n_heads == 1 ? norm : NULL;
+    return norm && is_of_row(b, norm) ? norm : NULL;
 }
 
 /* The operation before another one of the program, or NULL. */
@@ -133,7 +148,7 @@ static void sum_of_linear(struct planner *b, struct node *node)
 static void norm_of_sum(struct planner *b, struct node *node)
 {
     const struct op *norm = node->step.ops[ROLE_MAIN], *sum = before(b, norm);
-    if (!sum || norm->rms_norm.n_heads != 1 || sum->code != OP_ADD || sum->out[0] != norm->in[0])
+    if (!sum || !is_of_row(b, norm) || sum->code != OP_ADD || sum->out[0] != norm->in[0])
         return;
     begin_with(b, node, sum, ROLE_NORM);
     node->normed = node->out;
@@ -171,7 +186,8 @@ static bool has_weight(const struct op *norm)
 static void absorb_inputs(struct planner *b, struct node *node)
 {
     const struct op *op = node->step.ops[ROLE_MAIN], *linear = sole_producer(b, op->in[1], OP_LINEAR);
-    if (op->ssm.n_groups != 1 || !linear || linear->weight[1] != NO_INDEX)
+    const struct value *groups = &b->p->values[op->in[2]];
+    if (op->ssm.n_groups != 1 || groups->width != groups->room || !linear || linear->weight[1] != NO_INDEX)
         return;
     const uint32_t inputs[] = {2, 3, 1};
     const struct op *norms[] = {sole_norm(b, op->in[2]), sole_norm(b, op->in[3]), sole_norm(b, linear->in[0])};
@@ -183,9 +199,9 @@ static void absorb_inputs(struct planner *b, struct node *node)
         node->in[inputs[i]] = ref_of(b, norms[i]->in[0]);
     }
     absorb(b, node, ROLE_DT_LINEAR, linear);
-    b->widths[b->n_roots] = ssm_scratch_width(node->in[2].width, node->in[1].width, b->p->values[op->in[1]].width);
-    node->mid = (struct ref){b->n_roots, 0, b->widths[b->n_roots]};
-    b->n_roots++;
+    const struct value *v = b->p->values, *state = &v[norms[0]->in[0]], *dt_in = &v[norms[2]->in[0]], *dt = &v[op->in[1]];
+    uint32_t width = ssm_scratch_width(state->width, dt_in->width, dt->width);
+    node->mid = (struct ref){root_add(b, width, ssm_scratch_width(state->room, dt_in->room, dt->room)), 0, width};
 }
 
 static void absorb_term(struct planner *b, struct node *node)

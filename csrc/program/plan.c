@@ -29,13 +29,20 @@ static bool crosses_rows(const struct step *step)
     return step->code == STEP_OPERATION && op_crosses_rows(step->ops[ROLE_MAIN]->code);
 }
 
+/* Whether the step goes by the batch's token ids, which are not selected. */
+static bool gathers_rows(const struct step *step)
+{
+    return step->code == STEP_OPERATION && step->ops[ROLE_MAIN]->code == OP_GATHER &&
+           step->ops[ROLE_MAIN]->gather.kind == GATHER_ROWS;
+}
+
 /* After the last operation that crosses rows, all steps work row by row. So the wanted rows of each value that is read from
  * there on are selected, and the steps compute the wanted rows only. */
 static void insert_selection(struct planner *b)
 {
     uint32_t at = 0;
     for (uint32_t i = 0; i < b->n_nodes; i++)
-        if (crosses_rows(&b->nodes[i].step))
+        if (crosses_rows(&b->nodes[i].step) || gathers_rows(&b->nodes[i].step))
             at = i;
     uint32_t first = ++at, n_roots = b->n_roots;
     for (uint32_t root = 0; root < n_roots; root++) {
@@ -50,15 +57,12 @@ static void insert_selection(struct planner *b)
         struct node *select = &b->nodes[at];
         node_init(select, STEP_SELECT);
         select->in[0] = (struct ref){root, 0, b->widths[root]};
-        select->out = (struct ref){b->n_roots, 0, b->widths[root]};
-        b->alias[b->n_roots].root = NO_INDEX;
-        b->widths[b->n_roots] = b->widths[root];
+        select->out = (struct ref){root_add(b, b->widths[root], b->rooms[root]), 0, b->widths[root]};
         at++;
         for (uint32_t i = at; i < b->n_nodes; i++)
             for (uint32_t j = 0; j < N_READ; j++)
                 if (node_ref(&b->nodes[i], j)->root == root)
-                    node_ref(&b->nodes[i], j)->root = b->n_roots;
-        b->n_roots++;
+                    node_ref(&b->nodes[i], j)->root = select->out.root;
     }
     for (uint32_t i = at; i < b->n_nodes; i++)
         b->nodes[i].step.on_selected = true;
@@ -85,6 +89,24 @@ static void live(struct planner *b, struct ref ref, uint32_t node)
     b->last[ref.root] = node;
 }
 
+static bool is_gather(const struct node *node)
+{
+    return node->step.code == STEP_OPERATION && node->step.ops[ROLE_MAIN]->code == OP_GATHER;
+}
+
+/* Other ranks store into a gathered value as soon as they have passed the meeting before, so its memory is free from then on:
+ * from the gather before, which may still read and write on this rank, or from the meeting that opens the step. */
+static void live_for_stores(struct planner *b)
+{
+    for (uint32_t i = 0, before = 0; i < b->n_nodes; i++) {
+        if (!is_gather(&b->nodes[i]))
+            continue;
+        uint32_t root = resolve(b, b->nodes[i].out).root;
+        b->first[root] = before < b->first[root] ? before : b->first[root];
+        before = i;
+    }
+}
+
 static void find_lives(struct planner *b)
 {
     for (uint32_t i = 0; i < b->n_roots; i++)
@@ -92,6 +114,25 @@ static void find_lives(struct planner *b)
     for (uint32_t i = 0; i < b->n_nodes; i++)
         for (uint32_t j = 0; j < N_REFS; j++)
             live(b, *node_ref(&b->nodes[i], j), i);
+    live_for_stores(b);
+}
+
+/* Places a rank's own columns or rows inside the gathered value, so that they are written there. */
+static enum rc alias_gathers(struct planner *b, struct err *err)
+{
+    for (uint32_t i = 0; i < b->n_nodes; i++) {
+        struct node *node = &b->nodes[i];
+        if (!is_gather(node))
+            continue;
+        const struct gather_attributes *given = &node->step.ops[ROLE_MAIN]->gather;
+        struct ref own = node->in[0], out = resolve(b, node->out);
+        uint32_t first = given->kind == GATHER_COLUMNS ? given->first : 0;
+        if (own.width == b->widths[own.root] && b->alias[own.root].root == NO_INDEX && out.root != own.root)
+            b->alias[own.root] = (struct ref){out.root, out.offset + first, own.width};
+        else if (given->kind == GATHER_ROWS)
+            return err_set(err, RC_UNSUPPORTED, "gather: wanted rows of a value that no other gather reads");
+    }
+    return RC_OK;
 }
 
 /* Writes a sum over one of its terms if no later step reads the term. Not in a step with ROLE_NEXT: some of its blocks may read
@@ -103,7 +144,8 @@ static void alias_sums(struct planner *b)
         bool is_add = node->step.ops[ROLE_MAIN] && node->step.ops[ROLE_MAIN]->code == OP_ADD;
         struct ref own = resolve(b, is_add ? node->in[0] : node->add);
         bool whole = own.root != NO_INDEX && own.offset == 0 && own.width == b->widths[own.root];
-        if (node->out.root == NO_INDEX || !whole || node->step.ops[ROLE_NEXT] || b->last[own.root] != i)
+        bool is_free = node->out.root != NO_INDEX && b->alias[node->out.root].root == NO_INDEX;
+        if (!is_free || !whole || node->step.ops[ROLE_NEXT] || b->last[own.root] != i)
             continue;
         bool read_twice = !is_add && overlaps(resolve(b, node->in[0]), own);
         if (!read_twice) {
@@ -133,14 +175,14 @@ static uint32_t place_roots(struct planner *b)
         for (uint32_t root = 0; root < b->n_roots; root++) {
             if (b->first[root] != node)
                 continue;
-            uint32_t column = 0, width = padded(b->widths[root]);
+            uint32_t column = 0, width = padded(b->rooms[root]);
             for (bool moved = true; moved;) {
                 moved = false;
                 for (uint32_t other = 0; other < b->n_roots; other++) {
                     uint32_t taken = b->column[other];
-                    if (taken != NO_INDEX && share_time(b, root, other) && column < taken + padded(b->widths[other]) &&
+                    if (taken != NO_INDEX && share_time(b, root, other) && column < taken + padded(b->rooms[other]) &&
                         taken < column + width) {
-                        column = taken + padded(b->widths[other]);
+                        column = taken + padded(b->rooms[other]);
                         moved = true;
                     }
                 }
@@ -156,11 +198,14 @@ static struct place place_of(const struct planner *b, struct ref ref, uint32_t m
     ref = resolve(b, ref);
     if (ref.root == NO_INDEX)
         return (struct place){0, 0, 0};
-    return (struct place){(size_t)b->column[ref.root] * max_rows + ref.offset, ref.width, padded(b->widths[ref.root])};
+    return (struct place){(size_t)b->column[ref.root] * max_rows + ref.offset, ref.width, padded(b->rooms[ref.root])};
 }
 
 static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, struct err *err)
 {
+    enum rc rc = alias_gathers(b, err);
+    if (rc)
+        return rc;
     find_lives(b);
     alias_sums(b);
     plan->arena_values = (size_t)place_roots(b) * max_rows;
@@ -191,16 +236,18 @@ enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv,
     enum rc rc = err_set(err, RC_MEMORY, "plan: out of memory");
     b.absorbed = mem_calloc(program->n_ops, sizeof *b.absorbed);
     b.nodes = mem_calloc(max_nodes, sizeof *b.nodes);
-    b.widths = mem_calloc(max_roots, 4 * sizeof *b.widths);
+    b.widths = mem_calloc(max_roots, 5 * sizeof *b.widths);
     b.alias = mem_calloc(max_roots, sizeof *b.alias);
     if (!b.absorbed || !b.nodes || !b.widths || !b.alias)
         goto out;
-    b.first = b.widths + max_roots;
+    b.rooms = b.widths + max_roots;
+    b.first = b.rooms + max_roots;
     b.last = b.first + max_roots;
     b.column = b.last + max_roots;
     for (uint32_t v = 0; v < max_roots; v++) {
         b.alias[v].root = NO_INDEX;
         b.widths[v] = v < program->n_values ? program->values[v].width : 0;
+        b.rooms[v] = v < program->n_values ? program->values[v].room : 0;
     }
     rc = patterns_apply(&b, err);
     if (!rc) {

@@ -21,7 +21,7 @@ struct planner {
     uint32_t *absorbed;   /* [n_ops] 1: the node of another operation computes this one */
     struct node *nodes;   /* at most two for each operation, and the selections */
     uint32_t n_nodes;
-    uint32_t *widths;     /* [n_roots]; selections and scratch append roots */
+    uint32_t *widths, *rooms; /* [n_roots]; selections and scratch append roots */
     uint32_t n_roots;
     uint32_t *first, *last, *column; /* [n_roots] lifetime in nodes; column in the arena */
     struct ref *alias;               /* [n_roots] columns of another root that hold this one */
@@ -29,6 +29,7 @@ struct planner {
 
 #define FUSION_QKV (1u << 31) /* the backend has qkv */
 
+uint32_t root_add(struct planner *b, uint32_t width, uint32_t room);
 void node_init(struct node *node, enum step_code code);
 bool overlaps(struct ref a, struct ref b);
 

@@ -74,6 +74,8 @@ static const char *check_weights(const struct program *p)
             return "no value is empty";
         if (value->of != NO_INDEX && (value->of >= v || (uint64_t)value->offset + value->width > p->values[value->of].width))
             return "a column range lies inside its value";
+        if (value->room < value->width || (!p->is_of_rank && value->room != value->width))
+            return "a value has room for its columns, and more only in a rank's program";
     }
     return NULL;
 }
@@ -86,6 +88,28 @@ static void mark_written(const struct program *p, uint8_t *written, uint32_t val
             written[v] = 1;
 }
 
+/* Marks the outputs of an operation as written. A value of which an operation writes a range is written when its ranges, which
+ * come in order, fill it. filled: columns of each value that are written as ranges. */
+static const char *write_outputs(const struct program *p, const struct op *op, uint8_t *written, uint32_t *filled)
+{
+    for (uint32_t o = 0; o < OP_OUTPUTS; o++) {
+        if (op->out[o] == NO_INDEX)
+            continue;
+        const struct value *value = &p->values[op->out[o]];
+        if (value->of == NO_INDEX) {
+            mark_written(p, written, op->out[o]);
+            continue;
+        }
+        if (p->values[value->of].of != NO_INDEX || value->offset != filled[value->of])
+            return "ranges of a value are written in the order of their columns";
+        filled[value->of] += value->width;
+        written[op->out[o]] = 1;
+        if (filled[value->of] == p->values[value->of].width)
+            mark_written(p, written, value->of);
+    }
+    return NULL;
+}
+
 enum rc program_check(const struct program *p, struct err *err)
 {
     const char *wanted = check_weights(p);
@@ -95,9 +119,8 @@ enum rc program_check(const struct program *p, struct err *err)
     if ((last != OP_LOGITS && last != OP_STATES) || !p->vocab_size)
         return err_set(err, RC_INVALID, "program: wanted logits or states as its last operation");
     uint8_t *written = mem_calloc(p->n_values + 1, 1);
-    if (!written)
-        return err_set(err, RC_MEMORY, "program: out of memory");
-    enum rc rc = RC_OK;
+    uint32_t *filled = mem_calloc(p->n_values + 1, sizeof *filled);
+    enum rc rc = written && filled ? RC_OK : err_set(err, RC_MEMORY, "program: out of memory");
     for (uint32_t i = 0; i < p->n_ops && !rc; i++) {
         const struct op *op = &p->ops[i];
         if (op->code == OP_LOGITS && i + 1 != p->n_ops && (i + 2 != p->n_ops || last != OP_STATES))
@@ -106,13 +129,13 @@ enum rc program_check(const struct program *p, struct err *err)
             wanted = "states come last and once";
         else
             wanted = op_check(p, op, written);
+        if (!wanted)
+            wanted = write_outputs(p, op, written, filled);
         if (wanted)
             rc = err_set(err, RC_INVALID, "operation %u (%s): wanted that %s", i, op_name(op->code), wanted);
-        for (uint32_t o = 0; o < OP_OUTPUTS && !rc; o++)
-            if (op->out[o] != NO_INDEX)
-                mark_written(p, written, op->out[o]);
     }
     mem_free(written);
+    mem_free(filled);
     return rc;
 }
 

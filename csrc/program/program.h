@@ -47,9 +47,10 @@ struct attribute {
     const char *const *choices; /* names of its values, ended by NULL; NULL: any number */
 };
 
-/* A value, or columns offset .. offset + width of the value `of`. of = NO_INDEX: not a range of another value. */
+/* A value, or columns offset .. offset + width of the value `of`. of = NO_INDEX: not a range of another value. room: the
+ * largest width of the value over all ranks; the plan lays out memory by it, so places are equal on all ranks. */
 struct value {
-    uint32_t width, of, offset;
+    uint32_t width, of, offset, room;
 };
 
 enum weight_kind { WEIGHT_MATRIX, WEIGHT_VECTOR };
@@ -108,6 +109,7 @@ struct program {
     uint32_t n_ignored;
     char **ignored;
     bool is_reordered;    /* the file has another order of rows than the safetensors that updates bring */
+    bool is_of_rank;      /* one rank's program: it has its own columns of some values, and gathers */
 };
 
 const char *op_name(uint32_t code);

@@ -31,6 +31,13 @@ enum rc step_run(struct running *run, const struct step *step);
 enum rc rope_tables_run(struct running *run); /* runs before the steps */
 /* Samples the wanted rows first .. first + n; the logits buffer holds them. *task: the next sampling task. */
 enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t *task);
+/* Samples nothing, but marks where the step ends for backends that only enqueue. */
+enum rc logits_end(struct running *run);
+/* ops_ranks.c. Without other ranks there is nothing to share, and a meeting ends at once. */
+bool ranks_share_logits(const struct model *model, const struct op *logits); /* each rank has columns of the logits */
+struct view ranks_logits(const struct model *model, const struct op *logits); /* this rank's columns */
+enum rc ranks_join_logits(struct running *run, const struct op *logits, uint32_t n_rows); /* brings them to rank 0 */
+enum rc ranks_meet(struct running *run, struct meet_args args);
 bool operation_is_known(const struct backend *backend, const struct op *op); /* can run on it */
 
 #endif

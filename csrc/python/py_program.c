@@ -166,8 +166,24 @@ static int parse_value(PyObject *item, struct value *value)
     unsigned width, offset;
     if (!PyArg_ParseTuple(item, "ILI", &width, &of, &offset))
         return -1;
-    *value = (struct value){width, of < 0 ? NO_INDEX : (uint32_t)of, offset};
+    *value = (struct value){width, of < 0 ? NO_INDEX : (uint32_t)of, offset, width};
     return 0;
+}
+
+/* Reads the room of every value, which the program of a rank has. */
+static int parse_rooms(PyObject *spec, struct program *p)
+{
+    uint32_t *rooms = mem_calloc((size_t)p->n_values + 1, sizeof *rooms);
+    if (!rooms) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int code = numbers(spec, "rooms", rooms, (Py_ssize_t)p->n_values);
+    for (uint32_t v = 0; v < p->n_values; v++)
+        p->values[v].room = rooms[v];
+    mem_free(rooms);
+    p->is_of_rank = true;
+    return code;
 }
 
 static char *copy_text(const char *text)
@@ -334,6 +350,8 @@ struct program *py_program_parse(PyObject *spec)
     PARSE_LIST("weights", p->weights, p->n_weights, parse_weight);
     PARSE_LIST("ropes", p->ropes, p->n_ropes, parse_rope);
     PARSE_LIST("layers", p->layers, p->n_layers, parse_layer);
+    if (PyMapping_HasKeyString(spec, "rooms") && parse_rooms(spec, p) < 0)
+        goto failed;
     if (PyMapping_HasKeyString(spec, "states"))
         PARSE_LIST("states", p->states, p->n_states, parse_state);
     if (PyMapping_HasKeyString(spec, "reordered")) {

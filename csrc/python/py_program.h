@@ -10,5 +10,6 @@ struct program *py_program_parse(PyObject *spec);
 /* A dictionary from each operation's name to a tuple of its attributes' names. */
 PyObject *py_operations(PyObject *module, PyObject *unused);
 PyObject *py_operations_by_column(PyObject *module, PyObject *unused);
+PyObject *py_plan(PyObject *module, PyObject *args); /* py_plan.c */
 
 #endif

@@ -1,0 +1,83 @@
+/* ops_ranks.c: what ranks give each other: columns and rows of values, logits, and the meeting that opens a step. */
+#include "ops.h"
+
+const char *check_gather(const struct program *p, const struct op *op)
+{
+    const struct gather_attributes *given = &op->gather;
+    uint32_t own = op->in[0], out = op->out[0], width = width_of(p, own), whole = width_of(p, out), root = out;
+    if (!p->is_of_rank)
+        return "only the program of a rank gathers";
+    if (given->kind == GATHER_ROUTES)
+        return "ranks do not share experts, which this version cannot do; run the mixture on one rank";
+    for (; p->values[root].of != NO_INDEX; root = p->values[root].of)
+        ;
+    for (; p->values[own].of != NO_INDEX; own = p->values[own].of)
+        ;
+    if (own == root)
+        return "the gathered value is another one than the rank's own";
+    if (given->kind == GATHER_COLUMNS)
+        return (uint64_t)given->first + width <= whole ? NULL : "a rank's columns are among the gathered ones";
+    if (given->first >= given->end || given->end > INT32_MAX)
+        return "a rank has rows of at least one token id";
+    return width == whole && own == op->in[0] && root == out ? NULL : "a rank's rows are as wide as the gathered ones";
+}
+
+/* The columns of a view from `first` on, as many as `like` has. */
+static struct view columns_of(const struct model *m, struct view whole, uint32_t first, struct view like)
+{
+    return (struct view){(char *)whole.data + (size_t)first * m->item_bytes, like.width, whole.stride};
+}
+
+/* The plan has placed the rank's columns or rows in `whole` where it could; else the gather copies them. */
+enum rc run_gather(struct running *run, const struct step *step, const struct views *v)
+{
+    const struct model *m = run->m;
+    const struct op *op = step->ops[ROLE_MAIN], *norm = step->ops[ROLE_NORM];
+    const struct gather_attributes *given = &op->gather;
+    struct gather_args args = {.kind = given->kind, .n_rows = v->n_rows, .whole = v->out};
+    struct rms_norm_args row;
+    if (given->kind == GATHER_ROWS) {
+        args.token_ids = run->view.token_ids;
+        args.first_id = (int32_t)given->first;
+        args.end_id = (int32_t)given->end;
+    } else {
+        args.first = given->first;
+        args.n_columns = v->in[0].width;
+        if (v->in[0].data != columns_of(m, v->out, given->first, v->in[0]).data) {
+            args.a = v->in[0];
+            args.b = v->in[1];
+        }
+    }
+    if (norm) {
+        row = (struct rms_norm_args){v->n_rows, 1, v->out, view_of(m, step->normed), vector_of(m, norm, 0),
+                                     norm->rms_norm.eps, 0};
+        args.norm = &row;
+    }
+    return m->backend->comm->gather(m->ctx, &args, run->err);
+}
+
+bool ranks_share_logits(const struct model *m, const struct op *logits)
+{
+    return m->n_ranks > 1 && m->program->weights[logits->weight[0]].rows < m->program->vocab_size;
+}
+
+struct view ranks_logits(const struct model *m, const struct op *logits)
+{
+    return (struct view){m->logits + logits->logits.first_id, m->program->weights[logits->weight[0]].rows, m->vocab_stride};
+}
+
+enum rc ranks_join_logits(struct running *run, const struct op *logits, uint32_t n_rows)
+{
+    const struct model *m = run->m;
+    struct gather_args args = {
+        .kind = GATHER_TO_FIRST, .n_rows = n_rows, .whole = {m->logits, m->program->vocab_size, m->vocab_stride},
+        .first = logits->logits.first_id, .n_columns = m->program->weights[logits->weight[0]].rows,
+    };
+    return m->backend->comm->gather(m->ctx, &args, run->err);
+}
+
+enum rc ranks_meet(struct running *run, struct meet_args args)
+{
+    const struct model *m = run->m;
+    return m->n_ranks > 1 ? m->backend->comm->meet(m->ctx, &args, run->err) : RC_OK;
+}

@@ -1,0 +1,167 @@
+"""Plans of ranks: the same steps and places on all ranks, and memory that is free when other ranks store into it."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from modules import load
+
+from llmpy import _core
+from llmpy.models.shard import shard
+
+cuts = load(Path(__file__).with_name("test_shard.py"))
+
+RELEASED = json.loads(Path(__file__).with_name("released.json").read_text())
+ROWS = 3
+FUSIONS = {"none": (0, False), "cpu": (7, True), "cuda": (8 + 16 + 32 + 64 + 128 + 256 + 512 + 1024 + 2048, True)}
+
+
+def runs(place):
+    """The ranges of the arena that a place covers, one for each row."""
+    if place is None:
+        return []
+    offset, width, stride = place
+    return [(offset + row * stride, offset + row * stride + width) for row in range(ROWS)]
+
+
+def overlap(a, b):
+    return any(x < end and y > start for start, end in runs(a) for x, y in runs(b))
+
+
+def is_gather(step):
+    return step["text"].startswith("gather")
+
+
+def without_name(step):
+    """The text of a step but for the weight's name, of which a rank may have other parts."""
+    return re.sub(r" \S+\.\S+", "", step["text"])
+
+
+def places(step):
+    return [*step["reads"], *step["writes"]]
+
+
+def others_columns(whole, own):
+    """The columns of a gathered value that other ranks store."""
+    if own is None or not overlap(whole, own):
+        return [whole]
+    (offset, width, stride), (start, own_width, _) = whole, own
+    sides = ((offset, start - offset, stride), (start + own_width, offset + width - start - own_width, stride))
+    return [side for side in sides if side[1]]
+
+
+def check_stores(steps, kinds):
+    """Between two meetings, no step reads or writes memory that other ranks may store into."""
+    gathers = [i for i, step in enumerate(steps) if is_gather(step)]
+    assert len(gathers) == len(kinds)
+    for (before, at), kind in zip(pairwise([0, *gathers]), kinds, strict=True):
+        whole, own = steps[at]["writes"][0], own_place(steps[at])
+        stored = others_columns(whole, own) if kind == "columns" else []
+        for i in range(before, at + 1):
+            used = steps[i]["reads"] if i == at else places(steps[i])
+            if kind == "rows":  # its own rows lie there before
+                used = [] if i == at else [place for place in used if place != steps[at]["reads"][0]]
+                stored = [whole]
+            assert not any(overlap(each, place) for each in stored for place in used), (steps[at], steps[i])
+
+
+def own_place(step):
+    """Where a rank's own columns of a gathered value lie: its input, or the sum that the step computes first."""
+    return step["writes"][1] or step["reads"][0]
+
+
+def check_likeness(plans):
+    """The same steps in memory of the same shape; a rank's columns of a value may begin elsewhere."""
+    (arena, first), *others = plans
+    for size, steps in others:
+        assert size == arena and len(steps) == len(first)
+        for a, b in zip(first, steps, strict=True):
+            assert (without_name(a), a["on_selected"]) == (without_name(b), b["on_selected"])
+            for place, other in zip(places(a), places(b), strict=True):
+                assert (place is None) == (other is None)
+                assert place is None or (place[2] == other[2] and abs(place[0] - other[0]) < place[2])
+            assert not is_gather(a) or a["writes"][0] == b["writes"][0]
+
+
+def check_places(steps, ranks_spec):
+    """A value that a step only gathers lies in the gathered one, at its first column."""
+    gathers = [op for name, op in ranks_spec["ops"] if name == "gather"]
+    values = ranks_spec["values"]
+    for step, op in zip((step for step in steps if is_gather(step)), gathers, strict=True):
+        own, whole = own_place(step), step["writes"][0]
+        first = op["attributes"]["first"] if op["attributes"]["kind"] == "columns" else 0
+        if values[op["in"][0]][1] < 0:
+            assert own == (whole[0] + first, values[op["in"][0]][0], whole[2])
+
+
+def check(ranks, fusions):
+    plans = [_core.plan(rank, *FUSIONS[fusions], ROWS) for rank in ranks]
+    check_likeness(plans)
+    kinds = [op["attributes"]["kind"] for name, op in ranks[0]["ops"] if name == "gather"]
+    for (_, steps), rank in zip(plans, ranks, strict=True):
+        check_stores(steps, kinds)
+        check_places(steps, rank)
+    return plans
+
+
+def has_mixture(spec):
+    return any(name == "experts" for name, _ in spec["ops"])
+
+
+def first_layers(config):
+    """A configuration with so few layers that all kinds of layers are there."""
+    lists = [len(value) for value in config.values() if isinstance(value, list)]
+    return config if lists else {**config, "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fusions", FUSIONS)
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_models(name, fusions):
+    config = {key: value for key, value in RELEASED[name]["config"].items() if key != "quantization_config"}
+    spec = cuts.program(**first_layers(config))
+    if has_mixture(spec):
+        pytest.skip("ranks do not share mixtures yet")
+    for n_ranks in (2, 3, 8):
+        for limit in cuts.SIZES.values():
+            if not cuts.refusal(spec, n_ranks):
+                check(shard(spec, n_ranks, limit), fusions)
+
+
+FAMILIES = {
+    "dense": {}, "norms behind branches": {"architectures": ["Gemma2ForCausalLM"]},
+    "layer norms": {"architectures": ["GPTNeoXForCausalLM"], "num_key_value_heads": 12},
+    "norms of q and k": {"architectures": ["Olmo2ForCausalLM"]},
+    "encoder": {"architectures": ["BertModel"], "hidden_act": "gelu"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fusions", FUSIONS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name, fusions):
+    spec = cuts.program(**{**cuts.DENSE, **FAMILIES[name]})
+    for n_ranks in (2, 3, 5, 8):
+        for limit in cuts.SIZES.values():
+            if not cuts.refusal(spec, n_ranks):
+                check(shard(spec, n_ranks, limit), fusions)
+
+
+WITHOUT_MIXTURE = [seed for seed in range(100) if not has_mixture(cuts.random_program(seed))]
+
+
+@pytest.mark.parametrize("seed", WITHOUT_MIXTURE[:25])
+def test_random_programs(seed):
+    spec, random = cuts.random_program(seed), np.random.default_rng(seed)
+    for n_ranks in range(2, 9):
+        if cuts.refusal(spec, n_ranks) is None:
+            for fusions in FUSIONS:
+                check(shard(spec, n_ranks, int(random.choice([0, 5000, 20000]))), fusions)
+
+
+def test_mixtures_are_refused():
+    mixture = {**cuts.DENSE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    with pytest.raises(ValueError, match="experts: has no attribute first"):
+        _core.plan(shard(cuts.program(**mixture), 2)[0], 0, False, ROWS)
