@@ -197,7 +197,7 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
         rc = RUN_ENTRY(m, copy_pages, &copies, err);
     if (!rc)
         rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : run_program(&run);
-    if (!rc && (m->rank || !batch->n_logits_rows))
+    if (!rc && (m->options.rank || !batch->n_logits_rows))
         rc = logits_end(&run);
     else if (!rc && captured)
         rc = logits_sample(&run, 0, batch->n_logits_rows, &task);

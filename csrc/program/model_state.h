@@ -14,7 +14,6 @@ struct captured {
 };
 
 struct model {
-    uint32_t rank, n_ranks;       /* of a team; 0, 1: alone */
     struct meet_args sampled;     /* what the next step's meeting brings: the last step that sampled */
     struct program *program;
     struct plan plan;

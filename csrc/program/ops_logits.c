@@ -71,12 +71,12 @@ enum rc run_logits(struct running *run, const struct step *step, const struct vi
     struct model *m = run->m;
     enum rc rc = RC_OK;
     uint32_t task = 0;
-    if (m->rank && !ranks_share_logits(m, step->ops[ROLE_MAIN])) /* rank 0 computes all of them */
+    if (m->options.rank && !ranks_share_logits(m, step->ops[ROLE_MAIN])) /* rank 0 computes all of them */
         return RC_OK;
     for (uint32_t row = 0; row < run->n_logits_rows && !rc; row += m->max_logits_rows) {
         uint32_t left = run->n_logits_rows - row, n = left < m->max_logits_rows ? left : m->max_logits_rows;
         rc = compute(run, step, v->in[0], row, n);
-        if (!rc && run->batch && !m->rank)
+        if (!rc && run->batch && !m->options.rank)
             rc = logits_sample(run, row, n, &task);
     }
     return rc;

@@ -58,7 +58,7 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
 
 bool ranks_share_logits(const struct model *m, const struct op *logits)
 {
-    return m->n_ranks > 1 && m->program->weights[logits->weight[0]].rows < m->program->vocab_size;
+    return m->options.n_ranks > 1 && m->program->weights[logits->weight[0]].rows < m->program->vocab_size;
 }
 
 struct view ranks_logits(const struct model *m, const struct op *logits)
@@ -79,5 +79,5 @@ enum rc ranks_join_logits(struct running *run, const struct op *logits, uint32_t
 enum rc ranks_meet(struct running *run, struct meet_args args)
 {
     const struct model *m = run->m;
-    return m->n_ranks > 1 ? m->backend->comm->meet(m->ctx, &args, run->err) : RC_OK;
+    return m->options.n_ranks > 1 ? m->backend->comm->meet(m->ctx, &args, run->err) : RC_OK;
 }
