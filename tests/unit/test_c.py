@@ -34,6 +34,7 @@ def build_core(folder: Path, flags: list[str], *parts: str) -> Path:
         return target
 
     sources = sorted(path for part in parts for path in (ROOT / "csrc" / part).glob("*.c"))
+    sources.append(ROOT / "kernels/cpu/gather.c")  # the one file of kernels with threads that meet
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_file, sources))
     library = folder / "libcore.a"
