@@ -390,9 +390,12 @@ static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_
     all->n_ranks = n_ranks;
     all->timeout_seconds = options->timeout_seconds < MAX_TIMEOUT ? options->timeout_seconds : MAX_TIMEOUT;
     all->spin_ticks = spin_ticks(ctxs, n_ranks);
+    atomic_store(&all->phase, options->first_meeting * NEXT_PHASE);
     for (uint32_t i = 0; i < n_ranks; i++) {
         struct cpu *cpu = ctxs[i];
         all->ranks[i].cpu = cpu;
+        all->ranks[i].n_meetings = options->first_meeting;
+        atomic_store(&all->ranks[i].n_arrivals, options->first_meeting);
         cpu->ranks = all;
         cpu->rank = i;
     }

@@ -52,9 +52,10 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static void team_open(struct team *team, uint32_t n_ranks, uint32_t n_processors, double timeout)
+static void team_open_at(struct team *team, uint32_t n_ranks, uint32_t n_processors, double timeout, uint32_t first_meeting)
 {
     struct err err = {0};
+    struct comm_options options = {timeout, first_meeting};
     *team = (struct team){.n_ranks = n_ranks};
     for (uint32_t rank = 0; rank < n_ranks; rank++) {
         struct cpu *cpu = team->ctxs[rank] = &team->cpus[rank];
@@ -62,8 +63,13 @@ static void team_open(struct team *team, uint32_t n_ranks, uint32_t n_processors
         REQUIRE_OK(pool_create(1, "test", &cpu->pool, &err));
         team->memory[rank] = team->values[rank];
     }
-    REQUIRE_OK(cpu_comm.open(team->ctxs, n_ranks, &(struct comm_options){timeout}, &err));
+    REQUIRE_OK(cpu_comm.open(team->ctxs, n_ranks, &options, &err));
     REQUIRE_OK(cpu_comm.share(team->ctxs, n_ranks, COMM_ARENA, team->memory, sizeof team->values[0], &err));
+}
+
+static void team_open(struct team *team, uint32_t n_ranks, uint32_t n_processors, double timeout)
+{
+    team_open_at(team, n_ranks, n_processors, timeout, 0);
 }
 
 static void team_close(struct team *team)
@@ -182,6 +188,26 @@ TEST(values_are_complete)
         team_close(&team);
     }
     CHECK_EQ(mem_n_held(), held);
+}
+
+TEST(meetings_are_counted_beyond_the_largest_number)
+{
+    static const uint32_t FIRST[] = {(1u << 31) - 5, UINT32_MAX - 5};
+    for (uint32_t run = 0; run < 4; run++) {
+        struct team team;
+        team_open_at(&team, 3, some_processors(run), 60, FIRST[run / 2]);
+        start(&team, 20, NEVER, NEVER, false);
+        join(&team);
+        for (uint32_t rank = 0; rank < 3; rank++)
+            CHECK_EQ(team.runners[rank].n_done, 21);
+        team_close(&team);
+        team_open_at(&team, 3, some_processors(run), 0.2, FIRST[run / 2]);
+        start(&team, 20, 1, 5, false);
+        join(&team);
+        CHECK_CONTAINS(team.runners[0].err.message, "rank 1 (cpu) did not reach gather 5");
+        CHECK_CONTAINS(team.runners[2].err.message, "rank 1 (cpu) did not reach gather 5");
+        team_close(&team);
+    }
 }
 
 TEST(a_rank_that_does_not_come_is_named)
@@ -326,10 +352,10 @@ TEST(ranks_that_failed_can_be_connected_again)
     CHECK_EQ(cpu_comm.share(team.ctxs, 2, COMM_ARENA, team.memory, 1, &err), RC_INTERNAL);
 
     mem_fail_after(0);
-    CHECK_EQ(cpu_comm.open(team.ctxs, 2, &(struct comm_options){60}, &err), RC_MEMORY);
+    CHECK_EQ(cpu_comm.open(team.ctxs, 2, &(struct comm_options){.timeout_seconds = 60}, &err), RC_MEMORY);
     mem_fail_after(-1);
     CHECK(!team.cpus[0].ranks && !team.cpus[1].ranks);
-    CHECK_OK(cpu_comm.open(team.ctxs, 2, &(struct comm_options){60}, &err));
+    CHECK_OK(cpu_comm.open(team.ctxs, 2, &(struct comm_options){.timeout_seconds = 60}, &err));
     CHECK_OK(cpu_comm.share(team.ctxs, 2, COMM_ARENA, team.memory, sizeof team.values[0], &err));
     CHECK_EQ(cpu_comm.share(team.ctxs, 2, COMM_MEMORIES, team.memory, 1, &err), RC_INTERNAL);
     start(&team, 5, NEVER, NEVER, false);
