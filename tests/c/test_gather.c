@@ -1,5 +1,5 @@
-/* Meetings of CPU ranks (kernels/cpu/gather.c): a thread runs each rank, on contexts with a fake `add` and `rms_norm`. Values are
- * complete, ranks that do not come are named, aborts end all waits, and nothing leaks. */
+/* Meetings of CPU ranks (kernels/cpu/gather.c): a thread runs each rank, on contexts with a fake `add`. Values are complete, ranks
+ * that do not come are named, aborts end all waits, and nothing leaks. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,8 +24,8 @@ struct team {
     struct runner {
         struct team *team;
         uint32_t rank, n_gathers;  /* to do in a step */
-        uint32_t leaves_before;    /* this meeting (0: meet, 1: the first gather, ...); the runner aborts there if it is_aborting */
-        bool is_aborting;
+        uint32_t leaves_before;    /* this meeting (0: meet, 1: the first gather, ...) */
+        bool is_aborting;          /* aborts where it leaves */
         uint32_t n_done;           /* meetings */
         enum rc rc;
         struct err err;
