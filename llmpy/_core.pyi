@@ -1,7 +1,9 @@
 """The C core. Private: the package's own modules call it; users meet `llmpy.LLM`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypedDict, final, type_check_only
+from typing import Any, NotRequired, Self, TypedDict, final, type_check_only
+
+from .errors import LlmpyError
 
 Buffer = Any  # whatever has the buffer protocol
 
@@ -34,6 +36,7 @@ DRIVER_BOUNDARY: int
 
 def build_info() -> dict[str, str]: ...
 def cpu_isas() -> list[str]: ...
+def cpu_threads() -> int: ...
 def device_info(device: str, library: str, wants_free: bool = False, /) -> tuple[str, str, int, int]:
     """Name, UUID, total and (where asked for) free bytes; raises what keeps the device from being used."""
 def device_traits(device: str, library: str, /) -> DeviceTraits: ...
@@ -124,6 +127,7 @@ class CoreOutput(TypedDict):
     times: tuple[float, float, float, float]  # queued, scheduled, first token, last token
     is_last: bool
     states: bytes | None  # float32, [states, width]: of a pooling request that has ended
+    fault: NotRequired[LlmpyError]  # of a dead replica; the core itself gives none
 
 @final
 class Engine:
@@ -146,7 +150,7 @@ class Engine:
     def reset_prefix_cache(self, recompute: bool, /) -> None: ...
     def stats(self) -> dict[str, float]: ...
     # The fields of llmpy.outputs.StepRecord, the oldest step first.
-    def step_log(self, max: int, /) -> list[tuple[int, float, float, float, *tuple[int, ...]]]: ...
+    def step_log(self, max: int, /) -> list[tuple[Any, ...]]: ...
     # Number, kind, hash, parent, group, ids as int32, salt; and the number behind the last event.
     def kv_events(self, next: int, /) -> tuple[int, list[tuple[int, int, int, int | None, int, bytes, bytes]]]: ...
     def histograms(self) -> dict[str, tuple[tuple[float, ...], tuple[int, ...], float]]: ...  # bounds, counts, sum

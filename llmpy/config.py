@@ -41,7 +41,10 @@ class EngineConfig:
         device: "cuda:1", 1, a GPU's UUID, "cpu"; None = `LLMPY_DEVICE`, else cuda:0, else cpu.
         tensor_parallel_size: Number of ranks that share the model's matrices. Never changes a result. On the CPU ranks are
             threads.
-        device_ids: Numbers of the ranks' devices, such as (2, 3); None = `device` and the next ones of the same name.
+        data_parallel_size: Number of replicas: engines that serve the requests together. Never changes a result. Each has the
+            cache and the limits of one engine; on the CPU they share the threads.
+        device_ids: Numbers of the ranks' devices, such as (2, 3), replica by replica; None = `device` and the next ones of the
+            same name.
         step_timeout_s: Seconds that a rank waits for another one in a step before the engine fails.
         pipeline_parallel_size: One stage so far.
         max_model_len: Most tokens of prompt and output; None = the model's, or what the cache can hold; "auto" = the
@@ -49,7 +52,7 @@ class EngineConfig:
         max_num_seqs: Most running sequences; None = 64 on the CPU, 256 on CUDA.
         max_num_batched_tokens: Tokens of a step; None = 512 on the CPU, 8192 on CUDA. Never changes a result.
         gpu_memory_utilization: Share of a GPU's memory for this engine.
-        kv_cache_memory_bytes: Size of the cache, in bytes or as "4GiB"; None on the CPU: a quarter of the memory, at
+        kv_cache_memory_bytes: Size of a replica's cache, in bytes or as "4GiB"; None on the CPU: a quarter of the memory, at
             most 4 GiB.
         host_cache_bytes: 0: preempted sequences are recomputed.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16".
@@ -88,6 +91,7 @@ class EngineConfig:
         "auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'")))
     device: str | int | None = field(default=None, metadata=option(rules.device))
     tensor_parallel_size: int = field(default=1, metadata=option(integer(1, 64)))
+    data_parallel_size: int = field(default=1, metadata=option(integer(1, 64)))
     device_ids: tuple[int, ...] | None = field(default=None, metadata=option(optional(rules.device_ids)))
     step_timeout_s: float = field(default=30.0, metadata=option(rules.seconds))
     max_model_len: int | str | None = field(default=None, metadata=option(optional(rules.model_length)))
@@ -129,6 +133,9 @@ class EngineConfig:
         seqs, tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
         if seqs is not None and tokens is not None and tokens < seqs:
             refuse("max_num_batched_tokens", f"at least max_num_seqs={seqs}", tokens)
+        replicas, queued = values["data_parallel_size"], values["max_queued_requests"]
+        if queued is not None and queued < replicas:
+            refuse("max_queued_requests", f"at least data_parallel_size={replicas}", queued)
 
     def replace(self, **changes: Unpack[ConfigChanges]) -> EngineConfig:
         """A copy with some options changed, checked again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -179,7 +180,7 @@ def choose(option: str | int | None) -> str:
 
 
 def devices_of(config: EngineConfig) -> list[str]:
-    """The device of each rank of tensor_parallel_size.
+    """The device of each rank of tensor_parallel_size; with data_parallel_size those of all replicas, one after the other.
 
     Args:
         config: Options with a chosen device, or with `device_ids`.
@@ -191,12 +192,13 @@ def devices_of(config: EngineConfig) -> list[str]:
     Raises:
         ConfigError: There are fewer devices of one name than ranks, or other numbers of them are given.
     """
-    n_ranks, device, ids = config.tensor_parallel_size, str(config.device), config.device_ids
+    sizes = {name: getattr(config, name) for name in ("data_parallel_size", "tensor_parallel_size")}
+    sizes = {name: size for name, size in sizes.items() if size > 1} or {"tensor_parallel_size": 1}
+    n_ranks, wanted = math.prod(sizes.values()), " * ".join(f"{name}={size}" for name, size in sizes.items())
+    device, ids = str(config.device), config.device_ids
     kind = kind_of(device)
     if ids is not None and len(ids) != n_ranks:
-        raise ConfigError(
-            f"device_ids must have tensor_parallel_size={n_ranks} numbers, got {list(ids)}.", option="device_ids", value=ids
-        )
+        raise ConfigError(f"device_ids must have {wanted} numbers, got {list(ids)}.", option="device_ids", value=ids)
     if ids is not None and kind != "cpu":
         return [f"{kind}:{number}" for number in ids]
     if kind == "cpu" or n_ranks == 1:
@@ -206,9 +208,9 @@ def devices_of(config: EngineConfig) -> list[str]:
     others = [str(one["device"]) for one in found if one["name"] == name and one["device"] != device]
     if len(others) + 1 < n_ranks:
         raise ConfigError(
-            f"tensor_parallel_size={n_ranks}: wanted so many devices like {device} ({name}), have {len(others) + 1}; lower it, "
-            "or name devices in device_ids",
-            option="tensor_parallel_size",
+            f"{wanted}: wanted so many devices like {device} ({name}), have {len(others) + 1}; lower it, or name devices in "
+            "device_ids",
+            option=next(iter(sizes)),
             value=n_ranks,
         )
     return [device, *others[: n_ranks - 1]]

@@ -97,7 +97,6 @@ class AlwaysSo(TypedDict, total=False):
     model_impl: str
     distributed_executor_backend: str | None
     cpu_offload_gb: float
-    data_parallel_size: int
 
 
 class EngineOptions(TypedDict, total=False):
@@ -114,6 +113,7 @@ class EngineOptions(TypedDict, total=False):
     load_format: str
     device: str | int | None
     tensor_parallel_size: int
+    data_parallel_size: int
     device_ids: Sequence[int] | None
     step_timeout_s: float
     max_model_len: int | str | None

@@ -212,7 +212,6 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "model_impl": ("auto",),
     "distributed_executor_backend": (None, "uni", "mp"),
     "cpu_offload_gb": (0,),
-    "data_parallel_size": (1,),
 }
 
 

@@ -470,6 +470,7 @@ class StepRecord(NamedTuple):
         blocks_used, blocks_cached: Number of blocks held by samples, and of free blocks in the prefix cache.
         in_flight: Number of steps in flight after the start, including this one; 2 if host and device overlap.
         replayed: 1 if a captured graph was replayed, else 0.
+        replica: Number of the replica, whose steps `number` counts; 0 with data_parallel_size=1.
     """
 
     number: int
@@ -490,6 +491,7 @@ class StepRecord(NamedTuple):
     blocks_cached: int
     in_flight: int
     replayed: int
+    replica: int = 0
 
 
 class KvEvent(NamedTuple):
@@ -502,6 +504,7 @@ class KvEvent(NamedTuple):
         group: Number of the cache group (layers with equal caches).
         token_ids: Token ids of the block as int32 bytes, for kind 0.
         salt: `cache_salt` of the first block.
+        replica: Number of the replica that has the cache; 0 with data_parallel_size=1.
     """
 
     number: int
@@ -511,6 +514,7 @@ class KvEvent(NamedTuple):
     group: int
     token_ids: bytes
     salt: bytes
+    replica: int = 0
 
 
 class Histogram(NamedTuple):
@@ -531,6 +535,9 @@ class Histogram(NamedTuple):
 class EngineStats:
     """A snapshot of an engine's counters and gauges. Counters only grow.
 
+    With data_parallel_size above 1 counters and gauges are sums over the replicas. Of `weight_epoch`, `sleep_level`,
+    `max_steps_in_flight`, `last_step_ms` and `uptime_s` it is the greatest; `kv_usage` is that of all caches together.
+
     - `finished`: samples by finish reason.
     - `redone_rows`: positions recomputed after a preemption.
     - `wasted_rows`: positions computed for a sample that had already ended.
@@ -542,6 +549,7 @@ class EngineStats:
     - `num_masks`, `mask_us`: masks filled for grammars, and the threads' time for them in microseconds.
     - `num_held`, `num_compiling`: of `num_waiting`: samples that wait for the end of a pause, and for their grammar.
     - `nonfinite_rows`: positions without a sampled token, because their logits were not finite.
+    - `num_dead_replicas`: replicas that a fault has killed while others go on.
     """
 
     num_running: int = 0
@@ -578,6 +586,7 @@ class EngineStats:
     num_held: int = 0
     num_compiling: int = 0
     nonfinite_rows: int = 0
+    num_dead_replicas: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name."""

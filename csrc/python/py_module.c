@@ -1,6 +1,7 @@
 /* py_module.c: the module llmpy._core. */
 #include "py_program.h"
 
+#include "../../kernels/cpu/backend_cpu.h"
 #include "../base/mem.h"
 #include "../engine/driver.h"
 #include "../program/backend_library.h"
@@ -39,6 +40,13 @@ static PyObject *cpu_isas(PyObject *self, PyObject *args)
         Py_XDECREF(name);
     }
     return list;
+}
+
+static PyObject *cpu_threads(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return PyLong_FromUnsignedLong(backend_cpu_threads());
 }
 
 /* device_info(device, library, wants_free=False) -> (name, UUID, total bytes, free bytes); the backend's name and zeros if it
@@ -136,6 +144,7 @@ static int module_exec(PyObject *module)
 
 static PyMethodDef methods[] = {
     {"build_info", build_info, METH_NOARGS, "Compiler, version and backends of this build."},
+    {"cpu_threads", cpu_threads, METH_NOARGS, "Threads of an engine on the CPU: the physical cores that it may use."},
     {"cpu_isas", cpu_isas, METH_NOARGS, "Instruction sets of this processor that have kernels, the best last."},
     {"device_info", device_info, METH_VARARGS, "Name, UUID and total bytes of a device, and its free bytes on request."},
     {"device_traits", device_traits, METH_VARARGS, "The traits of a backend's devices."},

@@ -110,6 +110,13 @@ static void count_processors(uint32_t *n_processors, uint32_t *n_cores)
     *n_processors = n < quota ? n : quota;
 }
 
+uint32_t backend_cpu_threads(void)
+{
+    uint32_t n_processors, n_cores;
+    count_processors(&n_processors, &n_cores);
+    return n_cores;
+}
+
 static size_t round_up(size_t n, size_t step)
 {
     return (n + step - 1) / step * step;

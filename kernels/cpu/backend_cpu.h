@@ -5,5 +5,7 @@
 #include "../backend.h"
 
 const struct backend *backend_cpu(void);
+/* Threads of a context that asks for none: the physical cores that this process may use, at most the container's quota. */
+uint32_t backend_cpu_threads(void);
 
 #endif

@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 from typing import Generic, TypeVar
 
-import msgspec
-
 FIELDS = ("model", "cache_salt", "tools", "system", "messages", "prompt", "input", "token_ids")
 """Fields of a request that determine its cached blocks, in the order of their appearance in a prompt."""
 PIECE_BYTES = 512
@@ -26,6 +24,8 @@ def beginnings(body: bytes) -> tuple[bytes, ...]:
     Returns:
         Keys; two requests share one key for each shared piece of 512 bytes. Empty if the body is not such a request.
     """
+    import msgspec  # of the extra "server"; replicas of one process do without it
+
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -33,9 +33,20 @@ def beginnings(body: bytes) -> tuple[bytes, ...]:
     if not isinstance(fields, dict):
         return ()
     text = b"".join(msgspec.json.encode(fields[name]) for name in FIELDS if name in fields)
-    chain, keys = hashlib.blake2b(digest_size=8), []
-    for piece in range(min(len(text) // PIECE_BYTES, MAX_PIECES)):
-        chain.update(text[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES])
+    return pieces(text, PIECE_BYTES)
+
+
+def pieces(prompt: bytes, piece_bytes: int, salt: bytes = b"") -> tuple[bytes, ...]:
+    """Keys of the prefixes of a prompt, one for every whole piece, the shortest first; at most 128.
+
+    Args:
+        prompt: The bytes of the prompt.
+        piece_bytes: Bytes of one piece.
+        salt: Prompts with unlike salts share no key.
+    """
+    chain, keys = hashlib.blake2b(salt, digest_size=8), []
+    for piece in range(min(len(prompt) // piece_bytes, MAX_PIECES)):
+        chain.update(prompt[piece * piece_bytes : (piece + 1) * piece_bytes])
         keys.append(chain.digest())
     return tuple(keys)
 

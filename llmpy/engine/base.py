@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
@@ -19,6 +20,7 @@ from ..options import check_keywords
 from ..outputs import EngineStats, Histogram, KvEvent, StepRecord
 from ..sampling_params import SamplingParams, default_params
 from .calls import new_request
+from .cores import dead_replicas, engines_of
 from .frontend import Frontend
 from .health import states_of
 from .sleep import parts_asleep
@@ -293,15 +295,25 @@ class EngineBase(ABC):
         return True
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges."""
+        """A snapshot of counters and gauges, of all replicas together."""
         self._driver.check()
-        numbers = self._driver.engine.stats()
+        return self._stats_of(self._driver.engine)
+
+    def replica_stats(self) -> list[EngineStats]:
+        """`stats` of each replica; `states` of a dead one is ("dead",)."""
+        self._driver.check()
+        dead = dead_replicas(self._driver.engine)
+        found = [self._stats_of(engine) for engine in engines_of(self._driver.engine)]
+        return [replace(stats, states=("dead",)) if number in dead else stats for number, stats in enumerate(found)]
+
+    def _stats_of(self, engine: Engine) -> EngineStats:
+        numbers = engine.stats()
         known = EngineStats.__dataclass_fields__
         found: dict[str, Any] = {}
         for name, value in numbers.items():
             if name in known:
                 found[name] = float(value) if known[name].type == "float" else int(value)
-        found["states"] = states_of(self._driver.engine, self._driver.is_paused)
+        found["states"] = states_of(engine, self._driver.is_paused)
         total = found.get("kv_blocks_total", 0)
         found["finished"] = {
             reason: sum(int(numbers.get(f"finished_{name}", 0)) for name in names) for reason, names in _FINISH_NAMES.items()
@@ -324,7 +336,7 @@ class EngineBase(ABC):
         return number, [KvEvent(*event) for event in events]
 
     def step_log(self, n: int = 100) -> list[StepRecord]:
-        """Records of the engine's last steps; the engine keeps 4096.
+        """Records of the engine's last steps; it keeps 4096, or so many of each replica.
 
         Args:
             n: Most records to return.
@@ -338,7 +350,7 @@ class EngineBase(ABC):
         self._driver.check()
         if as_int("n", n) < 0:
             raise InvalidRequestError(f"n must be at least 0, got {n}.", parameter="n", value=n)
-        return [StepRecord._make(step) for step in self._driver.engine.step_log(n)]
+        return [StepRecord(*step) for step in self._driver.engine.step_log(n)]
 
     def histograms(self) -> dict[str, Histogram]:
         """Distributions over all requests and steps so far, counted in fixed buckets.
@@ -362,19 +374,21 @@ class EngineBase(ABC):
         return found
 
     def ranks(self) -> list[dict[str, Any]]:
-        """The devices that hold the model, one entry a rank, with their bytes of weights and of the cache."""
+        """The devices that hold the model, one entry a rank of each replica, with their bytes of weights and of the cache."""
         self._driver.check()
         devices, found = hardware.devices_of(self.config), []
         for rank, memory in enumerate(self._driver.model.memory()):
             device = devices[rank]
             name, uuid = hardware.name_and_uuid(device)
             place = {"rank": rank, "device": device, "uuid": uuid, "name": name}
+            if self.config.data_parallel_size > 1:
+                place["replica"] = rank // self.config.tensor_parallel_size
             found.append({**place, "weights_bytes": memory["weights"], "kv_bytes": memory["kv"]})
         return found
 
     def get_world_size(self) -> int:
-        """Number of ranks."""
-        return len(self.ranks())
+        """Number of ranks of a replica. A trainer's weight group counts the replicas of an engine as one."""
+        return len(self.ranks()) // self.config.data_parallel_size
 
     def weight_info(self, pattern: str | None = None) -> list[dict[str, Any]]:
         """The weights under their checkpoint names.

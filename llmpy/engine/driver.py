@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineAsleepError, EngineBusyError, LlmpyError, with_partial
 from ..outputs import RequestOutputs
+from .cores import halt
 from .health import check_open
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Driver:
         self.closed = False
         self.frozen = False
         """Whether a pause has taken effect, so that no step may run."""
-        self._gate: int | None = None
+        self._gate: frozenset[int] | None = None
+        """Numbers of the requests that a pause has found."""
         self._pid = os.getpid()
         self.queued_outputs: dict[int, Request] = {}
         """Requests with updates that `step` has not returned yet."""
@@ -84,6 +86,7 @@ class Driver:
             with_partial(error, RequestOutputs())
             raise
         finally:
+            halt(self.engine)
             self._driving_thread = 0
             self._busy.release()
 
@@ -140,7 +143,7 @@ class Driver:
         with self._table:
             if self._gate is None:
                 self.engine.hold_new(True)
-                self._gate = max(self._requests, default=-1)
+                self._gate = frozenset(self._requests)
 
     def resume(self) -> None:
         """Lets the waiting requests enter the core's queue. The caller has claimed the engine."""
@@ -150,7 +153,7 @@ class Driver:
     def in_flight(self) -> list[Request]:
         """Unfinished requests without those that wait until `resume`."""
         with self._table:
-            return [request for number, request in self._requests.items() if self._gate is None or number <= self._gate]
+            return [request for number, request in self._requests.items() if self._gate is None or number in self._gate]
 
     def _deliver(self) -> list[Request]:
         """Hands updates to their requests. After an interruption an update may come twice; requests ignore known data."""

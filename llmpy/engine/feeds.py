@@ -203,7 +203,7 @@ class Feed:
         if request.error is None:
             return
         if any(sample.finish == "error" for sample in request.samples):
-            self._driver.raise_death()
+            self._driver.raise_death(request.number)
         raise RequestFailedError(f"request failed: {request.error}", output=request.result()) from request.error
 
     # ---- waiting ----------------------------------------------------------------------------------------------------

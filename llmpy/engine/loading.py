@@ -13,6 +13,7 @@ from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyErr
 from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
+from . import cores
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -132,10 +133,11 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     config = _resolve_dtypes(config, compiled.config.dtype).replace(vocab_limit=_vocab_limit(config, result))
     options = _model_options(config, compiled.config)
     result.programs = _programs(config, compiled.spec)
-    result.model = _core.Model(result.programs, None if dummy else checkpoint, options, on_progress)
+    weights = None if dummy else checkpoint
+    result.model = cores.make_model(config, result.programs, weights, options, on_progress)
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
-    result.engine = _core.Engine(result.model, _engine_options(result))
+    result.engine = cores.make_engine(result.model, _engine_options(result))
     chosen = result.model.describe()
     logger.debug("%s: %s", result.name, {"ranks": result.model.memory(), **chosen})
     if chosen["on_host"]:
@@ -172,11 +174,12 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
         tokens = max(most_tokens, seqs)
     pool = config.kv_cache_memory_bytes
     if pool is None:  # 0: sized by gpu_memory_utilization after the weights are loaded
-        pool = min(total // 4, MAX_CPU_POOL_BYTES) // config.tensor_parallel_size if traits["has_host_memory"] else 0
-    elif isinstance(pool, int) and pool > free and traits["has_host_memory"]:
+        n_ranks = config.tensor_parallel_size * config.data_parallel_size
+        pool = min(total // 4, MAX_CPU_POOL_BYTES) // n_ranks if traits["has_host_memory"] else 0
+    elif isinstance(pool, int) and (wanted := pool * config.data_parallel_size) > free and traits["has_host_memory"]:
         raise DeviceMemoryError(
-            f"kv_cache_memory_bytes: wanted {pool} bytes, have {free} free of {total}; lower it, or close() another engine",
-            wanted_bytes=pool,
+            f"kv_cache_memory_bytes: wanted {wanted} bytes, have {free} free of {total}; lower it, or close() another engine",
+            wanted_bytes=wanted,
             free_bytes=free,
         )
     return config.replace(max_num_seqs=seqs, max_num_batched_tokens=tokens, kv_cache_memory_bytes=pool)

@@ -265,6 +265,8 @@ class ScoreRequest(Request):
 
 def failure(output: CoreOutput, params: SamplingParams) -> LlmpyError:
     """The exception for a failed sample's status."""
+    if "fault" in output:
+        return output["fault"]
     position = output["error_position"]
     if output["error"] is not None:
         given = None if params.constraint is None else params.constraint.to_dict()

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .._core import EngineThread, Notifier
 from ..errors import EngineClosedError, EngineDeadError
+from .cores import notifier_of, raise_fault_of, thread_of
 from .health import Watch, check_open
 from .jobs import RETRY_S, Lanes
 
@@ -44,7 +44,7 @@ class ThreadDriver:
         """Tokenises long texts."""
         self.untokenised: set[Feed] = set()
         """Requests with a text that is not tokenised yet."""
-        self.thread = EngineThread(engine, max_queued)
+        self.thread = thread_of(engine, max_queued)
         self.closed = False
         self.refuses = False
         """Whether requests are refused because the engine shuts down."""
@@ -89,9 +89,17 @@ class ThreadDriver:
         """True from `pause` until `resume`."""
         return self.thread.is_pausing()
 
-    def raise_death(self) -> None:
-        """Raises the fault that killed the engine, if there is one."""
-        if os.getpid() != self._pid or not self.thread.state() & DEAD:
+    def raise_death(self, number: int | None = None) -> None:
+        """Raises the fault that killed the engine, if there is one.
+
+        Args:
+            number: A request; with replicas, the fault of the request's replica counts, too.
+        """
+        if os.getpid() != self._pid:
+            return
+        if number is not None:
+            raise_fault_of(self.thread, number)
+        if not self.thread.state() & DEAD:
             return
         try:
             self.thread.raise_fault()
@@ -153,7 +161,7 @@ class ThreadDriver:
 
 
 class Link:
-    """Connects an event loop to an engine through one descriptor for all requests of the loop.
+    """Connects an event loop to an engine, through one descriptor a replica for all requests of the loop.
 
     Args:
         driver: The engine.
@@ -161,7 +169,7 @@ class Link:
     """
 
     def __init__(self, driver: ThreadDriver, loop: asyncio.AbstractEventLoop) -> None:
-        self.notifier = Notifier(driver.thread)
+        self.notifier, self._fds = notifier_of(driver.thread)
         self._thread = driver.thread
         self._feeds = driver.feeds
         self.loop = weakref.ref(loop)
@@ -172,9 +180,9 @@ class Link:
         self._woken: deque[Feed] = deque()
         """Requests with readers that other threads want to wake."""
         self._gate = threading.Lock()
-        self._fd = self.notifier.fileno()
-        """The watched descriptor; -1: the loop no longer watches it."""
-        loop.add_reader(self._fd, self._on_output)
+        """Guards `_fds`, the watched descriptors; none: the loop no longer watches them."""
+        for fd in self._fds:
+            loop.add_reader(fd, self._on_output)
         self.notifier.watch(CLOSED, 0)
 
     def _on_output(self) -> None:
@@ -240,9 +248,10 @@ class Link:
         """Stops watching: the engine is closed and its last notifications were delivered."""
         loop = self.loop()
         with self._gate:
-            fd, self._fd = self._fd, -1
-        if fd >= 0 and loop is not None and not loop.is_closed():
-            loop.remove_reader(fd)
+            fds, self._fds = self._fds, []
+        if loop is not None and not loop.is_closed():
+            for fd in fds:
+                loop.remove_reader(fd)
         self._tell_woken()
 
     async def until(self, states: int, boundary: int, timeout: float | None) -> None:
@@ -278,12 +287,12 @@ class Link:
     def _signal(self) -> bool:
         """Makes the descriptor readable; False: the engine is closed and the loop no longer watches the descriptor."""
         with self._gate:
-            if self._fd >= 0:
-                os.eventfd_write(self._fd, 1)
-            return self._fd >= 0
+            if self._fds:
+                os.eventfd_write(self._fds[0], 1)
+            return bool(self._fds)
 
     def close(self) -> None:
         """Closes the descriptor after the loop was closed."""
         with self._gate:
-            self._fd = -1
+            self._fds = []
         self.notifier.close()

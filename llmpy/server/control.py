@@ -169,7 +169,7 @@ async def server_info(service: Service, request: Request) -> ASGIApp:
             "max_model_len": service.max_model_len,
         },
         "cache_config": {"block_size": config.block_size, "num_gpu_blocks": engine.stats().kv_blocks_total},
-        "parallel_config": {"world_size": engine.get_world_size(), "data_parallel_size": 1},
+        "parallel_config": {"world_size": engine.get_world_size(), "data_parallel_size": config.data_parallel_size},
         "lora_config": None,
         "weight_transfer_config": {"backend": "nccl"},
     }

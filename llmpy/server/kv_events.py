@@ -6,6 +6,8 @@ import contextlib
 import threading
 import time
 from collections import deque
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -165,18 +167,25 @@ class KvEventPublisher:
             time.sleep(POLL_MS / 1000)
 
     def _drain(self) -> bool:
-        """Publishes one batch if there are events; returns whether it did."""
+        """Publishes what there is, in one batch for consecutive events of a replica; returns whether there was anything."""
         start, (self._next, events) = self._next, self._engine.kv_events(self._next)
         if not events:
             return False
         if events[0].number != start:  # events were overwritten: skip a number, so that readers see a gap
             self._sequence += 1
-        found = maps(events, self._engine.config.block_size)
-        payload = encode([time.time(), found if self._style == "map" else arrays(found)])
+        for replica, own in groupby(events, attrgetter("replica")):
+            self._send(replica, list(own))
+        return True
+
+    def _send(self, replica: int, events: list[KvEvent]) -> None:
+        """Publishes one batch. Its third field is the replica, as vLLM's `data_parallel_rank`, where there are several."""
+        config = self._engine.config
+        found = maps(events, config.block_size)
+        rank = [replica] if config.data_parallel_size > 1 else []
+        payload = encode([time.time(), found if self._style == "map" else arrays(found), *rank])
         self._publish.send_multipart([self._topic, self._sequence.to_bytes(8, "big"), payload])
         self._kept.append((self._sequence, payload))
         self._sequence += 1
-        return True
 
     def _answer(self, frames: list[bytes]) -> None:
         """Sends the batches from a sequence number on, then an end marker."""

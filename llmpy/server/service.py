@@ -157,7 +157,8 @@ class Service:
     def max_running(self) -> float:
         """Most requests that can run or wait in the engine; further requests are refused unread."""
         config = self.engine.config
-        return float("inf") if config.max_queued_requests is None else config.max_queued_requests + (config.max_num_seqs or 0)
+        running = (config.max_num_seqs or 0) * config.data_parallel_size
+        return float("inf") if config.max_queued_requests is None else config.max_queued_requests + running
 
     def queue_seconds(self) -> float:
         """Estimated seconds until the waiting requests have started, by the recent rate of ended requests."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, hardware
+from ..engine.cores import update_of
 from ..errors import EngineBusyError, UnsupportedError
 from .updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
 
@@ -85,7 +86,7 @@ class Weights:
         """
         reason = None
         try:
-            _core.WeightUpdate(self.model, self.runner, self.ordinal)
+            update_of(self.model, self.runner, self.ordinal)
             quantized = [info for info in self.model.weight_info() if info["dtype"] not in FLOATS]
             if quantized:
                 reason = f"weight {quantized[0]['name']!r} is stored as {quantized[0]['dtype']}, which updates cannot write"
@@ -120,7 +121,7 @@ class Weights:
             names = [info["name"] for info in self.model.weight_info()]
         found: dict[str, int] = {}
         with self.claim():
-            core = _core.WeightUpdate(self.model, self.runner, self.ordinal)
+            core = update_of(self.model, self.runner, self.ordinal)
             for name in [names] if isinstance(names, str) else names:
                 value = core.checksum(name)
                 if value is not None:
@@ -134,7 +135,7 @@ class Weights:
         pairs = source.items() if isinstance(source, Mapping) else source
         left = {info["name"] for info in self.model.weight_info()}
         order, different, skipped, equal = sorted(left), [], [], 0
-        core = _core.WeightUpdate(self.model, self.runner, self.ordinal)
+        core = update_of(self.model, self.runner, self.ordinal)
         for given, tensor in pairs:
             name = given if rename is None else rename(given)
             if name is None:

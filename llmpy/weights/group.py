@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import _core, hardware
 from ..checks import as_float, as_int
+from ..engine.cores import check_one_device
 from ..engine.jobs import beside
 from ..errors import DeviceError, InvalidRequestError, UnsupportedError, WeightUpdateError
 from ..options import parse_size
@@ -554,6 +555,7 @@ class _Groups:
         if name in self._weights.groups:
             message = f"there is a weight group {name!r}; call destroy_weight_group() first"
             raise InvalidRequestError(message, parameter="name", value=name)
+        check_one_device(self._weights.model)
         group = WeightGroup(self._weights.device, name, address, port, rank, size, timeout, n_bytes, buffers)
         self._weights.groups[name] = group
         return group

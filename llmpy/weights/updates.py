@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import _core
 from ..checks import check_label
+from ..engine.cores import update_of
 from ..engine.jobs import JobQueue
 from ..errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
 from ..options import parse_size
@@ -107,7 +108,7 @@ class WeightUpdate:
         self._begun, self._held = time.perf_counter(), 0.0
         self._skipped: dict[str, None] = {}
         with host.claim():
-            self.core: _core.WeightUpdate = _core.WeightUpdate(host.model, host.runner, host.ordinal)
+            self.core: _core.WeightUpdate = update_of(host.model, host.runner, host.ordinal)
             self.core.check_awake()
         self._is_over = False
 
