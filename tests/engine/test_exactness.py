@@ -1,6 +1,6 @@
 """Law 2: a request's tokens and logprob bits are the same however it is computed. Everything here is compared byte for byte."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,11 @@ from llmpy.engine import loading
 
 Make = Callable[[str, str], Path]
 Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
-MODELS = [("llama", "float32"), ("qwen3", "bfloat16"), ("mistral-window", "float16"), ("qwen2-mixed", "float32")]
+# Model, type, number of ranks.
+MODELS = [
+    ("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("mistral-window", "float16", 1), ("qwen2-mixed", "float32", 1),
+    ("llama", "float32", 2), ("qwen3", "bfloat16", 3),
+]  # fmt: skip
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
 
@@ -32,7 +36,11 @@ def params(i: int = 0, **changes: object) -> SamplingParams:
 
 
 def open_llm(path: Path, device: str, **options: object) -> LLM:
-    defaults = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": device}
+    """device: such as "cuda:0", or "cpu x 2" for two ranks, which share a GPU."""
+    name, _, n_ranks = device.partition(" x ")
+    defaults = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": name}
+    if n_ranks:
+        defaults |= {"tensor_parallel_size": int(n_ranks), "device_ids": [0] * int(n_ranks)}
     return LLM(path, **(defaults | options))
 
 
@@ -64,11 +72,15 @@ def alone(path: Path, batch: list[list[int]], device: str) -> list[list[tuple[by
         return [bits(llm.generate([p], [params(i)], use_tqdm=False)[0]) for i, p in enumerate(batch)]
 
 
-@pytest.fixture(scope="module", params=MODELS, ids="-".join)
-def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> Case:
-    """A model, a device, and the model's outputs for every prompt alone."""
-    path = tiny_model(*request.param)
-    return path, each_device, alone(path, prompts(), each_device)
+@pytest.fixture(scope="module", params=MODELS, ids=lambda params: "-".join(map(str, params)))
+def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> Iterator[Case]:
+    """A model, a device or several ranks, and the outputs of one rank for every prompt alone. Ranks cut all matrices."""
+    *which, n_ranks = request.param
+    path = tiny_model(*which)
+    wanted = alone(path, prompts(), each_device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmpy.models.shard.default_replicate_bytes", lambda n_ranks: 0)
+        yield path, f"{each_device} x {n_ranks}" if n_ranks > 1 else each_device, wanted
 
 
 @pytest.mark.parametrize(
