@@ -81,4 +81,5 @@ def llm_line(llm: EngineBase) -> str:
     state = ", ".join([*holds, *busy]) or "idle"
     kind, weights = type(llm).__name__, size(memory.get("weights", 0))
     device = f"{config.device} (host: {llm.on_host})" if llm.on_host else config.device
-    return f"{kind}({llm.name}, {llm.weight_type}, {device}, weights {weights}, cache {room}, {state})"
+    replicas = f"{config.data_parallel_size} replicas, " if config.data_parallel_size > 1 else ""
+    return f"{kind}({llm.name}, {llm.weight_type}, {device}, {replicas}weights {weights}, cache {room}, {state})"

@@ -25,6 +25,7 @@ GAUGES = (
     ("num_requests_running", "Samples that run.", "num_running"),
     ("num_requests_waiting", "Samples that wait.", "num_waiting"),
     ("kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", "kv_usage"),
+    ("num_dead_replicas", "Replicas that a fault has killed.", "num_dead_replicas"),
 )
 COUNTERS = (
     ("prompt_tokens", "Prompt tokens of requests.", "prompt_tokens"),

@@ -92,6 +92,17 @@ def test_results_do_not_depend_on_the_number(open_replicas):
     assert found[0] == found[1] == found[2]
 
 
+def test_replicas_of_several_ranks(long_model):
+    """Two replicas of two ranks: four parts of the machine."""
+    prompts, found = [SHARED + str(number) for number in range(5)], []
+    for ranks, count in ((1, 1), (2, 2)):
+        options = {"device": "cpu", "data_parallel_size": count, "tensor_parallel_size": ranks, "kv_cache_memory_bytes": "8MiB"}
+        with LLM(long_model, **options) as llm:
+            found.append([*map(bits, llm.generate(prompts, max_tokens=6, logprobs=1))])
+            devices = [(rank["rank"], rank.get("replica", 0)) for rank in llm.ranks()]
+    assert found[0] == found[1] and devices == [(0, 0), (1, 0), (2, 1), (3, 1)]
+
+
 def test_streams_do_not_depend_on_the_number(open_replicas):
     async def run(engine):
         async def read(stream):
@@ -339,7 +350,7 @@ def test_statistics_of_all_replicas(open_replicas):
     ranks = llm.ranks()
     assert [rank["replica"] for rank in ranks] == [0, 1] and llm.get_world_size() == 1
     assert llm.memory()["weights"] == sum(rank["weights_bytes"] for rank in ranks)
-    assert llm.tap("abc", llm.tap_names()[0])[0] and llm.program() and "idle" in repr(llm)
+    assert llm.tap("abc", llm.tap_names()[0])[0] and llm.program() and ", 2 replicas, weights" in repr(llm)
     with LLM.from_config(llm.config) as again:
         assert again.config == llm.config and len(again.replica_stats()) == 2
 

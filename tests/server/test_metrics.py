@@ -32,8 +32,8 @@ def test_counters_count(client):
     assert {sample.labels["model_name"] for family in families.values() for sample in family.samples} == {"tiny"}
 
 
-GAUGES = "num_requests_waiting num_requests_running kv_cache_usage_perc cache_config_info num_requests_waiting_by_reason"
-GAUGES += " engine_sleep_state engine_state weight_version_info"
+GAUGES = "num_requests_waiting num_requests_running kv_cache_usage_perc num_dead_replicas cache_config_info"
+GAUGES += " num_requests_waiting_by_reason engine_sleep_state engine_state weight_version_info"
 COUNTERS = "prompt_tokens prompt_tokens_cached generation_tokens request_success num_preemptions prefix_cache_queries"
 COUNTERS += " prefix_cache_hits corrupted_requests request_errors"
 HISTOGRAMS = "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds"
