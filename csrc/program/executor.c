@@ -122,9 +122,13 @@ static enum rc capture(struct model *m, int32_t *first_rows, struct captured *ca
     struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = first_rows,
                               .to = m->arrays};
     use_arrays(&run, &m->arrays, n, n, n, 0);
-    enum rc rc = m->backend->begin(m->ctx, &args, err);
+    enum rc rc = ranks_meet(&run, (struct meet_args){0});
+    if (!rc)
+        rc = m->backend->begin(m->ctx, &args, err);
     if (!rc)
         rc = run_program(&run);
+    if (!rc)
+        rc = ranks_meet(&run, (struct meet_args){0}); /* the graph's gathers count from here, as those of a step do */
     if (!rc)
         rc = m->backend->graph_begin(m->ctx, err);
     if (rc)
