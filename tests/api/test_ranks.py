@@ -1,0 +1,399 @@
+"""Ranks: for any number of them an engine gives the same bits, and weights, sleep, taps and statistics cover all of them."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import httpx
+import numpy as np
+import pytest
+from async_help import read
+from safetensors.numpy import load_file, save_file
+
+from llmpy import (
+    LLM,
+    AsyncEngine,
+    ConfigError,
+    EngineAsleepError,
+    EngineClosedError,
+    SamplingParams,
+    UnsupportedError,
+    WeightsMissingError,
+    WeightUpdateError,
+)
+
+COUNTS = (1, 2, 3)
+SHARED = [3, 4, 5, 6, 7] * 14
+PROMPTS = [SHARED, [9, 8, 7], [100, 101] * 20, "some text", [*SHARED, 11]]
+PARAMS = [
+    {"seed": 1},
+    {"temperature": 0.0},
+    {"n": 3, "seed": 2},
+    {"top_p": 0.7, "top_k": 20, "seed": 3, "prompt_logprobs": 1},
+    {"min_p": 0.02, "presence_penalty": 0.5, "seed": 4},
+]
+
+
+def open_ranks(path, n_ranks, kind=LLM, **options):
+    return kind(path, **{"device": "cpu", "tensor_parallel_size": n_ranks, "kv_cache_memory_bytes": "8MiB", **options})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cut_all():
+    """Cuts every matrix that can be cut; else all matrices of so small a model would be whole on each rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmpy.models.shard.default_replicate_bytes", lambda n_ranks: 0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory, write_model):
+    """Directory of a model of the same shape with other weights, and these weights."""
+    path = write_model(tmp_path_factory.mktemp("other_ranks"))
+    weights = {name: (1.25 * w + 0.01).astype(np.float32) for name, w in load_file(path / "model.safetensors").items()}
+    save_file(weights, path / "model.safetensors")
+    return path, weights
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_model):
+    """Engines with one, two and three ranks."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(open_ranks(tiny_model, n, kv_event_capacity=512)) for n in COUNTS]
+
+
+@pytest.fixture
+def made():
+    """Opens engines for one test."""
+    with ExitStack() as stack:
+        yield lambda path, n_ranks, **options: stack.enter_context(open_ranks(path, n_ranks, **options))
+
+
+def bits(output):
+    """Ids, logprobs and alternatives of an output, as bytes."""
+    prompt = None if output.prompt_token_logprobs is None else output.prompt_token_logprobs.tobytes()
+    return prompt, [
+        (one.token_ids, one.finish_reason, one.text, one.sampled.raw.tobytes(), one.logprobs.values.tobytes())
+        for one in output.outputs
+    ]
+
+
+def outcome(llm):
+    """The bits of a few requests of all kinds, without hits of the prefix cache."""
+    llm.reset_prefix_cache()
+    params = [SamplingParams(**{"max_tokens": 10, "logprobs": 2, "ignore_eos": True, **how}) for how in PARAMS]
+    return [*map(bits, llm.generate(PROMPTS, params))]
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_generate(engines):
+    found = [(outcome(llm), [*map(bits, llm.generate(PROMPTS, max_tokens=6, logprobs=1, seed=9))]) for llm in engines]
+    assert found[0] == found[1] == found[2]
+    for llm in engines:
+        llm.check()
+
+
+def test_streams_scores_and_chat(engines):
+    found = []
+    for llm in engines:
+        text = "".join(llm.stream("tell", max_tokens=9, seed=3))
+        scores = [score.token_logprobs.tobytes() for score in llm.score(PROMPTS)]
+        chat = llm.chat([{"role": "user", "content": "hello"}], max_tokens=5, seed=4, logprobs=0)
+        found.append((text, scores, bits(chat[0])))
+    assert found[0] == found[1] == found[2]
+
+
+def test_pooling(engines):
+    found = []
+    for llm in engines:
+        each = llm.encode(PROMPTS, pooling_task="token_embed")
+        vectors = [llm.embed(PROMPTS, pooling=how).numpy().tobytes() for how in ("last", "mean")]
+        found.append((vectors, [output.outputs.data.tobytes() for output in each]))
+    assert found[0] == found[1] == found[2]
+
+
+def test_grammars(engines):
+    pytest.importorskip("llguidance")
+    kinds = [{"choice": ["yes", "no", "maybe"]}, {"regex": "[a-f]{4,9}"}, {"json": {"type": "integer"}}]
+    params = [
+        SamplingParams(max_tokens=12, seed=number, logprobs=1, structured_outputs=how) for number, how in enumerate(kinds)
+    ]
+    found = [[*map(bits, llm.generate(["pick"] * 3, params))] for llm in engines]
+    assert found[0] == found[1] == found[2] and found[0][0][1][0][2] in kinds[0]["choice"]
+
+
+def test_async_engine(tiny_model, other):
+    async def main(engine):
+        params = [SamplingParams(max_tokens=8, logprobs=2, **how) for how in PARAMS if "n" not in how]
+        streams = [engine.generate(prompt, how) for prompt, how in zip(PROMPTS, params, strict=False)]
+        streamed = [[output.outputs[0].token_ids for output in each] for each in await asyncio.gather(*map(read, streams))]
+        before = bits(await engine.generate(PROMPTS[0], params[0])), (await engine.score(SHARED)).token_logprobs.tobytes()
+        running = engine.generate(PROMPTS[1], SamplingParams(max_tokens=200, temperature=0, ignore_eos=True))
+        await engine.pause("keep")
+        await engine.update_weights(other[1], version="new")
+        await engine.resume()
+        assert (await running).outputs[0].weight_versions[-1].version == "new"
+        await engine.sleep()
+        await engine.wake_up()
+        after = bits(await engine.generate(PROMPTS[0], params[0])), await engine.weight_checksum()
+        return streamed[0][-1], before, after
+
+    found = []
+    for count in COUNTS:
+        engine = open_ranks(tiny_model, count, AsyncEngine)
+        found.append(asyncio.run(main(engine)))
+        engine.close()
+        engine.close()
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_dtypes(made, tiny_model, dtype):
+    found = [(outcome(llm), llm.weight_checksum()) for llm in (made(tiny_model, n, dtype=dtype) for n in COUNTS)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_taps(engines):
+    names = engines[0].tap_names()
+    assert "logits" in names and len(names) > 10
+    arrays = [llm.tap([[5, 6, 7, 8], SHARED], names) for llm in engines]
+    for found in arrays[1:]:
+        for one, many in zip(arrays[0], found, strict=True):
+            for name in names:
+                assert one[name].shape == many[name].shape, name
+                assert one[name].tobytes() == many[name].tobytes(), name
+    assert all(llm.tap_names() == names for llm in engines)
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_checksums_and_comparison(engines, tiny_model, other):
+    sums = [llm.weight_checksum() for llm in engines]
+    assert sums[0] == sums[1] == sums[2]
+    name = "model.layers.1.mlp.gate_proj.weight"
+    for llm in engines:
+        assert llm.weight_checksum(name) == {name: sums[0][name]}
+        assert llm.compare_weights(tiny_model) and llm.compare_weights(load_file(tiny_model / "model.safetensors"))
+        found = llm.compare_weights(other[1])
+        assert not found and sorted(found.different) == sorted(other[1])
+
+
+def test_every_row_lies_on_a_rank(engines):
+    alone = {info["name"]: info for info in engines[0].weight_info()}
+    assert all(info["shard"] is None for info in alone.values())
+    for llm, count in zip(engines[1:], COUNTS[1:], strict=True):
+        infos = {info["name"]: info for info in llm.weight_info()}
+        assert infos.keys() == alone.keys()
+        n_cut = 0
+        for name, info in infos.items():
+            assert {**info, "shard": None} == alone[name]
+            rows = [{row for part in ranges for row in range(*part)} for ranges in info["shard"]]
+            assert len(rows) == count and set.union(*rows) == set(range(info["shape"][0])), name
+            n_cut += rows[0] != rows[1]
+        assert n_cut > 10
+
+
+def test_full_updates(made, tiny_model, other):
+    torch = pytest.importorskip("torch")
+    path, weights = other
+    fresh = made(path, 1)
+    wanted, sums = outcome(fresh), fresh.weight_checksum()
+    for count in COUNTS[1:]:
+        llm = made(tiny_model, count)
+        before, first_sums = outcome(llm), llm.weight_checksum()
+        assert before != wanted
+        strided = {name: torch.from_numpy(np.repeat(w, 2, axis=-1))[..., ::2] for name, w in weights.items()}
+        for number, source in enumerate((weights, strided, iter(reversed(weights.items())), path, str(path))):
+            report = llm.update_weights(source, version=f"new {number}")
+            assert report.num_tensors == len(weights) and report.missing == report.repeated == []
+            assert llm.weight_version == f"new {number}" and llm.weight_checksum() == sums and llm.compare_weights(weights)
+            assert outcome(llm) == wanted
+            llm.update_weights(tiny_model)
+            assert llm.weight_checksum() == first_sums
+        assert outcome(llm) == before
+
+
+def test_partial_updates(made, tiny_model, other):
+    names = ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight",
+             "model.embed_tokens.weight", "model.layers.1.self_attn.v_proj.weight"]  # fmt: skip
+    one = made(tiny_model, 1)
+    first = one.weight_checksum()
+    report = one.update_weights({name: other[1][name] for name in names}, partial=True)
+    wanted, sums = outcome(one), one.weight_checksum()
+    assert {name for name in sums if sums[name] != first[name]} == set(names)
+    for count in COUNTS[1:]:
+        llm = made(tiny_model, count)
+        with llm.begin_update(partial=True) as update:
+            for name in names:
+                update.write(name, other[1][name])
+        assert (update.report.num_tensors, update.report.missing) == (report.num_tensors, report.missing)
+        assert llm.weight_checksum() == sums and outcome(llm) == wanted
+
+
+def test_refused_updates_change_nothing(engines, other):
+    weights = other[1]
+    name = "model.layers.0.self_attn.k_proj.weight"
+    for llm in engines:
+        before, first = llm.weight_checksum(), outcome(llm)
+        for given in ({"nothing": weights[name]}, {name: weights[name][:-1]}, {name: weights[name][:, :-1]},
+                      {name: weights[name].reshape(-1)}):  # fmt: skip
+            with pytest.raises(WeightUpdateError):
+                llm.update_weights(given, partial=True)
+        with pytest.raises(WeightUpdateError, match="19 of 20 weights were not written"):
+            llm.update_weights({name: weights[name]})
+        bad = weights[name].copy()
+        bad[-1, -1] = np.nan
+        with pytest.raises(WeightUpdateError, match="not finite"):
+            llm.update_weights({name: bad}, partial=True, check_finite=True)
+        assert llm.weight_checksum() == before and outcome(llm) == first and llm.weight_epoch == 0
+
+
+def test_torn_weights(made, tiny_model, other):
+    llm = made(tiny_model, 2)
+    with pytest.raises(KeyError), llm.begin_update() as update:
+        update.write("model.norm.weight", other[1]["model.norm.weight"])
+        raise KeyError
+    with pytest.raises(WeightsMissingError):
+        llm.generate("x", max_tokens=1)
+    llm.update_weights(tiny_model)
+    assert outcome(llm) == outcome(made(tiny_model, 1))
+
+
+# ---- sleep, memory, statistics ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tags", [None, ["weights"], ["kv_cache"]])
+def test_sleep_changes_no_bit(engines, tags):
+    for llm in engines[1:]:
+        before, memory, sums = outcome(llm), llm.memory(), llm.weight_checksum()
+        llm.sleep(tags=tags)
+        with pytest.raises(EngineAsleepError):
+            llm.generate("x", max_tokens=1)
+        assert [rank["kv_bytes"] == 0 for rank in llm.ranks()] == [tags != ["weights"]] * llm.get_world_size()
+        llm.wake_up(tags)
+        assert not llm.is_sleeping()
+        assert {**llm.memory(), "device_free": 0} == {**memory, "device_free": 0}
+        assert llm.weight_checksum() == sums and outcome(llm) == before
+
+
+def test_sleep_without_weights(made, tiny_model, other):
+    wanted = outcome(made(other[0], 1))
+    for count in COUNTS[1:]:
+        llm = made(tiny_model, count)
+        llm.sleep(level=2)
+        assert all(rank["kv_bytes"] == 0 for rank in llm.ranks())
+        llm.wake_up(["weights"])
+        assert llm.is_sleeping() and all(rank["kv_bytes"] == 0 and rank["weights_bytes"] for rank in llm.ranks())
+        llm.update_weights(other[1])
+        llm.wake_up(["kv_cache"])
+        assert not llm.is_sleeping() and all(rank["kv_bytes"] for rank in llm.ranks())
+        assert outcome(llm) == wanted
+
+
+def test_memory_of_ranks(engines):
+    for llm, count in zip(engines, COUNTS, strict=True):
+        ranks = llm.ranks()
+        assert [rank["rank"] for rank in ranks] == list(range(count)) and llm.get_world_size() == count
+        assert {rank["device"] for rank in ranks} == {"cpu"}
+        assert llm.memory()["weights"] == sum(rank["weights_bytes"] for rank in ranks)
+        assert llm.memory()["kv"] == sum(rank["kv_bytes"] for rank in ranks)
+    alone, two = (llm.ranks() for llm in engines[:2])
+    assert all(0.4 < rank["weights_bytes"] / alone[0]["weights_bytes"] < 0.7 for rank in two)
+
+
+def test_cache_and_statistics(engines):
+    found = []
+    for llm in engines:
+        llm.reset_prefix_cache()
+        behind, events = llm.kv_events()
+        while events:  # one call returns at most 64
+            behind, events = llm.kv_events(behind)
+        start = llm.stats()
+        hits = [llm.generate(SHARED, max_tokens=4, ignore_eos=True)[0].num_cached_tokens for _ in range(2)]
+        stats, events = llm.stats(), llm.kv_events(behind)[1]
+        assert stats.prefix_cache_hits > start.prefix_cache_hits and stats.states == ("serving",)
+        steps = stats.num_steps - start.num_steps, stats.generation_tokens - start.generation_tokens
+        found.append((hits, [(one.token_ids, one.group, one.parent is None) for one in events if one.kind == 0], steps))
+        assert stats.kv_blocks_free == stats.kv_blocks_total
+    assert found[0] == found[1] == found[2] and found[0][0] == [0, 64] and found[0][1]
+
+
+# ---- ends and refusals -----------------------------------------------------------------------------------------------
+
+
+def test_close_and_fork(tiny_model):
+    llm = open_ranks(tiny_model, 3)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        message = "nothing"
+        try:
+            llm.generate("a")
+        except EngineClosedError as error:
+            message = str(error)
+        llm.close()
+        os.write(write_end, message.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read_end, 1000).decode().startswith(f"engine belongs to process {os.getpid()};")
+    assert llm.generate("a", max_tokens=2)[0].finished
+    n_threads = len(os.listdir("/proc/self/task"))
+    llm.close()
+    llm.close()
+    assert len(os.listdir("/proc/self/task")) <= n_threads - 2
+    with pytest.raises(EngineClosedError):
+        llm.generate("a")
+
+
+def test_options_that_are_refused(tiny_model):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=5: .*cannot be shared by 5 ranks; .* can"):
+        open_ranks(tiny_model, 5)
+    with pytest.raises(ConfigError, match=r"device_ids must have tensor_parallel_size=2 numbers, got \[0\]"):
+        open_ranks(tiny_model, 2, device_ids=[0])
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(ConfigError, match="step_timeout_s"):
+            open_ranks(tiny_model, 2, step_timeout_s=seconds)
+    for count in (0, 65, "2", 1.5):
+        with pytest.raises((ConfigError, TypeError), match="tensor_parallel_size"):
+            open_ranks(tiny_model, count)
+    assert open_ranks(tiny_model, 2, device_ids=[0, 0]).close() is None
+
+
+def test_mixtures_are_refused(tmp_path):
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 304, "hidden_size": 64,
+        "num_hidden_layers": 1, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "max_position_embeddings": 64,
+        "torch_dtype": "float32",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = {"load_format": "dummy", "skip_tokenizer_init": True}
+    open_ranks(tmp_path, 1, **options).close()
+    with pytest.raises(UnsupportedError, match=r"tensor_parallel_size=2: Qwen3MoeForCausalLM has a mixture of experts"):
+        open_ranks(tmp_path, 2, **options)
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_serve(engines, tiny_model):
+    words = ["serve", "--device", "cpu", "--port", "0", "--kv-cache-memory-bytes", "4MiB", "--tensor-parallel-size", "2"]
+    command = [sys.executable, "-m", "llmpy", *words, "--", str(tiny_model)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = [process.stderr.readline()]
+            while lines[-1] and not lines[-1].startswith("http"):
+                lines.append(process.stderr.readline())
+            assert lines[-1], lines
+            body = {"model": str(tiny_model), "prompt": "tell", "max_tokens": 9, "seed": 3, "temperature": 0.9}
+            answer = httpx.post(f"{lines[-1].strip()}/completions", json=body, timeout=60).json()
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+    assert answer["choices"][0]["text"] == engines[0].generate("tell", max_tokens=9, seed=3, temperature=0.9)[0].outputs[0].text
