@@ -43,7 +43,7 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
     } else {
         args.first = given->first;
         args.n_columns = v->in[0].width;
-        if (v->in[0].data != columns_of(m, v->out, given->first, v->in[0]).data) {
+        if (step->ops[ROLE_SUM] || v->in[0].data != columns_of(m, v->out, given->first, v->in[0]).data) {
             args.a = v->in[0];
             args.b = v->in[1];
         }

@@ -155,6 +155,34 @@ static void norm_of_sum(struct planner *b, struct node *node)
     node->out = ref_of(b, sum->out[0]);
 }
 
+static bool is_gathered_twice(const struct planner *b, const struct op *gather)
+{
+    for (uint32_t i = 0; i < b->p->n_ops; i++)
+        if (b->p->ops[i].code == OP_GATHER && &b->p->ops[i] != gather && b->p->ops[i].in[0] == gather->in[0])
+            return true;
+    return false;
+}
+
+/* The norm's input is what the operation right before gathers, which may be the sum before that. The sum is a value of its own,
+ * so it lies inside the gathered one (plan.c). Later operations may read both. */
+static void norm_of_gather(struct planner *b, struct node *node)
+{
+    const struct op *norm = node->step.ops[ROLE_MAIN], *gather = before(b, norm);
+    if (!gather || gather->code != OP_GATHER || gather->gather.kind != GATHER_COLUMNS || gather->out[0] != norm->in[0] ||
+        !is_of_row(b, norm) || b->p->values[norm->in[0]].of != NO_INDEX)
+        return;
+    begin_with(b, node, gather, ROLE_NORM);
+    node->normed = node->out;
+    node->out = ref_of(b, gather->out[0]);
+    const struct op *sum = before(b, gather);
+    if (!sum || sum->code != OP_ADD || sum->out[0] != gather->in[0] || is_gathered_twice(b, gather))
+        return;
+    absorb(b, node, ROLE_SUM, sum);
+    node->in[0] = ref_of(b, sum->in[0]);
+    node->in[1] = ref_of(b, sum->in[1]);
+    node->mid = ref_of(b, sum->out[0]);
+}
+
 static void absorb_norm(struct planner *b, struct node *node)
 {
     const struct op *norm = sole_norm(b, node->step.ops[ROLE_MAIN]->in[0]);
@@ -303,6 +331,7 @@ static const struct {
     {OP_GATED,     FUSION_LINEAR_GATED,    gated_of_linear},
     {OP_ADD,       FUSION_LINEAR_ADD,      sum_of_linear},
     {OP_RMS_NORM,  FUSION_ADD_NORM,        norm_of_sum},
+    {OP_RMS_NORM,  FUSION_GATHER_NORM,     norm_of_gather},
     /* The node computes its inputs. */
     {OP_LINEAR,    FUSION_NORM_LINEAR,     absorb_norm},
     {OP_LOGITS,    FUSION_NORM_LINEAR,     absorb_norm},

@@ -29,11 +29,15 @@ static bool crosses_rows(const struct step *step)
     return step->code == STEP_OPERATION && op_crosses_rows(step->ops[ROLE_MAIN]->code);
 }
 
+static bool is_gather(const struct step *step)
+{
+    return step->code == STEP_OPERATION && step->ops[ROLE_MAIN]->code == OP_GATHER;
+}
+
 /* Whether the step goes by the batch's token ids, which are not selected. */
 static bool gathers_rows(const struct step *step)
 {
-    return step->code == STEP_OPERATION && step->ops[ROLE_MAIN]->code == OP_GATHER &&
-           step->ops[ROLE_MAIN]->gather.kind == GATHER_ROWS;
+    return is_gather(step) && step->ops[ROLE_MAIN]->gather.kind == GATHER_ROWS;
 }
 
 /* After the last operation that crosses rows, all steps work row by row. So the wanted rows of each value that is read from
@@ -89,17 +93,12 @@ static void live(struct planner *b, struct ref ref, uint32_t node)
     b->last[ref.root] = node;
 }
 
-static bool is_gather(const struct node *node)
-{
-    return node->step.code == STEP_OPERATION && node->step.ops[ROLE_MAIN]->code == OP_GATHER;
-}
-
 /* Other ranks store into a gathered value as soon as they have passed the meeting before, so its memory is free from then on:
  * from the gather before, which may still read and write on this rank, or from the meeting that opens the step. */
 static void live_for_stores(struct planner *b)
 {
     for (uint32_t i = 0, before = 0; i < b->n_nodes; i++) {
-        if (!is_gather(&b->nodes[i]))
+        if (!is_gather(&b->nodes[i].step))
             continue;
         uint32_t root = resolve(b, b->nodes[i].out).root;
         b->first[root] = before < b->first[root] ? before : b->first[root];
@@ -122,10 +121,10 @@ static enum rc alias_gathers(struct planner *b, struct err *err)
 {
     for (uint32_t i = 0; i < b->n_nodes; i++) {
         struct node *node = &b->nodes[i];
-        if (!is_gather(node))
+        if (!is_gather(&node->step))
             continue;
         const struct gather_attributes *given = &node->step.ops[ROLE_MAIN]->gather;
-        struct ref own = node->in[0], out = resolve(b, node->out);
+        struct ref own = node->step.ops[ROLE_SUM] ? node->mid : node->in[0], out = resolve(b, node->out);
         uint32_t first = given->kind == GATHER_COLUMNS ? given->first : 0;
         if (own.width == b->widths[own.root] && b->alias[own.root].root == NO_INDEX && out.root != own.root)
             b->alias[own.root] = (struct ref){out.root, out.offset + first, own.width};
@@ -283,10 +282,12 @@ bool plan_step_text(const struct plan *plan, const struct program *p, uint32_t i
     const struct step *step = &plan->steps[index];
     const struct op *const *ops = step->ops, *of = ops[ROLE_NORM] ? ops[ROLE_NORM] : ops[ROLE_MAIN];
     const struct weight *weight = of && of->weight[0] != NO_INDEX ? &p->weights[of->weight[0]] : NULL;
+    const struct op *gathered = is_gather(step) ? ops[ROLE_SUM] : NULL;
     const struct {
         const char *text;
         const struct op *op;
-    } others[] = {{" of ", ops[ROLE_INPUT]}, {", ", ops[ROLE_NORM]}, {", ", ops[ROLE_NEXT]}, {", ", ops[ROLE_OUTPUT]}};
+    } others[] = {{" of ", ops[ROLE_INPUT]}, {" of ", gathered},         {", ", ops[ROLE_NORM]},
+                  {", ", ops[ROLE_NEXT]},    {", ", ops[ROLE_OUTPUT]}};
     int n = snprintf(text, size_bytes, "%s", step_name(step));
     for (uint32_t i = 0; i < sizeof others / sizeof *others; i++)
         if (others[i].op && (size_t)n < size_bytes)

@@ -21,8 +21,8 @@ enum role {
     ROLE_MAIN,                    /* the operation that names the step; NULL only for STEP_SELECT */
     ROLE_INPUT,                   /* linear: the norm or the gated product of its input */
     ROLE_OUTPUT,                  /* linear, recurrence: the gated product of its output */
-    ROLE_SUM,                     /* linear: the sum of its output and `add` */
-    ROLE_NORM,                    /* sum: the norm of the sum */
+    ROLE_SUM,                     /* linear: the sum of its output and `add`; gather: the sum of its inputs, which it gathers */
+    ROLE_NORM,                    /* sum, gather: the norm of what it makes */
     ROLE_TERM,                    /* sum with a norm: the norm of the sum's second term */
     ROLE_NEXT,                    /* sum with a norm: the route or the linear that reads the norm's output */
     ROLE_ROPE, ROLE_Q_NORM, ROLE_K_NORM, /* attention */
@@ -41,7 +41,7 @@ struct step {
     const struct op *ops[ROLE_COUNT]; /* NULL: the step has no such operation */
     struct place in[OP_INPUTS];       /* of the first operation that reads them; in[4] of a recurrence with ROLE_OUTPUT: gate */
     struct place add, out;            /* add: the other term of ROLE_SUM */
-    struct place mid;                 /* scratch, or the main operation's second output */
+    struct place mid;                 /* scratch, or the main operation's second output; gather: the sum of its inputs */
     struct place normed, next;        /* outputs of ROLE_NORM and of ROLE_NEXT */
     bool on_selected;                 /* the step works on the wanted rows (logits, states), else on all rows of the batch */
 };

@@ -10,6 +10,7 @@ import pytest
 from modules import load
 
 from llmpy import _core
+from llmpy.models.pieces import Part
 from llmpy.models.shard import shard
 
 cuts = load(Path(__file__).with_name("test_shard.py"))
@@ -165,3 +166,100 @@ def test_mixtures_are_refused():
     mixture = {**cuts.DENSE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
     with pytest.raises(ValueError, match="experts: has no attribute first"):
         _core.plan(shard(cuts.program(**mixture), 2)[0], 0, False, ROWS)
+
+
+def test_a_sum_its_gather_and_the_norm_are_one_step():
+    """Two in a layer; the embedding and the inputs of o and down are gathered alone."""
+    spec = cuts.program(**cuts.DENSE)
+    (_, steps), _ = check(shard(spec, 2, 0), "cuda")
+    fused = [step for step in steps if step["text"].startswith("gather of add, rms_norm ")]
+    assert len(fused) == 2 * 2 and sum(is_gather(step) for step in steps) == 4 + 1 + 2 * 2
+    (whole, own, normed, _), (a, b) = fused[0]["writes"], fused[0]["reads"][:2]
+    assert own == (whole[0], 128, whole[2]) and normed[1] == whole[1] == 192
+    assert a[1] == b[1] == 128 and not overlap(a, b) and not overlap(whole, a) and not overlap(whole, b)
+    plain = check(shard(spec, 2, 0), "none")[0][1]
+    assert sum(is_gather(step) for step in plain) == sum(is_gather(step) for step in steps)
+
+
+def test_a_value_of_two_segments_is_gathered_twice():
+    """Both gathers write ranges of one value, each from a range of the rank's value, which cannot lie there."""
+
+    def write(m, x):
+        h = m.linear(x, "up", 192 + 96)
+        a, b = m.split(h, [192, 96])
+        a, b = m.rms_norm(a, "a", 1e-6, per_head=48), m.rms_norm(b, "b", 1e-6, per_head=24)
+        return m.linear(h, "down", 192) + m.linear(a, "a_down", 192) + m.linear(b, "b_down", 192)
+
+    for _, steps in check(shard(cuts.written(write), 3, 0), "none"):
+        first, second = [step["writes"][0] for step in steps if is_gather(step)][1:3]
+        assert second[0] - first[0] == first[1] == 192 and first[2] == second[2] == 288
+
+
+def gather_of(spec, kind):
+    return next(op for name, op in spec["ops"] if name == "gather" and op["attributes"]["kind"] == kind)
+
+
+def gathers(which, **changes):
+    return lambda spec: gather_of(spec, which)["attributes"].update(changes)
+
+
+def attributes_of(name, **changes):
+    return lambda spec: next(op for each, op in spec["ops"] if each == name)["attributes"].update(changes)
+
+
+def whole_again(spec):
+    del spec["rooms"]
+
+
+def no_room(spec):
+    spec["rooms"][gather_of(spec, "columns")["out"][0]] -= 1
+
+
+def short_rooms(spec):
+    spec["rooms"].pop()
+
+
+def into_itself(spec):
+    gather = gather_of(spec, "columns")
+    gather["out"] = gather["in"]
+
+
+WRONG = {
+    "only the program of a rank gathers": whole_again,
+    "a value has room for its columns": no_room,
+    "a value has room for its columns, and more": short_rooms,
+    "the gathered value is another one than the rank's own": into_itself,
+    "a rank's columns are among the gathered ones": gathers("columns", first=97),
+    "a rank has rows of at least one token id": gathers("rows", end=0),
+    "ranks do not share experts": gathers("columns", kind="routes"),
+    "a range of token ids has rows in the matrix": attributes_of("embed", end_id=129),
+    "a range of token ids has rows": attributes_of("embed", first_id=128),
+    "or has a rank's rows of it": attributes_of("logits", first_id=76),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_programs_are_refused(message):
+    spec = shard(cuts.program(**cuts.DENSE), 2, 0)[0]
+    _core.plan(spec, 0, False, ROWS)
+    WRONG[message](spec)
+    with pytest.raises(ValueError, match=message):
+        _core.plan(spec, 0, False, ROWS)
+
+
+def test_ranges_are_gathered_in_order():
+    spec = {
+        "values": [(8, -1, 0), (8, -1, 0), (16, -1, 0), (8, 2, 0), (8, 2, 8), (16, -1, 0)], "rooms": [8, 8, 16, 8, 8, 16],
+        "ropes": [], "layers": [], "vocab_size": 4, "weights": [
+            {"kind": "matrix", "rows": 4, "cols": 8, "parts": [Part("embed", "embed", 4, (4, 8), 0, 4, 4, False)]},
+        ],
+    }  # fmt: skip
+    embed = ("embed", {"in": [], "out": [0], "weights": [0], "attributes": {"scale": 1.0}})
+    parts = [("gather", {"in": [0], "out": [out], "weights": [], "attributes": {"kind": "columns"}}) for out in (3, 4)]
+    end = [("act", {"in": [2], "out": [5], "weights": [], "attributes": {"act": "silu"}})]
+    end.append(("states", {"in": [5], "out": [], "weights": [], "attributes": {}}))
+    _core.plan({**spec, "ops": [embed, *parts, *end]}, 0, False, ROWS)
+    with pytest.raises(ValueError, match="ranges of a value are written in the order of their columns"):
+        _core.plan({**spec, "ops": [embed, *parts[::-1], *end]}, 0, False, ROWS)
+    with pytest.raises(ValueError, match=r"operation 2 \(act\): wanted that inputs are written before they are read"):
+        _core.plan({**spec, "ops": [embed, parts[0], *end]}, 0, False, ROWS)
