@@ -135,6 +135,8 @@ static enum rc capture(struct model *m, int32_t *first_rows, struct captured *ca
         return rc;
     rc = run_program(&run);
     enum rc end = m->backend->graph_end(m->ctx, &captured->graph, rc ? NULL : err);
+    if (rc && captured->graph) /* the core refused an operation, of which the recording does not know */
+        m->backend->graph_destroy(m->ctx, captured->graph);
     return rc ? rc : end;
 }
 
@@ -192,7 +194,8 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
     struct running run = {.m = m, .batch = batch, .err = err};
     const struct captured *captured = graph_for(m, batch);
     uint32_t task = 0;
-    batch->is_replayed = captured != NULL;
+    if (!m->options.rank) /* the ranks share the batch */
+        batch->is_replayed = captured != NULL;
     enum rc rc = ranks_meet(&run, m->sampled);
     if (!rc)
         rc = begin_batch(&run, captured ? captured->n_rows : batch->n_rows);

@@ -41,8 +41,6 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err);
 enum rc model_finish(void *ctx, struct batch *batch, struct err *err);
 enum rc model_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);
 uint64_t model_allocations(void *ctx);
-enum rc model_release(void *ctx, uint32_t parts, bool keeps, struct err *err);
-enum rc model_restore(void *ctx, uint32_t parts, struct err *err);
 bool model_is_async(const struct model *model);
 
 const struct kv_layout *model_layout(const struct model *model);

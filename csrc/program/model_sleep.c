@@ -3,21 +3,26 @@
  * copy of the weights to or from the host overlaps with unmapping or mapping the pages. */
 #include "model_state.h"
 
-enum rc model_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
+enum rc model_save(struct model *m, uint32_t parts, bool keeps, struct err *err)
 {
-    struct model *m = ctx;
     const struct backend *b = m->backend;
     if (!b->pool_release || !b->pool_restore || !b->pool_save || !b->pool_forget)
         return err_set(err, RC_UNSUPPORTED, "sleep: the backend \"%s\" cannot free memory; use level 0", b->name);
     enum rc rc = b->synchronize(m->ctx, err);
-    if (!rc && (parts & PART_WEIGHTS) && keeps)
-        rc = b->pool_save(m->ctx, MEMORY_WEIGHTS, err); /* first, as it fails if the host lacks memory */
-    if (!rc && (parts & PART_WEIGHTS) && !keeps)
+    return !rc && (parts & PART_WEIGHTS) && keeps ? b->pool_save(m->ctx, MEMORY_WEIGHTS, err) : rc;
+}
+
+enum rc model_release(struct model *m, uint32_t parts, bool keeps, struct err *err)
+{
+    const struct backend *b = m->backend;
+    enum rc rc = RC_OK;
+    if ((parts & PART_WEIGHTS) && !keeps)
         b->pool_forget(m->ctx, MEMORY_WEIGHTS);
-    if (!rc && (parts & PART_POOL))
+    if (parts & PART_POOL)
         rc = b->pool_release(m->ctx, MEMORY_KV, err);
-    if (!rc && (parts & PART_WEIGHTS))
-        rc = b->pool_release(m->ctx, MEMORY_WEIGHTS, err);
+    if (!rc && (parts & PART_WEIGHTS) && (rc = b->pool_release(m->ctx, MEMORY_WEIGHTS, err)) &&
+        (parts & PART_POOL & ~m->asleep))
+        b->pool_restore(m->ctx, MEMORY_KV, NULL);
     if (rc)
         return rc;
     m->asleep |= parts;
@@ -25,9 +30,8 @@ enum rc model_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
     return RC_OK;
 }
 
-enum rc model_restore(void *ctx, uint32_t parts, struct err *err)
+enum rc model_restore(struct model *m, uint32_t parts, struct err *err)
 {
-    struct model *m = ctx;
     const struct backend *b = m->backend;
     enum rc rc = (parts & PART_WEIGHTS) ? b->pool_restore(m->ctx, MEMORY_WEIGHTS, err) : RC_OK;
     if (!rc && (parts & PART_POOL) && (rc = b->pool_restore(m->ctx, MEMORY_KV, err)) && (parts & PART_WEIGHTS)) {

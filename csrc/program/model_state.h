@@ -63,4 +63,12 @@ enum rc model_size_pool(struct model *model, struct err *err); /* sets n_pages, 
 enum rc model_make_buffers(struct model *model, struct err *err);
 enum rc model_capture(struct model *model, struct err *err);
 
+/* ---- sleep (model_sleep.c): `release` and `restore` of struct runner for one rank ---------------------------------------- */
+
+/* The first half of a release, which changes nothing: checks that the backend can, and copies the weights if `keeps`. It fails
+ * if the host lacks memory. All ranks end it before any rank releases, so that such a failure costs no rank its pages. */
+enum rc model_save(struct model *model, uint32_t parts, bool keeps, struct err *err);
+enum rc model_release(struct model *model, uint32_t parts, bool keeps, struct err *err); /* the second half */
+enum rc model_restore(struct model *model, uint32_t parts, struct err *err);
+
 #endif

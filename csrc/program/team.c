@@ -33,28 +33,60 @@ struct call {
     atomic_uint first_failed; /* the rank that failed first */
 };
 
+/* Notes how a rank's part of a call has ended. A failure ends the waits of the other ranks. */
+static void end_rank(struct call *call, uint32_t rank, enum rc rc)
+{
+    const struct team *team = call->team;
+    unsigned none = NO_RANK;
+    call->rcs[rank] = rc;
+    if (rc && atomic_compare_exchange_strong(&call->first_failed, &none, rank) && call->is_meeting && team->comm)
+        team->comm->abort(team->ctxs, team->n_ranks);
+}
+
 static void run_rank(void *args, uint32_t rank)
 {
     struct call *call = args;
     struct team *team = call->team;
     team->errs[rank] = (struct err){0};
-    call->rcs[rank] = call->run(team->models[rank], call->arg, &team->errs[rank]);
-    unsigned none = NO_RANK;
-    if (call->rcs[rank] && atomic_compare_exchange_strong(&call->first_failed, &none, rank) && call->is_meeting && team->comm)
-        team->comm->abort(team->ctxs, team->n_ranks);
+    end_rank(call, rank, call->run(team->models[rank], call->arg, &team->errs[rank]));
 }
 
-/* Copies a rank's error and names the rank. */
-static enum rc give_error(const struct team *team, uint32_t rank, enum rc rc, struct err *err)
+/* Whether a rank failed because a meeting did, which is another rank's fault. Its error names the ranks already. */
+static bool was_stopped(const struct call *call, uint32_t rank)
+{
+    const struct team *team = call->team;
+    return call->is_meeting && team->comm && team->comm->check(team->ctxs[rank], NULL);
+}
+
+/* Puts the rank's name before an error. */
+static void name_rank(const struct team *team, uint32_t rank, struct err *err)
 {
     char reason[sizeof err->message];
-    if (!err)
-        return rc;
-    *err = team->errs[rank];
-    err->rc = rc;
+    if (!err || team->n_ranks == 1)
+        return;
     snprintf(reason, sizeof reason, "%s", err->message);
     snprintf(err->message, sizeof err->message, "rank %u (%s): %.450s", rank, team->devices[rank], reason);
-    return rc;
+}
+
+/* The result of a call that all ranks have ended. The error is that of the rank that failed first, but a rank that was stopped
+ * in a meeting gives way to a rank that failed by itself. */
+static enum rc result_of(const struct call *call, struct err *err)
+{
+    const struct team *team = call->team;
+    uint32_t failed = atomic_load(&call->first_failed);
+    if (failed == NO_RANK)
+        return RC_OK;
+    bool is_stopped = was_stopped(call, failed);
+    for (uint32_t rank = 0; rank < team->n_ranks && is_stopped; rank++)
+        if (call->rcs[rank] && !was_stopped(call, rank)) {
+            failed = rank;
+            is_stopped = false;
+        }
+    if (err)
+        *err = team->errs[failed];
+    if (!is_stopped)
+        name_rank(team, failed, err);
+    return call->rcs[failed];
 }
 
 static enum rc run_ranks(struct team *team, rank_function run, void *arg, bool is_meeting, struct err *err)
@@ -63,8 +95,7 @@ static enum rc run_ranks(struct team *team, rank_function run, void *arg, bool i
         return run(team->models[0], arg, err);
     struct call call = {.team = team, .run = run, .arg = arg, .is_meeting = is_meeting, .first_failed = NO_RANK};
     pool_run(team->pool, run_rank, &call);
-    uint32_t failed = atomic_load(&call.first_failed);
-    return failed == NO_RANK ? RC_OK : give_error(team, failed, call.rcs[failed], err);
+    return result_of(&call, err);
 }
 
 enum rc team_run(struct team *team, rank_function run, void *arg, struct err *err)
@@ -347,18 +378,12 @@ static enum rc finish_rank(struct model *model, void *batch, struct err *err)
 enum rc team_finish(void *ctx, struct batch *batch, struct err *err)
 {
     struct team *team = ctx;
-    enum rc rc = RC_OK;
+    struct call call = {.team = team, .run = finish_rank, .arg = batch, .is_meeting = true, .first_failed = NO_RANK};
     if (team->n_ranks == 1)
         return finish_rank(team->models[0], batch, err);
-    for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++) {
-        team->errs[rank] = (struct err){0};
-        rc = finish_rank(team->models[rank], batch, &team->errs[rank]);
-        if (rc) {
-            team->comm->abort(team->ctxs, team->n_ranks);
-            give_error(team, rank, rc, err);
-        }
-    }
-    return rc;
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++)
+        run_rank(&call, rank);
+    return result_of(&call, err);
 }
 
 enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err)
@@ -378,12 +403,20 @@ uint64_t team_allocations(void *ctx)
 enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
 {
     struct team *team = ctx;
+    uint32_t asleep = team->models[0]->asleep, rank = 0;
     enum rc rc = RC_OK;
-    uint32_t rank = 0;
-    while (rank < team->n_ranks && !(rc = model_release(team->models[rank], parts, keeps, err)))
+    while (rank < team->n_ranks && !(rc = model_save(team->models[rank], parts, keeps, err)))
         rank++;
+    if (rc) {
+        name_rank(team, rank, err);
+        return rc;
+    }
+    for (rank = 0; rank < team->n_ranks && !(rc = model_release(team->models[rank], parts, keeps, err));)
+        rank++;
+    if (rc)
+        name_rank(team, rank, err);
     while (rc && rank-- > 0)
-        model_restore(team->models[rank], parts, NULL);
+        model_restore(team->models[rank], parts & ~asleep, NULL);
     return rc;
 }
 
@@ -394,7 +427,12 @@ enum rc team_restore(void *ctx, uint32_t parts, struct err *err)
     uint32_t rank = 0;
     while (rank < team->n_ranks && !(rc = model_restore(team->models[rank], parts, err)))
         rank++;
-    while (rc && rank-- > 0)
-        model_release(team->models[rank], parts, team->models[rank]->has_copy, NULL);
+    if (rc)
+        name_rank(team, rank, err);
+    while (rc && rank-- > 0) {
+        struct model *model = team->models[rank];
+        if (!model_save(model, parts, model->has_copy, NULL))
+            model_release(model, parts, model->has_copy, NULL);
+    }
     return rc;
 }

@@ -76,7 +76,7 @@ def thread_checked_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the C compiler has no thread sanitizer")
     if subprocess.run([folder / "probe"], capture_output=True).returncode:
         pytest.skip("the thread sanitizer does not run here")
-    return build_core(folder, THREAD_FLAGS, "base", "step", "engine")
+    return build_core(folder, THREAD_FLAGS, "base", "step", "program", "engine")
 
 
 @pytest.mark.parametrize("source", THREADED, ids=lambda source: source.stem)
