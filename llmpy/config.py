@@ -52,8 +52,8 @@ class EngineConfig:
         max_num_seqs: Most running sequences; None = 64 on the CPU, 256 on CUDA.
         max_num_batched_tokens: Tokens of a step; None = 512 on the CPU, 8192 on CUDA. Never changes a result.
         gpu_memory_utilization: Share of a GPU's memory for this engine.
-        kv_cache_memory_bytes: Size of a replica's cache, in bytes or as "4GiB"; None on the CPU: a quarter of the memory, at
-            most 4 GiB.
+        kv_cache_memory_bytes: Size of the cache of each rank of each replica, in bytes or as "4GiB"; None on the CPU: all of
+            them share a quarter of the memory, at most 4 GiB.
         host_cache_bytes: 0: preempted sequences are recomputed.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16".
         activation_dtype: Arithmetic of quantised weights: "auto", "int8", "float".

@@ -172,11 +172,10 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
         seqs = most_seqs if tokens is None else min(most_seqs, tokens)
     if tokens is None:
         tokens = max(most_tokens, seqs)
-    pool = config.kv_cache_memory_bytes
+    pool, n_ranks = config.kv_cache_memory_bytes, config.tensor_parallel_size * config.data_parallel_size
     if pool is None:  # 0: sized by gpu_memory_utilization after the weights are loaded
-        n_ranks = config.tensor_parallel_size * config.data_parallel_size
         pool = min(total // 4, MAX_CPU_POOL_BYTES) // n_ranks if traits["has_host_memory"] else 0
-    elif isinstance(pool, int) and (wanted := pool * config.data_parallel_size) > free and traits["has_host_memory"]:
+    elif isinstance(pool, int) and (wanted := pool * n_ranks) > free and traits["has_host_memory"]:
         raise DeviceMemoryError(
             f"kv_cache_memory_bytes: wanted {wanted} bytes, have {free} free of {total}; lower it, or close() another engine",
             wanted_bytes=wanted,

@@ -17,12 +17,16 @@ from llmpy import (
     LLM,
     AsyncEngine,
     ConfigError,
+    DeviceError,
+    DeviceMemoryError,
     EngineAsleepError,
     EngineClosedError,
+    EngineDeadError,
     SamplingParams,
     UnsupportedError,
     WeightsMissingError,
     WeightUpdateError,
+    hardware,
 )
 
 COUNTS = (1, 2, 3)
@@ -351,8 +355,17 @@ def test_close_and_fork(tiny_model):
         llm.generate("a")
 
 
+def test_a_rank_that_is_late(tiny_model):
+    with open_ranks(tiny_model, 2, step_timeout_s=1e-7) as llm:
+        with pytest.raises(DeviceError, match=r"rank \d \(cpu\) did not reach .* within 1e-07 s \(step_timeout_s\)"):
+            llm.generate("a", max_tokens=200, ignore_eos=True)
+        with pytest.raises(EngineDeadError, match="step_timeout_s"):
+            llm.generate("a", max_tokens=1)
+
+
 def test_options_that_are_refused(tiny_model):
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size=5: .*cannot be shared by 5 ranks; .* can"):
+    match = "^tensor_parallel_size=5: 4 heads over 2 kv heads cannot be shared by 5 ranks; 1, 2, 3 or 4 can$"
+    with pytest.raises(ConfigError, match=match):
         open_ranks(tiny_model, 5)
     with pytest.raises(ConfigError, match=r"device_ids must have tensor_parallel_size=2 numbers, got \[0\]"):
         open_ranks(tiny_model, 2, device_ids=[0])
@@ -362,7 +375,10 @@ def test_options_that_are_refused(tiny_model):
     for count in (0, 65, "2", 1.5):
         with pytest.raises((ConfigError, TypeError), match="tensor_parallel_size"):
             open_ranks(tiny_model, count)
-    assert open_ranks(tiny_model, 2, device_ids=[0, 0]).close() is None
+    open_ranks(tiny_model, 2, device_ids=[0, 0]).close()
+    free = hardware.memory_bytes("cpu")[1]
+    with pytest.raises(DeviceMemoryError, match="kv_cache_memory_bytes: wanted"):
+        open_ranks(tiny_model, 4, kv_cache_memory_bytes=free // 2)
 
 
 def test_mixtures_are_refused(tmp_path):
