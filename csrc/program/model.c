@@ -290,6 +290,8 @@ static enum rc capture(struct model *m, struct err *err)
 static enum rc check_operations(const struct model *m, struct err *err)
 {
     const struct backend *b = m->backend;
+    if (m->program->is_of_rank && m->options.n_ranks < 2)
+        return err_set(err, RC_INVALID, "program: wanted the programs of all ranks, have that of one");
     for (uint32_t i = 0; i < m->program->n_ops; i++) {
         const struct op *op = &m->program->ops[i];
         if (!operation_is_known(b, op))

@@ -51,6 +51,14 @@ WRONG = {
 }
 
 
+def test_the_program_of_one_rank_does_not_run_alone(open_model: Callable[..., _core.Model]) -> None:
+    def change(spec: Spec) -> None:
+        spec["rooms"] = [width for width, _, _ in spec["values"]]
+
+    with pytest.raises(ValueError, match="wanted the programs of all ranks, have that of one"):
+        open_model(change)
+
+
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_attributes_are_refused(open_changed: Callable[..., Any], message: str) -> None:
     kind, changes, error = WRONG[message]
