@@ -98,11 +98,6 @@ static enum rc run_ranks(struct team *team, rank_function run, void *arg, bool i
     return result_of(&call, err);
 }
 
-enum rc team_run(struct team *team, rank_function run, void *arg, struct err *err)
-{
-    return run_ranks(team, run, arg, false, err);
-}
-
 enum rc team_meet(struct team *team, rank_function run, void *arg, struct err *err)
 {
     return run_ranks(team, run, arg, true, err);

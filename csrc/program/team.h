@@ -24,11 +24,8 @@ void team_destroy(struct team *team);
 uint32_t team_n_ranks(const struct team *team);
 struct model *team_model(const struct team *team, uint32_t rank);
 struct model *const *team_models(const struct team *team); /* [n_ranks] */
-/* Runs a function for every rank, each in the rank's thread, and waits for all. The error is that of the rank that failed
- * first. The team stays usable. */
-enum rc team_run(struct team *team, enum rc (*run)(struct model *model, void *arg, struct err *err), void *arg,
-                 struct err *err);
-/* The same for a function in which the ranks meet. If one fails, no rank can meet again, so the engine has to end. */
+/* Runs a function for every rank, each in the rank's thread, and waits for all. The ranks meet in it. The error is that of the
+ * rank at fault; after it no rank can meet again, so the engine has to end. */
 enum rc team_meet(struct team *team, enum rc (*run)(struct model *model, void *arg, struct err *err), void *arg,
                   struct err *err);
 /* Tells the ranks where the arenas [n_ranks] of size_bytes each lie; NULL: those of the models. */
