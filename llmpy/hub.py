@@ -30,7 +30,7 @@ OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
 DEMO = "demo"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 ADDRESS = re.compile(r"https?://[^/]+/([\w.-]+/[\w.-]+)")
-PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+PART = re.compile(r"(.*-)\d{5}(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
 ADAPTER = "adapter_config.json"
 REPOSITORY_FILE = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/(.+\.gguf)")
 
@@ -41,7 +41,7 @@ class ModelFiles:
     Args:
         kind: "hf" (config.json and safetensors) or "gguf".
         directory: Directory of config and tokenizer files; None for a GGUF file, which contains them.
-        weights: Safetensors shards in order, or the GGUF file; empty if only text files were requested.
+        weights: Safetensors shards in order, or the GGUF file or its parts in order; empty if only text files were requested.
         config: Contents of config.json; {} for GGUF.
         generation_config: Contents of generation_config.json; {} without one. The demo model, a GGUF file, has `demo.SAMPLING`.
         name: Short name for display.
@@ -117,16 +117,29 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
 
 
 def _from_gguf(path: Path) -> ModelFiles:
-    """One local file."""
+    """One local file, or all parts of the model of which it is a part."""
     if path.suffix.lower() != ".gguf":
         raise UnsupportedError(f"model: {path} is a file that is not .gguf; give its directory, or a .gguf file")
     from . import demo
 
-    return ModelFiles("gguf", None, [path], {}, dict(demo.SAMPLING) if path.name == demo.NAME else {}, path.stem)
+    parts = [path.with_name(name) for name in _parts(path.name)]
+    for part in parts:
+        if not part.is_file():
+            raise ModelNotFoundError(f"{part}: wanted all {len(parts)} parts of {path.name}; is the download complete?")
+    sampling = dict(demo.SAMPLING) if path.name == demo.NAME else {}
+    return ModelFiles("gguf", None, parts, {}, sampling, re.sub(r"-00001-of-\d{5}$", "", parts[0].stem))
+
+
+def _parts(name: str) -> list[str]:
+    """The names of all parts of a split GGUF file, given that of one; a whole file's name alone."""
+    found = PART.fullmatch(name)
+    if not found or not int(found[3]):
+        return [name]
+    return [f"{found[1]}{number:05}{found[2]}{found[3]}{found[4]}" for number in range(1, int(found[3]) + 1)]
 
 
 def _from_directory(directory: Path, weights: bool) -> ModelFiles:
-    """A local directory with config.json and safetensors, or with one GGUF file."""
+    """A local directory with config.json and safetensors, or with one GGUF model."""
     names = sorted(entry.name for entry in directory.iterdir() if entry.is_file())
     if _holds_gguf(names, weights):
         return _from_gguf(directory / _only_gguf(names, str(directory), f"{directory}/"))
@@ -176,7 +189,7 @@ def _shards(names: Iterable[str], index: Path) -> list[str]:
 
 
 def _only_gguf(names: Sequence[str], where: str, prefix: str) -> str:
-    """The only GGUF file among the names."""
+    """The only GGUF file among the names; of a split one, the first part."""
     found = sorted(name for name in names if name.lower().endswith(".gguf"))
     if not found and ADAPTER in names:
         raise UnsupportedError(
@@ -185,12 +198,7 @@ def _only_gguf(names: Sequence[str], where: str, prefix: str) -> str:
         )
     if not found:
         raise ModelNotFoundError(f"{where}: has neither config.json nor a .gguf file")
-    if len(found) > 1 and all(map(PART.search, found)):
-        raise UnsupportedError(
-            f"{where}: has a GGUF file in {len(found)} parts, which is not supported; merge them: "
-            f"llama-gguf-split --merge {prefix}{found[0]} whole.gguf, and give whole.gguf"
-        )
-    if len(found) > 1:
+    if len({_parts(name)[0] for name in found}) > 1:
         listed = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
         raise ModelNotFoundError(f"{where}: has {len(found)} GGUF files ({listed}); name one, as {prefix}{found[0]}")
     return found[0]
@@ -216,7 +224,7 @@ def _from_hub(repository: str, file: str | None, revision: str | None, token: st
         names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
         gguf = _gguf_of(repository, file, names, weights)
     elif gguf := _gguf_of(repository, file, names, weights):
-        snapshot = _download(repository, [gguf], revision, token)
+        snapshot = _download(repository, _parts(gguf), revision, token)
     else:
         chosen = [name for name in names if _is_text(name)]
         snapshot = _download(repository, chosen, revision, token)

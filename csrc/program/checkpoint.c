@@ -15,7 +15,7 @@ struct checkpoint {
     struct file_view *files; /* [n_files] */
     uint32_t n_files;
     struct tensor_list list;
-    struct gguf *gguf; /* NULL: safetensors */
+    struct gguf *gguf; /* of the first file; NULL: safetensors */
 };
 
 static enum rc io_error(struct err *err, const char *path, int code)
@@ -33,18 +33,28 @@ static enum rc view_file(const char *path, uint32_t index, struct file_view *fil
     return code ? io_error(err, path, code) : RC_OK;
 }
 
+/* Reads one of n_parts GGUF files. The key-values of the first are the model's. */
+static enum rc read_part(struct checkpoint *checkpoint, struct file_view *file, uint32_t n_parts, struct err *err)
+{
+    struct gguf *part = NULL;
+    enum rc rc = gguf_read(&checkpoint->list, file, n_parts, &part, err);
+    if (file->index)
+        gguf_destroy(part);
+    else
+        checkpoint->gguf = part;
+    return rc || file->index + 1 < n_parts ? rc : gguf_check_total(checkpoint->gguf, &checkpoint->list, err);
+}
+
 static enum rc read_file(struct checkpoint *checkpoint, struct file_view *file, uint32_t n_paths, struct err *err)
 {
     uint32_t n_magic = file->size_bytes < 4 ? 0 : 4;
     enum rc rc = file_view_need(file, n_magic, err);
     if (rc != RC_OK)
         return rc;
-    if (!n_magic || memcmp(file->bytes, "GGUF", n_magic) != 0)
-        return safetensors_read(&checkpoint->list, file, err);
-    if (n_paths > 1)
-        return err_set(err, RC_UNSUPPORTED, "GGUF: wanted one file, have %u; merge them first (llama-gguf-split --merge)",
-                       n_paths);
-    return gguf_read(&checkpoint->list, file, &checkpoint->gguf, err);
+    bool is_gguf = n_magic && memcmp(file->bytes, "GGUF", n_magic) == 0;
+    if (file->index && is_gguf != (checkpoint->gguf != NULL))
+        return file_error(err, file, NULL, "wanted files of one format, have safetensors and GGUF");
+    return is_gguf ? read_part(checkpoint, file, n_paths, err) : safetensors_read(&checkpoint->list, file, err);
 }
 
 static enum rc open_file(struct checkpoint *checkpoint, const char *path, uint32_t n_paths, struct err *err)

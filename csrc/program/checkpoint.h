@@ -1,5 +1,5 @@
-/* checkpoint.h: an opened checkpoint, which is one or more safetensors files or one GGUF file. checkpoint_open validates every
- * offset, count and size. Reads go to the file and check only that it has not been truncated since. Used by weights.c,
+/* checkpoint.h: an opened checkpoint: one or more safetensors files, or all parts of one GGUF model. checkpoint_open validates
+ * every offset, count and size. Reads go to the file and check only that it has not been truncated since. Used by weights.c,
  * py_checkpoint.c and py_update.c. An open checkpoint is immutable, so any thread may read it. */
 #ifndef LLMPY_CHECKPOINT_H
 #define LLMPY_CHECKPOINT_H
@@ -34,7 +34,7 @@ struct checkpoint_tensor {
  * the model may not use them. Errors:
  *   RC_IO           a file cannot be opened; what = path
  *   RC_CHECKPOINT   a file is malformed; what = file, tensor
- *   RC_UNSUPPORTED  a GGUF of another version or byte order, or split over several files */
+ *   RC_UNSUPPORTED  a GGUF of another version or byte order */
 enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct checkpoint **checkpoint, struct err *err);
 void checkpoint_close(struct checkpoint *checkpoint);
 int checkpoint_is_gguf(const struct checkpoint *checkpoint);

@@ -244,14 +244,13 @@ static enum rc read_key_value(struct reader *reader)
 }
 
 /* Reads a number under a key. RC_CHECKPOINT if its type is not `type`; *value is unchanged if the key is absent. */
-static enum rc find_number(const struct reader *reader, const char *key, uint32_t type, uint32_t *value)
+static enum rc find_number(const struct gguf *gguf, const char *key, uint32_t type, uint32_t *value, struct err *err)
 {
     struct gguf_value found;
-    if (!gguf_find(reader->gguf, key, &found))
+    if (!gguf_find(gguf, key, &found))
         return RC_OK;
     if (found.type != type)
-        return file_error(reader->err, reader->file, NULL, "%s: wanted type %" PRIu32 ", have type %" PRIu32, key, type,
-                          found.type);
+        return file_error(err, gguf->file, NULL, "%s: wanted type %" PRIu32 ", have type %" PRIu32, key, type, found.type);
     *value = type == GGUF_U16 ? (uint32_t)(found.at[0] | found.at[1] << 8) : gguf_load_u32(found.at);
     return RC_OK;
 }
@@ -330,7 +329,7 @@ static enum rc place_tensor(const struct reader *reader, struct checkpoint_tenso
 static enum rc place_tensors(struct reader *reader, uint32_t first)
 {
     uint32_t alignment = DEFAULT_ALIGNMENT, n = reader->list->n;
-    enum rc rc = find_number(reader, "general.alignment", GGUF_U32, &alignment);
+    enum rc rc = find_number(reader->gguf, "general.alignment", GGUF_U32, &alignment, reader->err);
     if (rc != RC_OK)
         return rc;
     if (!alignment || alignment & (alignment - 1))
@@ -386,28 +385,48 @@ static enum rc read_counts(struct reader *reader, uint64_t *n_tensors, uint64_t 
     return RC_OK;
 }
 
-static enum rc read_file(struct reader *reader)
+/* Checks that the file is the part that its place among the n_parts files says. */
+static enum rc check_part(const struct reader *reader, uint32_t n_parts)
+{
+    uint32_t number = 0, count = 1;
+    enum rc rc = find_number(reader->gguf, "split.no", GGUF_U16, &number, reader->err);
+    if (rc == RC_OK)
+        rc = find_number(reader->gguf, "split.count", GGUF_U16, &count, reader->err);
+    count = count ? count : 1;
+    if (rc != RC_OK || (count == n_parts && number == reader->file->index))
+        return rc;
+    return file_error(reader->err, reader->file, NULL,
+                      "split.no, split.count: wanted part %" PRIu32 " of %" PRIu32 ", have part %" PRIu32 " of %" PRIu32
+                      "; give all parts of one model", reader->file->index + 1, n_parts, number + 1, count);
+}
+
+static enum rc read_file(struct reader *reader, uint32_t n_parts)
 {
     uint64_t n_tensors, n_keys;
-    uint32_t first = reader->list->n, n_parts = 1;
+    uint32_t first = reader->list->n;
     enum rc rc = check_version(reader);
     if (rc == RC_OK)
         rc = read_counts(reader, &n_tensors, &n_keys);
     for (uint64_t i = 0; rc == RC_OK && i < n_keys; i++)
         rc = read_key_value(reader);
     if (rc == RC_OK)
-        rc = find_number(reader, "split.count", GGUF_U16, &n_parts);
-    if (rc == RC_OK && n_parts > 1)
-        return err_set(reader->err, RC_UNSUPPORTED,
-                       "GGUF: wanted one file, have a part of %" PRIu32
-                       " (split.count); merge them first (llama-gguf-split --merge)",
-                       n_parts);
+        rc = check_part(reader, n_parts);
     for (uint64_t i = 0; rc == RC_OK && i < n_tensors; i++)
         rc = read_tensor(reader);
     return rc == RC_OK ? place_tensors(reader, first) : rc;
 }
 
-enum rc gguf_read(struct tensor_list *list, struct file_view *file, struct gguf **gguf, struct err *err)
+enum rc gguf_check_total(const struct gguf *gguf, const struct tensor_list *list, struct err *err)
+{
+    uint32_t n = list->n;
+    enum rc rc = find_number(gguf, "split.tensors.count", GGUF_I32, &n, err);
+    if (rc != RC_OK || n == list->n)
+        return rc;
+    return file_error(err, gguf->file, NULL, "split.tensors.count: wanted %" PRIu32 " tensors in all parts, have %" PRIu32, n,
+                      list->n);
+}
+
+enum rc gguf_read(struct tensor_list *list, struct file_view *file, uint32_t n_parts, struct gguf **gguf, struct err *err)
 {
     struct reader reader = {
         .list = list,
@@ -419,7 +438,7 @@ enum rc gguf_read(struct tensor_list *list, struct file_view *file, struct gguf 
     if (!reader.gguf)
         return out_of_memory(err);
     reader.gguf->file = file;
-    enum rc rc = read_file(&reader);
+    enum rc rc = read_file(&reader, n_parts);
     if (rc != RC_OK) {
         gguf_destroy(reader.gguf);
         reader.gguf = NULL;

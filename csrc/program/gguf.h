@@ -1,6 +1,7 @@
-/* gguf.h: reads the header, key-values and tensor infos of one GGUF file, version 2 or 3 (little-endian files of both have the
- * same layout). Every length is checked against the size of the file before it is used, so callers may walk the values without
- * checks. Called by checkpoint.c and the fuzzer; py_checkpoint.c turns the key-values into Python objects. */
+/* gguf.h: reads the header, key-values and tensor infos of a GGUF file, version 2 or 3 (little-endian files of both have the
+ * same layout). A model may be split into several files; the first has all key-values of the model. Every length is checked
+ * against the size of the file before it is used, so callers may walk the values without checks. Called by checkpoint.c and
+ * the fuzzer; py_checkpoint.c turns the key-values into Python objects. */
 #ifndef LLMPY_GGUF_H
 #define LLMPY_GGUF_H
 
@@ -22,9 +23,11 @@ struct gguf_value {
 
 struct gguf;
 
-/* Appends the file's tensors to the list. The values of the result point into file->bytes, so the view must outlive the result.
- * After a failure the list is incomplete and may only be destroyed. */
-enum rc gguf_read(struct tensor_list *list, struct file_view *file, struct gguf **gguf, struct err *err);
+/* Appends the file's tensors to the list. The file is part file->index of n_parts. The values of the result point into
+ * file->bytes, so the view must outlive the result. After a failure the list is incomplete and may only be destroyed. */
+enum rc gguf_read(struct tensor_list *list, struct file_view *file, uint32_t n_parts, struct gguf **gguf, struct err *err);
+/* Checks that all parts together have as many tensors as the first part says. */
+enum rc gguf_check_total(const struct gguf *gguf, const struct tensor_list *list, struct err *err);
 void gguf_destroy(struct gguf *gguf);
 uint32_t gguf_n_keys(const struct gguf *gguf);
 const char *gguf_key(const struct gguf *gguf, uint32_t index); /* valid UTF-8 and unique */

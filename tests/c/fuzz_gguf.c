@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     struct gguf *gguf = NULL;
     struct err err = {0};
     struct file_view file = {.path = "model.gguf", .bytes = (uint8_t *)(uintptr_t)data, .n_bytes = n, .size_bytes = n};
-    enum rc rc = gguf_read(&list, &file, &gguf, &err);
+    enum rc rc = gguf_read(&list, &file, 1, &gguf, &err);
     PROMISED((rc == RC_OK) == (gguf != NULL));
     if (rc == RC_OK) {
         check_list(&list, &file);

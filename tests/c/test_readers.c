@@ -24,7 +24,7 @@ static struct outcome read_bytes(const uint8_t *data, size_t n)
     memcpy(exact, data, n);
     struct file_view file = {.path = "dir/file.x", .bytes = exact, .n_bytes = n, .size_bytes = n};
     bool is_gguf = n >= 4 && memcmp(exact, "GGUF", 4) == 0;
-    result.rc = is_gguf ? gguf_read(&result.list, &file, &result.gguf, &result.err)
+    result.rc = is_gguf ? gguf_read(&result.list, &file, 1, &result.gguf, &result.err)
                         : safetensors_read(&result.list, &file, &result.err);
     free(exact);
     return result;
@@ -281,7 +281,7 @@ TEST(gguf_refuses_other_versions_and_parts)
     file = gguf_begin(0, 1);
     put_key(&file, "split.count", GGUF_U16);
     put(&file, "\2\0", 2);
-    refuse_as(file, RC_UNSUPPORTED, "", "a part of 2");
+    refuse_as(file, RC_CHECKPOINT, "", "wanted part 1 of 1, have part 1 of 2");
 }
 
 TEST(gguf_refuses_wrong_key_values)
@@ -489,7 +489,9 @@ TEST(checkpoint_opens_files)
     checkpoint_close(checkpoint);
     CHECK_EQ(checkpoint_open((const char *[]){one, one}, 2, &checkpoint, &err), RC_CHECKPOINT);
     CHECK_CONTAINS(err.message, "name: wanted in one file, have it in file 1 too");
-    CHECK_EQ(checkpoint_open((const char *[]){one, gguf}, 2, &checkpoint, &err), RC_UNSUPPORTED);
+    CHECK_EQ(checkpoint_open((const char *[]){one, gguf}, 2, &checkpoint, &err), RC_CHECKPOINT);
+    CHECK_CONTAINS(err.message, "wanted files of one format");
+    CHECK_EQ(checkpoint_open((const char *[]){gguf, one}, 2, &checkpoint, &err), RC_CHECKPOINT);
     CHECK_EQ(checkpoint_open(NULL, 0, &checkpoint, &err), RC_CHECKPOINT);
     CHECK_EQ(checkpoint_open((const char *[]){"absent"}, 1, &checkpoint, &err), RC_IO);
     CHECK_STR(err.what, "absent");

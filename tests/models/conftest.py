@@ -533,12 +533,14 @@ def gguf_tensors(model: "torch.nn.Module") -> Iterator[tuple[str, np.ndarray]]:
             yield name + (".weight" if name.endswith("experts.down_proj") else ""), values
 
 
-def write_gguf(source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, object] | None = None) -> Path:
-    """Writes a tiny model as GGUF like the usual converter, with matrices in a type."""
+def write_gguf(
+    source: Tiny, path: Path, kind: str, *, metadata: Mapping[str, object] | None = None, part_tensors: int = 0
+) -> Path:
+    """Writes a tiny model as GGUF like the usual converter, with matrices in a type; split if part_tensors is not 0."""
     cfg = source.config
     family = str(cfg["model_type"])
     arch = "llama" if family in ("mistral", "mixtral") else family.replace("_moe", "moe")
-    writer, random = gguf.GGUFWriter(path, arch), np.random.default_rng(3)
+    writer, random = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors), np.random.default_rng(3)
     names = gguf.get_tensor_name_map(next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch), cfg["num_hidden_layers"])
     heads = {"q_proj": int(cfg["num_attention_heads"]), "k_proj": int(cfg["num_key_value_heads"])}
     writer.add_block_count(cfg["num_hidden_layers"])

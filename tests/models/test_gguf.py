@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llmpy import CheckpointError, UnsupportedError, models
+from llmpy import CheckpointError, UnsupportedError, _core, models
 
 BOUND = 1e-4
 YARN = {
@@ -26,6 +26,30 @@ def test_float_files_give_the_logits_of_transformers(case, tiny, gguf_of, oracle
     mine = oracle(gguf_of(model, tmp_path / "tiny.gguf", "F32", metadata=METADATA.get(case)))
     assert mine.compiled.config.dtype == "float32"
     assert error_of(mine.logits(prompts[2]), model.logits(prompts[2])) <= BOUND
+
+
+def test_parts_of_a_split_file_are_one_model(tiny, gguf_of, tmp_path):
+    model = tiny("llama")
+    whole = _core.Checkpoint([gguf_of(model, tmp_path / "whole.gguf", "Q8_0")])
+    gguf_of(model, tmp_path / "part.gguf", "Q8_0", part_tensors=8)
+    paths = sorted(tmp_path.glob("part-*.gguf"))
+    parts = _core.Checkpoint(paths)
+    assert len(paths) == 3
+    assert {key: value for key, value in parts.metadata.items() if not key.startswith("split.")} == whole.metadata
+    assert sorted(parts.tensors()) == sorted(whole.tensors())
+    assert all(parts.read_float32(name) == whole.read_float32(name) for name in whole.tensors())
+    for some, text in [
+        (paths[:2], "part 1 of 2, have part 1 of 3"),
+        (paths[1:2], "part 1 of 1, have part 2 of 3"),
+        ([paths[0], paths[2], paths[1]], "part 2 of 3, have part 3 of 3"),
+    ]:
+        with pytest.raises(CheckpointError, match=text):
+            _core.Checkpoint(some)
+    content = paths[0].read_bytes()
+    at = content.index(b"split.tensors.count") + len(b"split.tensors.count") + 4
+    paths[0].write_bytes(content[:at] + (99).to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(CheckpointError, match=r"split\.tensors\.count: wanted 99 tensors in all parts, have"):
+        _core.Checkpoint(paths)
 
 
 def test_the_old_spelling_of_linear_scaling(tiny, gguf_of, oracle, tmp_path):

@@ -72,6 +72,14 @@ def test_gguf_file_and_directory_of_one(tmp_path: Path) -> None:
         assert files.config == {}
 
 
+def test_all_parts_of_a_split_gguf_file(tmp_path: Path) -> None:
+    names = [f"m.Q8_0-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    write(tmp_path, dict.fromkeys(names, b"GGUF"))
+    for model in (tmp_path, *(tmp_path / name for name in names)):
+        files = resolve(model)
+        assert (files.kind, files.name, [path.name for path in files.weights]) == ("gguf", "m.Q8_0", names)
+
+
 def test_gguf_beside_config(tmp_path: Path) -> None:
     assert resolve(write(tmp_path, {"a.gguf": b"GGUF", "config.json": b"{}"})).kind == "gguf"
 
@@ -89,9 +97,9 @@ def test_text_files_alone(tmp_path: Path) -> None:
         ({"README.md": b""}, ModelNotFoundError, "neither config.json nor a .gguf file"),
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, UnsupportedError, "a LoRA adapter, .*merge_and_"),
         (
-            {"m-00001-of-00002.gguf": b"", "m-00002-of-00002.gguf": b""},
-            UnsupportedError,
-            "a GGUF file in 2 parts, .*llama-gguf-split --merge .*/m-00001-of-00002.gguf whole.gguf",
+            {"m-00001-of-00003.gguf": b"", "m-00003-of-00003.gguf": b""},
+            ModelNotFoundError,
+            "m-00002-of-00003.gguf: wanted all 3 parts of m-00001-of-00003.gguf",
         ),
         ({"a.gguf": b"", "b.gguf": b""}, ModelNotFoundError, "2 GGUF files .a.gguf, b.gguf.; name one"),
         (
@@ -196,10 +204,11 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[type[Hub]]:
-    """A hub with three repositories, `Hub.url` its address."""
+    """A hub with four repositories, `Hub.url` its address."""
     Hub.repositories = {
         "org/small": SHARDED,
         "org/gguf": {"small.Q4_0.gguf": b"GGUF4", "deep/small.Q8_0.gguf": b"GGUF8", "README.md": b""},
+        "org/split": {f"{at}m-0000{number}-of-00002.gguf": b"part" for at in ("", "q8/") for number in (1, 2)},
         "org/secret": {"config.json": b"{}", "model.safetensors": b"weights"},
     }
     Hub.gated, Hub.asked = {"org/secret"}, []
@@ -251,9 +260,10 @@ def test_hub_download_then_offline(hub: type[Hub], tmp_path: Path) -> None:
         {"model": "org/small"},
         {"model": "org/gguf/small.Q4_0.gguf", "revision": "v1"},
         {"model": "org/gguf/deep/small.Q8_0.gguf"},
+        {"model": "org/split/q8/m-00001-of-00002.gguf"},
     ]
     online = in_process(calls, tmp_path, url)
-    text_only, small, small4, small8 = online
+    text_only, small, small4, small8, split = online
     assert text_only[:2] == ["hf", "small"]
     assert text_only[4] == CONFIG
     assert small[3] == [["m-1.safetensors", "one"], ["m-2.safetensors", "two"]]
@@ -261,6 +271,7 @@ def test_hub_download_then_offline(hub: type[Hub], tmp_path: Path) -> None:
     assert small4[:2] == ["gguf", "small.Q4_0"]
     assert small4[3] == [["small.Q4_0.gguf", "GGUF4"]]
     assert small8[3] == [["small.Q8_0.gguf", "GGUF8"]]
+    assert split[1] == "m" and split[3] == [["m-00001-of-00002.gguf", "part"], ["m-00002-of-00002.gguf", "part"]]
     fetched = {line.rsplit("/", 1)[1] for line in hub.asked if line.startswith("GET org/")}
     assert not fetched & {"consolidated.safetensors", "pytorch_model.bin", "README.md"}
 
