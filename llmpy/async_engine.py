@@ -21,7 +21,7 @@ from .engine.pooling import params_of, request_of, wish
 from .engine.requests import Request
 from .engine.sleep import check_mode
 from .engine.sleep_async import SleepingAsyncEngine
-from .engine.thread import CLOSED, DEAD, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
+from .engine.thread import CLOSED, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
 from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
 from .hub import DEMO
 from .inputs import Prompt, is_single, parse
@@ -597,9 +597,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
-        stats, driver = super().stats(), self._driver
-        states = ("dead",) if driver.thread.state() & DEAD else stats.states
-        return replace(stats, paused=driver.is_paused, states=states)
+        return replace(super().stats(), paused=self._driver.is_paused)
 
     def check(self) -> None:
         """Walks the invariants of block manager and scheduler between two steps; a RuntimeError names a broken one."""

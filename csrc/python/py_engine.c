@@ -290,6 +290,14 @@ static PyObject *has_unfinished(PyObject *object, PyObject *args)
     return engine ? PyBool_FromLong(engine_has_unfinished(engine)) : NULL;
 }
 
+static PyObject *is_dead(PyObject *object, PyObject *args)
+{
+    (void)args;
+    struct err fault;
+    struct engine *engine = opened((Engine *)object);
+    return engine ? PyBool_FromLong(engine_fault(engine, &fault) != RC_OK) : NULL;
+}
+
 static PyObject *raise_refusal(PyObject *object, PyObject *args)
 {
     (void)args;
@@ -441,6 +449,7 @@ static PyMethodDef methods[] = {
      "Runs steps until a sample finishes, the milliseconds have passed or no work is left; False if none is left."},
     {"take", take, METH_O, "New output since the last call; with True only of finished samples."},
     {"has_unfinished", has_unfinished, METH_NOARGS, "True if any sample has not finished."},
+    {"is_dead", is_dead, METH_NOARGS, "True if a fault has killed the engine."},
     {"raise_refusal", raise_refusal, METH_NOARGS, "Raises an error if no step may run."},
     {"hold_new", hold_new, METH_O, "With True later requests wait outside the scheduler."},
     {"settle", settle, METH_NOARGS, "Waits until no step is in flight."},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
@@ -20,7 +19,7 @@ from ..options import check_keywords
 from ..outputs import EngineStats, Histogram, KvEvent, StepRecord
 from ..sampling_params import SamplingParams, default_params
 from .calls import new_request
-from .cores import dead_replicas, engines_of
+from .cores import engines_of
 from .frontend import Frontend
 from .health import states_of
 from .sleep import parts_asleep
@@ -300,11 +299,9 @@ class EngineBase(ABC):
         return self._stats_of(self._driver.engine)
 
     def replica_stats(self) -> list[EngineStats]:
-        """`stats` of each replica; `states` of a dead one is ("dead",)."""
+        """`stats` of each replica."""
         self._driver.check()
-        dead = dead_replicas(self._driver.engine)
-        found = [self._stats_of(engine) for engine in engines_of(self._driver.engine)]
-        return [replace(stats, states=("dead",)) if number in dead else stats for number, stats in enumerate(found)]
+        return [self._stats_of(engine) for engine in engines_of(self._driver.engine)]
 
     def _stats_of(self, engine: Engine) -> EngineStats:
         numbers = engine.stats()

@@ -109,12 +109,6 @@ def engines_of(engine: _core.Engine) -> tuple[_core.Engine, ...]:
     return getattr(engine, "engines", (engine,))
 
 
-def dead_replicas(engine: _core.Engine) -> set[int]:
-    """Numbers of the replicas that a fault has killed."""
-    replicas: Any = engine
-    return set(range(len(replicas.engines))) - set(replicas.alive()) if hasattr(engine, "engines") else set()
-
-
 def check_one_device(model: _core.Model) -> None:
     """Refuses a weight group for replicas on several devices."""
     if len({device for own in getattr(model, "devices", ()) for device in own}) > 1:

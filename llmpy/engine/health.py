@@ -39,7 +39,9 @@ def check_open(pid: int, is_closed: bool) -> None:
 
 
 def states_of(engine: Engine, is_paused: bool) -> tuple[str, ...]:
-    """The STATES that keep steps from running; ("serving",) if there is none."""
+    """The STATES that keep steps from running; ("serving",) if there is none. A dead engine has no other state."""
+    if engine.is_dead():
+        return ("dead",)
     holds = engine.holds()
     found = {"asleep": holds & ASLEEP, "weights missing": holds & TORN, "updating": holds & UPDATING, "paused": is_paused}
     return tuple(name for name, has in found.items() if has) or ("serving",)

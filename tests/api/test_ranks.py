@@ -362,6 +362,7 @@ def test_a_rank_that_is_late(tiny_model):
             llm.generate("a", max_tokens=200, ignore_eos=True)
         with pytest.raises(EngineDeadError, match="step_timeout_s"):
             llm.generate("a", max_tokens=1)
+        assert llm.stats().states == ("dead",)
 
 
 def test_options_that_are_refused(tiny_model):

@@ -171,6 +171,10 @@ class ReplicaEngine:
 
     # ---- states -----------------------------------------------------------------------------------------------------
 
+    def is_dead(self) -> bool:
+        """Whether all replicas are dead."""
+        return not self.alive()
+
     def raise_refusal(self) -> None:
         """Raises why a replica may run no step."""
         for replica in self.check_alive():

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ...errors import EngineClosedError, EngineDeadError
+from ...errors import EngineClosedError
 from ..jobs import JobQueue
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Runs:
         except EngineClosedError:
             raise
         except Exception as error:
-            if not _is_dead(engine):
+            if not engine.is_dead():
                 raise
             owner.bury(replica, error)
         return owner.number_outputs(replica, engine.take(seconds > STEP_S or replica in owner.faults))
@@ -161,14 +161,3 @@ class _Run:
 
     def fail(self, error: BaseException) -> None:
         self._runs.fail(self._replica, error)
-
-
-def _is_dead(engine: Engine) -> bool:
-    """Whether a fault has poisoned an engine."""
-    try:
-        engine.step()
-    except EngineDeadError:
-        return True
-    except Exception:
-        return False
-    return False
