@@ -76,7 +76,7 @@ static void wake_sleepers(struct cpu_ranks *all)
         syscall(SYS_futex, &all->phase, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Ends all waits. The reason of the first call is kept. */
+/* Ends all waits. The reason of the first call is kept; "": the caller of comm_abort has it. */
 static void end_meetings(struct cpu_ranks *all, const char *reason)
 {
     unsigned none = REASON_NONE;
@@ -142,13 +142,14 @@ static enum rc fail(struct rank *rank, const char *text, uint32_t gather, struct
     return RC_DEVICE;
 }
 
-/* Fails a meeting that was aborted. */
+/* Fails a meeting that was aborted, with the reason if there is one. */
 static enum rc fail_aborted(struct cpu_ranks *all, struct rank *rank, uint32_t gather, struct err *err)
 {
-    bool has_reason = atomic_load(&all->has_reason) == REASON_SET;
-    char text[2 * sizeof all->reason];
-    snprintf(text, sizeof text, "rank %u (%s) stopped at %s: %s", (uint32_t)(rank - all->ranks), rank->cpu->options.device,
-             name_of(gather).text, has_reason ? all->reason : "the step was aborted");
+    char text[sizeof all->reason];
+    if (atomic_load(&all->has_reason) == REASON_SET && *all->reason)
+        return fail(rank, all->reason, gather, err);
+    snprintf(text, sizeof text, "rank %u (%s) stopped at %s: the step was aborted", (uint32_t)(rank - all->ranks),
+             rank->cpu->options.device, name_of(gather).text);
     return fail(rank, text, gather, err);
 }
 
@@ -351,7 +352,7 @@ static void comm_abort(void *const *ctxs, uint32_t n_ranks)
 {
     struct cpu *cpu = n_ranks ? ctxs[0] : NULL;
     if (cpu && cpu->ranks)
-        end_meetings(cpu->ranks, "the step was aborted");
+        end_meetings(cpu->ranks, "");
 }
 
 static void comm_close(void *const *ctxs, uint32_t n_ranks)

@@ -149,14 +149,11 @@ static void check_later_meetings_fail(struct team *team, const char *why)
 {
     double begun = now();
     for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
-        char text[64];
         struct err err = {0};
         CHECK_EQ(do_gather(team, rank, 1, &err), RC_DEVICE);
         CHECK_STR(err.what, "gather");
         CHECK_EQ(cpu_comm.meet(&team->cpus[rank], &(struct meet_args){0}, &err), RC_DEVICE);
         CHECK_STR(err.what, "meet");
-        snprintf(text, sizeof text, "rank %u (cpu) stopped at the start of the step: ", rank);
-        CHECK_CONTAINS(err.message, text);
         CHECK_CONTAINS(err.message, why);
         CHECK_EQ(cpu_comm.check(&team->cpus[rank], &err), RC_DEVICE);
     }
@@ -217,8 +214,8 @@ TEST(a_rank_that_does_not_come_is_named)
     for (uint32_t run = 0; run < 8; run++) {
         struct team team;
         struct err err = {0};
-        char text[96], reason[128];
-        uint32_t meeting = MEETINGS[run % 4], missing = run % 3, n_named = 0;
+        char text[96];
+        uint32_t meeting = MEETINGS[run % 4], missing = run % 3;
         team_open(&team, 3, some_processors(run / 4), 0.1);
         snprintf(text, sizeof text, "rank %u (cpu) did not reach %s within 0.1 s (step_timeout_s)", missing, NAMES[run % 4]);
         double begun = now();
@@ -233,13 +230,10 @@ TEST(a_rank_that_does_not_come_is_named)
                 continue;
             CHECK_STR(err.message, runner->err.message);
             CHECK_STR(err.what, meeting ? "gather" : "meet");
-            CHECK_CONTAINS(runner->err.message, text);
-            n_named += strcmp(runner->err.message, text) == 0;
+            CHECK_STR(runner->err.message, text);
             CHECK(runner->ended - begun > 0.099 && runner->ended - begun < 10);
         }
-        CHECK(n_named >= 1);
-        snprintf(reason, sizeof reason, ": %s", text);
-        check_later_meetings_fail(&team, reason);
+        check_later_meetings_fail(&team, text);
         team_close(&team);
     }
     CHECK_EQ(mem_n_held(), held);

@@ -406,5 +406,5 @@ def test_a_rank_that_does_not_come(connect: Connect) -> None:
     with pytest.raises(errors.DeviceError, match=r"^rank 1 \(cpu\) did not reach gather 3"):
         ranks.check(0)
     ranks.check(1)
-    with pytest.raises(errors.DeviceError, match=r"rank 1 \(cpu\) stopped at the start of the step: rank 1 .* gather 3"):
+    with pytest.raises(errors.DeviceError, match=r"^rank 1 \(cpu\) did not reach gather 3"):
         ranks.meet(1)
