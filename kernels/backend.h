@@ -438,8 +438,20 @@ struct experts_args {
     const struct route *routes; /* [n_rows][route_stride] */
     uint32_t route_stride;
     struct view x, y;
-    struct view scratch;        /* width n_chosen * 4 * max(inner, y.width) + 2 * n_experts + 16; n_rows * stride contiguous
-                                 * values */
+    struct view scratch;        /* width n_chosen * 4 * max(inner, width of down) + 2 * n_experts + 16; n_rows * stride
+                                 * contiguous values */
+    uint32_t first, n_local;    /* the matrices and the biases hold experts [first, first + n_local); n_local 0: all experts */
+    bool is_by_route;           /* y has n_chosen equal parts a row. Part j gets the result of route j before the sum, if the
+                                 * route's expert is held, and stays as it is if not. Only backends with `combine` get this */
+};
+
+/* y = the sum of `experts`, of the same bits: part j of a row of results is the result of route j */
+struct combine_args {
+    uint32_t n_rows, n_chosen;
+    bool is_input_scaled;
+    const struct route *routes; /* [n_rows][route_stride] */
+    uint32_t route_stride;
+    struct view results, y;     /* results: n_chosen equal parts a row */
 };
 
 /* Copies whole pages inside the pool (for copy on write). In one call no page is both source and target. */
@@ -829,6 +841,7 @@ struct backend {
     /* The kernels, one a row of entries.def. Append new rows at its end. */
 #define ENTRY(name) enum rc (*name)(void *ctx, const struct name##_args *args, struct err *err);
 #define HOST_ENTRY(name) ENTRY(name)
+#define RANK_ENTRY(name) ENTRY(name)
 #define TABLE(name) const struct name *name;
 #include "entries.def"
 };

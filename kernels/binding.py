@@ -359,12 +359,13 @@ class Backend:
     def experts(
         self, up: Matrix, down: Matrix, routes: Array, x: Array, y: Array, n_experts: int, inner: int, form: int = 0,
         act: int = 0, limit: float = 0.0, up_bias: Array | None = None, down_bias: Array | None = None,
-        input_scaled: bool = False,
+        input_scaled: bool = False, held: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """The weighted sum of the chosen experts."""
+        """The weighted sum of the chosen experts. held: a rank's experts (first, count); y gets their results by route."""
+        first, n_local = held or (0, 0)
         stage, args = Stage(self), struct(
             "experts_args", n_experts=n_experts, form=form, act=act, limit=limit, is_input_scaled=input_scaled,
-            up=up.address, down=down.address,
+            up=up.address, down=down.address, first=first, n_local=n_local, is_by_route=held is not None,
         )  # fmt: skip
         self.table.function("experts")
         stage.view(args.x, "x", x)
@@ -374,7 +375,7 @@ class Backend:
             raise ValueError("routes: wanted as many rows as x")
         stage.array(args, "up_bias", up_bias)
         stage.array(args, "down_bias", down_bias)
-        width = (args.n_chosen * 4 * max(inner, args.y.width) + 2 * n_experts + 16 + 15) // 16 * 16
+        width = (args.n_chosen * 4 * max(inner, args.x.width) + 2 * n_experts + 16 + 15) // 16 * 16
         args.scratch.width = args.scratch.stride = width
         n_bytes = width * args.n_rows * self.item_bytes
         args.scratch.data = self.new_buffer(n_bytes)
@@ -382,6 +383,17 @@ class Backend:
             self._run(stage, "experts", args)
         finally:
             self.table.function("buffer_destroy")(self.ctx, args.scratch.data, n_bytes)
+
+    def combine(self, results: Array, routes: Array, y: Array, input_scaled: bool = False) -> None:
+        """The weighted sum of the results of routes."""
+        stage, args = Stage(self), struct("combine_args", is_input_scaled=input_scaled)
+        self.table.function("combine")
+        stage.view(args.results, "results", results)
+        stage.view(args.y, "y", y, True)
+        args.n_rows = stage.n_rows
+        if self._stage_routes(stage, args, routes, False) != args.n_rows:
+            raise ValueError("routes: wanted as many rows as results")
+        self._run(stage, "combine", args)
 
     # ---- the cache and attention ----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ const char *check_route(const struct program *p, const struct op *op)
                : "there is room for routes and logits";
 }
 
-static uint32_t route_stride(const struct model *m, struct view routes)
+uint32_t route_stride(const struct model *m, struct view routes)
 {
     return (uint32_t)(routes.stride * m->item_bytes / sizeof(struct route));
 }
@@ -51,12 +51,18 @@ enum rc run_route(struct running *run, const struct step *step, const struct vie
 const char *check_experts(const struct program *p, const struct op *op)
 {
     const struct weight *up = &p->weights[op->weight[0]], *down = op->weight[1] == NO_INDEX ? NULL : &p->weights[op->weight[1]];
-    uint32_t n_experts = op->experts.n_experts, n_chosen = op->experts.n_chosen;
-    uint32_t in0 = width_of(p, op->in[0]), out0 = width_of(p, op->out[0]);
-    if (!down || down->kind != WEIGHT_MATRIX || !n_experts || up->n_parts % n_experts || down->n_parts % n_experts)
+    const struct experts_attributes *given = &op->experts;
+    uint32_t n_experts = given->n_experts, n_chosen = given->n_chosen, n_held = given->n_local ? given->n_local : n_experts;
+    uint32_t in0 = width_of(p, op->in[0]), n_results = given->is_by_route ? n_chosen : 1;
+    if (given->is_by_route ? !p->is_of_rank || !n_chosen || (uint64_t)given->first + n_held > n_experts
+                           : given->first || given->n_local)
+        return "only a rank has some of the experts, and gives results by route";
+    if (!down || down->kind != WEIGHT_MATRIX || !n_held || up->n_parts % n_held || down->n_parts % n_held)
         return "up and down are matrices of parts for each expert";
+    uint32_t out0 = width_of(p, op->out[0]) / n_results;
     uint64_t inner = down->cols, n_halves = op->experts.form == EXPERT_PLAIN ? 1 : 2, widest = inner > out0 ? inner : out0;
-    if (in0 != up->cols || up->rows != n_experts * n_halves * inner || down->rows != (uint64_t)n_experts * out0)
+    if (in0 != up->cols || up->rows != n_held * n_halves * inner || down->rows != (uint64_t)n_held * out0 ||
+        width_of(p, op->out[0]) % n_results)
         return "input, matrices and output fit each other";
     if (!is_optional_vector(p, op->weight[2], up->rows) || !is_optional_vector(p, op->weight[3], down->rows))
         return "the biases have an element a row of their matrices";
@@ -76,7 +82,27 @@ enum rc run_experts(struct running *run, const struct step *step, const struct v
         .limit = given->limit, .is_input_scaled = given->is_input_scaled, .up = matrix_of(m, op, 0),
         .down = matrix_of(m, op, 1), .up_bias = vector_of(m, op, 2),
         .down_bias = vector_of(m, op, 3), .routes = v->in[1].data,
-        .route_stride = route_stride(m, v->in[1]), .x = v->in[0], .y = v->out, .scratch = v->mid,
+        .route_stride = route_stride(m, v->in[1]), .x = v->in[0], .y = v->out, .scratch = v->mid, .first = given->first,
+        .n_local = given->n_local, .is_by_route = given->is_by_route,
     };
     return m->backend->experts(m->ctx, &args, run->err);
+}
+
+const char *check_combine(const struct program *p, const struct op *op)
+{
+    uint64_t n_chosen = op->combine.n_chosen;
+    if (!p->is_of_rank)
+        return "only the program of a rank combines results of routes";
+    return n_chosen && width_of(p, op->in[0]) == n_chosen * width_of(p, op->out[0]) && width_of(p, op->in[1]) == 4 * n_chosen
+               ? NULL
+               : "there is a result for each route";
+}
+
+enum rc run_combine(struct running *run, const struct step *step, const struct views *v)
+{
+    const struct model *m = run->m;
+    const struct combine_attributes *given = &step->ops[ROLE_MAIN]->combine;
+    struct combine_args args = {v->n_rows, given->n_chosen, given->is_input_scaled, v->in[1].data, route_stride(m, v->in[1]),
+                                v->in[0], v->out};
+    return m->backend->combine(m->ctx, &args, run->err);
 }

@@ -7,8 +7,6 @@ const char *check_gather(const struct program *p, const struct op *op)
     uint32_t own = op->in[0], out = op->out[0], width = width_of(p, own), whole = width_of(p, out), root = out;
     if (!p->is_of_rank)
         return "only the program of a rank gathers";
-    if (given->kind == GATHER_ROUTES)
-        return "ranks do not share experts, which this version cannot do; run the mixture on one rank";
     for (; p->values[root].of != NO_INDEX; root = p->values[root].of)
         ;
     for (; p->values[own].of != NO_INDEX; own = p->values[own].of)
@@ -18,7 +16,10 @@ const char *check_gather(const struct program *p, const struct op *op)
     if (given->kind == GATHER_COLUMNS)
         return (uint64_t)given->first + width <= whole ? NULL : "a rank's columns are among the gathered ones";
     if (given->first >= given->end || given->end > INT32_MAX)
-        return "a rank has rows of at least one token id";
+        return "a rank has rows of at least one token id, or results of at least one expert";
+    if (given->kind == GATHER_ROUTES &&
+        (!given->n_chosen || whole % given->n_chosen || op->in[1] == NO_INDEX || width_of(p, op->in[1]) != 4 * given->n_chosen))
+        return "there are routes, and equally many parts of the gathered results";
     return width == whole && own == op->in[0] && root == out ? NULL : "a rank's rows are as wide as the gathered ones";
 }
 
@@ -36,17 +37,20 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
     const struct gather_attributes *given = &op->gather;
     struct gather_args args = {.kind = given->kind, .n_rows = v->n_rows, .whole = v->out};
     struct rms_norm_args row;
-    if (given->kind == GATHER_ROWS) {
-        args.token_ids = run->view.token_ids;
-        args.first_id = (int32_t)given->first;
-        args.end_id = (int32_t)given->end;
-    } else {
+    if (given->kind == GATHER_COLUMNS) {
         args.first = given->first;
         args.n_columns = v->in[0].width;
         if (step->ops[ROLE_SUM] || v->in[0].data != columns_of(m, v->out, given->first, v->in[0]).data) {
             args.a = v->in[0];
             args.b = v->in[1];
         }
+    } else {
+        args.token_ids = run->view.token_ids;
+        args.routes = v->in[1].data;
+        args.route_stride = route_stride(m, v->in[1]);
+        args.n_chosen = given->n_chosen;
+        args.first_id = (int32_t)given->first;
+        args.end_id = (int32_t)given->end;
     }
     if (norm) {
         row = (struct rms_norm_args){v->n_rows, 1, v->out, view_of(m, step->normed), vector_of(m, norm, 0),

@@ -128,8 +128,8 @@ static enum rc alias_gathers(struct planner *b, struct err *err)
         uint32_t first = given->kind == GATHER_COLUMNS ? given->first : 0;
         if (own.width == b->widths[own.root] && b->alias[own.root].root == NO_INDEX && out.root != own.root)
             b->alias[own.root] = (struct ref){out.root, out.offset + first, own.width};
-        else if (given->kind == GATHER_ROWS)
-            return err_set(err, RC_UNSUPPORTED, "gather: wanted rows of a value that no other gather reads");
+        else if (given->kind != GATHER_COLUMNS)
+            return err_set(err, RC_UNSUPPORTED, "gather: wanted rows or results of a value that no other gather reads");
     }
     return RC_OK;
 }

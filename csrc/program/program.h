@@ -18,7 +18,7 @@ enum op_code {
 #define OP_INPUTS 6
 #define OP_OUTPUTS 2
 #define OP_WEIGHTS 6
-#define OP_ATTRIBUTES 8
+#define OP_ATTRIBUTES 9
 
 /* What indexes an embedding's matrix: token ids, positions, or token types. Token types are 0 unless a request sets them. */
 enum embed_source { EMBED_TOKENS = 0, EMBED_POSITIONS, EMBED_TYPES };

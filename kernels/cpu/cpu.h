@@ -59,6 +59,7 @@ struct cpu_kernels {
     enum rc (*matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
                            struct err *err);
 #define ENTRY(name) enum rc (*name)(struct cpu *cpu, const struct name##_args *args, struct err *err);
+#define RANK_ENTRY(name) ENTRY(name)
 #include "../entries.def"
 };
 

@@ -4,7 +4,8 @@
  * rows. Products are float32, [n_pairs][2 * inner] and [n_pairs][width] in the operation's scratch. The sum over the routes is
  * one chain of fused multiply-adds from 0, in the order of the routes, not in the order in which experts are computed. Few
  * rows are bound by the bytes of their experts: (2 * inner * width + width * inner) weights each. The pairs of a wave fit the
- * backend's shared scratch; more pairs take several waves, expert by expert. */
+ * backend's shared scratch; more pairs take several waves, expert by expert. A rank holds some of the experts and leaves out
+ * the routes of the others; by route, float32 results stay as they are, and `combine` sums them by the same chain. */
 #include "linear_run.h"
 #include "ops.h"
 #include "rows.h"
@@ -13,16 +14,19 @@
 
 #define PANEL_COST 4u     /* cost of reading a panel, in rows multiplied by it */
 #define COMBINE_COLS 256u /* columns that a thread sums at a time */
+#define ALONE_VALUES 2048u /* up to this size of sums waking the other threads costs more than the work */
+#define NO_PLACE UINT32_MAX
 
 struct experts_job {
     struct cpu *cpu;
     const struct experts_args *args;
-    uint32_t n_pairs, inner, up_width;
+    uint32_t n_experts; /* that the matrices hold */
+    uint32_t n_pairs, inner, up_width, width; /* width: of a result */
     uint32_t *first;  /* [n_experts + 1] pairs of expert e are [first[e], first[e + 1]) */
     uint32_t *rows;   /* [n_pairs] of a sorted pair */
     float *weights;   /* [n_pairs] */
-    uint32_t *places; /* [n_rows][n_chosen] of a route among the sorted pairs */
-    float *up, *down; /* [n_pairs][up_width], [n_pairs][y.width] */
+    uint32_t *places; /* [n_rows][n_chosen] of a route among the sorted pairs; NO_PLACE: its expert is not held */
+    float *up, *down; /* [n_pairs][up_width], [n_pairs][width] */
 };
 
 /* One of the two products of all experts. */
@@ -35,25 +39,34 @@ struct product {
     size_t pair_bytes;       /* of a packed row, at most */
 };
 
+/* The number of a route's expert among the experts that are held; at least n_experts: the expert is not held. */
+static uint32_t held_expert(const struct experts_job *job, uint32_t row, uint32_t j)
+{
+    const struct experts_args *args = job->args;
+    return (uint32_t)args->routes[(size_t)row * args->route_stride + j].expert - args->first;
+}
+
 /* Counting sort by expert; a row's pairs of one expert keep their order. */
 static void sort_pairs(struct experts_job *job)
 {
     const struct experts_args *args = job->args;
-    memset(job->first, 0, (args->n_experts + 1) * sizeof *job->first);
+    memset(job->first, 0, (job->n_experts + 1) * sizeof *job->first);
     for (uint32_t r = 0; r < args->n_rows; r++)
         for (uint32_t j = 0; j < args->n_chosen; j++)
-            job->first[args->routes[(size_t)r * args->route_stride + j].expert + 1]++;
-    for (uint32_t e = 0; e < args->n_experts; e++)
+            if (held_expert(job, r, j) < job->n_experts)
+                job->first[held_expert(job, r, j) + 1]++;
+    for (uint32_t e = 0; e < job->n_experts; e++)
         job->first[e + 1] += job->first[e];
     for (uint32_t r = 0; r < args->n_rows; r++)
         for (uint32_t j = 0; j < args->n_chosen; j++) {
-            const struct route *route = &args->routes[(size_t)r * args->route_stride + j];
-            uint32_t place = job->first[route->expert]++;
-            job->rows[place] = r;
-            job->weights[place] = route->weight;
-            job->places[r * args->n_chosen + j] = place;
+            uint32_t expert = held_expert(job, r, j), *place = &job->places[r * args->n_chosen + j];
+            *place = expert < job->n_experts ? job->first[expert]++ : NO_PLACE;
+            if (*place == NO_PLACE)
+                continue;
+            job->rows[*place] = r;
+            job->weights[*place] = args->routes[(size_t)r * args->route_stride + j].weight;
         }
-    for (uint32_t e = args->n_experts; e > 0; e--)
+    for (uint32_t e = job->n_experts; e > 0; e--)
         job->first[e] = job->first[e - 1];
     job->first[0] = 0;
 }
@@ -191,8 +204,8 @@ static void run_product(const struct experts_job *job, const struct product *pro
 {
     uint32_t capacity = (uint32_t)(job->cpu->shared_bytes / product->pair_bytes);
     uint32_t n_passes = is_mixed(product) ? product->n_parts : 1;
-    for (uint32_t first = 0, end; first < job->args->n_experts; first = end) {
-        for (end = first + 1; end < job->args->n_experts && job->first[end + 1] - job->first[first] <= capacity; end++)
+    for (uint32_t first = 0, end; first < job->n_experts; first = end) {
+        for (end = first + 1; end < job->n_experts && job->first[end + 1] - job->first[first] <= capacity; end++)
             ;
         for (uint32_t part = 0; part < n_passes; part++) {
             pack(job, product, first, end, part, thread, s);
@@ -203,32 +216,62 @@ static void run_product(const struct experts_job *job, const struct product *pro
     }
 }
 
-/* Sums columns [column, column + width) of a row. */
-static void combine_row(const struct experts_job *job, uint32_t row, uint32_t column, uint32_t width)
+/* Result j of a row: sorted by expert if there are places, else part j of the row. */
+static const float *result_at(const struct combine_args *args, const uint32_t *places, uint32_t row, uint32_t j)
 {
-    const struct experts_args *args = job->args;
-    const uint32_t *places = job->places + (size_t)row * args->n_chosen;
+    const float *results = args->results.data;
+    if (places)
+        return results + (size_t)places[(size_t)row * args->n_chosen + j] * args->results.stride;
+    return results + (size_t)row * args->results.stride + (size_t)j * args->y.width;
+}
+
+/* Sums columns [column, column + width) of a row. */
+static void combine_row(const struct combine_args *args, const uint32_t *places, uint32_t row, uint32_t column, uint32_t width)
+{
+    const struct route *routes = args->routes + (size_t)row * args->route_stride;
     float *y = (float *)args->y.data + (size_t)row * args->y.stride + column;
     for (uint32_t c = 0; c < width; c += LANES) {
         uint32_t lanes = width - c < LANES ? width - c : LANES;
         vf sum = v_zero();
         for (uint32_t j = 0; j < args->n_chosen; j++) {
-            vf value = v_load_n(job->down + (size_t)places[j] * args->y.width + column + c, lanes);
-            vf weight = v_set1(args->is_input_scaled ? 1.0f : job->weights[places[j]]);
-            sum = v_fma(weight, value, sum);
+            vf value = v_load_n(result_at(args, places, row, j) + column + c, lanes);
+            sum = v_fma(v_set1(args->is_input_scaled ? 1.0f : routes[j].weight), value, sum);
         }
         v_store_n(y + c, sum, lanes);
     }
 }
 
+/* Sums a thread's share of the rows, in blocks of columns. */
+static void combine_share(const struct combine_args *args, const uint32_t *places, uint32_t thread, uint32_t n_threads)
+{
+    uint32_t width = args->y.width, n_blocks = (width + COMBINE_COLS - 1) / COMBINE_COLS;
+    uint32_t n = args->n_rows * n_blocks, end = share_first(n, thread + 1, n_threads);
+    for (uint32_t i = share_first(n, thread, n_threads); i < end; i++) {
+        uint32_t column = i % n_blocks * COMBINE_COLS;
+        combine_row(args, places, i / n_blocks, column, width - column < COMBINE_COLS ? width - column : COMBINE_COLS);
+    }
+}
+
+/* Puts a thread's share of the sorted results where their routes want them. */
+static void store_by_route(const struct experts_job *job, uint32_t thread)
+{
+    const struct experts_args *args = job->args;
+    uint32_t n = args->n_rows * args->n_chosen, end = share_first(n, thread + 1, job->cpu->n_threads);
+    for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++) {
+        float *y = (float *)args->y.data + (size_t)(i / args->n_chosen) * args->y.stride;
+        if (job->places[i] != NO_PLACE)
+            memcpy(y + (size_t)(i % args->n_chosen) * job->width, job->down + (size_t)job->places[i] * job->width,
+                   job->width * sizeof *y);
+    }
+}
+
 static void combine(const struct experts_job *job, uint32_t thread)
 {
-    uint32_t width = job->args->y.width, n_blocks = (width + COMBINE_COLS - 1) / COMBINE_COLS;
-    uint32_t n = job->args->n_rows * n_blocks, end = share_first(n, thread + 1, job->cpu->n_threads);
-    for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++) {
-        uint32_t column = i % n_blocks * COMBINE_COLS;
-        combine_row(job, i / n_blocks, column, width - column < COMBINE_COLS ? width - column : COMBINE_COLS);
-    }
+    const struct experts_args *args = job->args;
+    struct view results = {job->down, job->width, job->width};
+    struct combine_args sum = {args->n_rows, args->n_chosen, args->is_input_scaled, args->routes, args->route_stride, results,
+                               args->y};
+    combine_share(&sum, job->places, thread, job->cpu->n_threads);
 }
 
 static size_t pair_bytes(const struct matrix *matrix)
@@ -242,13 +285,16 @@ static void experts_run(void *job_args, uint32_t thread)
     const struct experts_args *args = job->args;
     uint32_t widest = args->up->n_cols > args->down->n_cols ? args->up->n_cols : args->down->n_cols;
     struct lane_scratch s = K(linear_scratch)(job->cpu, thread, widest);
-    struct product up = {args->up, args->up_bias, job->up, job->up_width, args->up->n_parts / args->n_experts, true,
+    struct product up = {args->up, args->up_bias, job->up, job->up_width, args->up->n_parts / job->n_experts, true,
                          pair_bytes(args->up)};
-    struct product down = {args->down, args->down_bias, job->down, args->y.width, args->down->n_parts / args->n_experts, false,
+    struct product down = {args->down, args->down_bias, job->down, job->width, args->down->n_parts / job->n_experts, false,
                            pair_bytes(args->down)};
     run_product(job, &up, thread, &s);
     run_product(job, &down, thread, &s);
-    combine(job, thread);
+    if (args->is_by_route)
+        store_by_route(job, thread);
+    else
+        combine(job, thread);
 }
 
 /* Places the job's arrays in the scratch. Returns their total size in values. */
@@ -258,11 +304,11 @@ static size_t lay_out(struct experts_job *job)
     float *at = args->scratch.data;
     job->up = at;
     job->down = job->up + (size_t)job->n_pairs * job->up_width;
-    job->weights = job->down + (size_t)job->n_pairs * args->y.width;
+    job->weights = job->down + (size_t)job->n_pairs * job->width;
     job->rows = (uint32_t *)(job->weights + job->n_pairs);
     job->places = job->rows + job->n_pairs;
     job->first = job->places + job->n_pairs;
-    return (size_t)(job->first + args->n_experts + 1 - (uint32_t *)at);
+    return (size_t)(job->first + job->n_experts + 1 - (uint32_t *)at);
 }
 
 enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err *err)
@@ -270,15 +316,42 @@ enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err 
     if (args->n_rows > cpu->options.max_rows)
         return err_set(err, RC_INTERNAL, "experts: wanted at most %u rows (the backend's max_rows), have %u",
                        cpu->options.max_rows, args->n_rows);
-    if (args->up->n_parts % args->n_experts || args->down->n_parts % args->n_experts)
-        return err_set(err, RC_INTERNAL, "experts: wanted parts for each of %u experts, have %u and %u", args->n_experts,
+    uint32_t n_experts = args->n_local ? args->n_local : args->n_experts;
+    if (args->up->n_parts % n_experts || args->down->n_parts % n_experts)
+        return err_set(err, RC_INTERNAL, "experts: wanted parts for each of %u experts, have %u and %u", n_experts,
                        args->up->n_parts, args->down->n_parts);
-    struct experts_job job = {.cpu = cpu, .args = args, .n_pairs = args->n_rows * args->n_chosen,
-                              .inner = args->down->n_cols, .up_width = args->up->n_rows / args->n_experts};
+    struct experts_job job = {.cpu = cpu, .args = args, .n_experts = n_experts, .n_pairs = args->n_rows * args->n_chosen,
+                              .inner = args->down->n_cols, .up_width = args->up->n_rows / n_experts,
+                              .width = args->down->n_rows / n_experts};
+    uint32_t width = args->is_by_route ? args->n_chosen * job.width : job.width;
+    if (args->y.width != width)
+        return err_set(err, RC_INTERNAL, "experts: wanted %u columns of y, have %u", width, args->y.width);
     if (lay_out(&job) > (size_t)args->n_rows * args->scratch.stride)
         return err_set(err, RC_INTERNAL, "experts: wanted a scratch of %zu values, have %u rows of %u", lay_out(&job),
                        args->n_rows, args->scratch.stride);
     sort_pairs(&job);
     pool_run(cpu->pool, experts_run, &job);
+    return RC_OK;
+}
+
+struct combine_job {
+    const struct combine_args *args;
+    uint32_t n_threads;
+};
+
+static void combine_run(void *job_args, uint32_t thread)
+{
+    const struct combine_job *job = job_args;
+    combine_share(job->args, NULL, thread, job->n_threads);
+}
+
+enum rc K(combine)(struct cpu *cpu, const struct combine_args *args, struct err *err)
+{
+    if (args->results.width != args->n_chosen * args->y.width)
+        return err_set(err, RC_INTERNAL, "combine: wanted %u results of %u columns, have %u columns", args->n_chosen,
+                       args->y.width, args->results.width);
+    bool is_large = (uint64_t)args->n_rows * args->results.width > ALONE_VALUES;
+    struct combine_job job = {args, pool_threads_for(cpu->pool, is_large)};
+    pool_run_on(cpu->pool, job.n_threads, combine_run, &job);
     return RC_OK;
 }

@@ -10,6 +10,7 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .matrix_load = K(matrix_load),
         .matrix_read = K(matrix_read),
 #define ENTRY(name) .name = K(name),
+#define RANK_ENTRY(name) ENTRY(name)
 #include "../entries.def"
     };
     return &kernels;

@@ -18,6 +18,7 @@ enum rc K(matrix_load)(struct cpu *cpu, struct matrix *matrix, uint32_t part, ui
 enum rc K(matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
                        struct err *err);
 #define ENTRY(name) enum rc K(name)(struct cpu *cpu, const struct name##_args *args, struct err *err);
+#define RANK_ENTRY(name) ENTRY(name)
 #include "../entries.def"
 
 #endif

@@ -143,6 +143,10 @@ TEST(the_abi_has_its_number)
 #define OF experts_args
     AT(n_rows, 0) AT(n_experts, 4) AT(n_chosen, 8) AT(form, 12) AT(act, 16) AT(limit, 20) AT(is_input_scaled, 24) AT(up, 32)
     AT(down, 40) AT(up_bias, 48) AT(down_bias, 56) AT(routes, 64) AT(route_stride, 72) AT(x, 80) AT(y, 96) AT(scratch, 112)
+    AT(first, 128) AT(n_local, 132) AT(is_by_route, 136)
+#undef OF
+#define OF combine_args
+    AT(n_rows, 0) AT(n_chosen, 4) AT(is_input_scaled, 8) AT(routes, 16) AT(route_stride, 24) AT(results, 32) AT(y, 48)
 #undef OF
 #define OF page_copy
     AT(source, 0) AT(target, 4)
@@ -247,7 +251,7 @@ TEST(the_abi_has_its_number)
     AT(kv_write, 376) AT(attention, 384) AT(qkv, 392) AT(act, 400) AT(layer_norm, 408) AT(row_attention, 416) AT(conv, 424)
     AT(ssm, 432) AT(selective_scan, 440) AT(delta, 448) AT(route, 456) AT(experts, 464) AT(head_linear, 472)
     AT(latent_attention, 480) AT(position_scale, 488) AT(scale_logits, 496) AT(sample, 504) AT(tensor_write, 512)
-    AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552)
+    AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)

@@ -21,7 +21,7 @@ def test_the_interpreter_knows_every_operation() -> None:
 
 def test_attributes_have_names_of_their_own() -> None:
     for name, attributes in TABLE.items():
-        assert len(set(attributes)) == len(attributes) <= 8, name
+        assert len(set(attributes)) == len(attributes) <= 9, name
     assert TABLE["position_scale"] == ("every", "first", "slope")
     assert TABLE["add"] == ()
 

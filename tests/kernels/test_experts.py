@@ -1,6 +1,8 @@
 """Mixtures of experts against float64, and bit for bit against their separate linears, for all rows and threads."""
 
+import copy
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -285,3 +287,71 @@ def test_not_finite(isa: str) -> None:
     served = (routes[:, 0::2] == 1).any(1)
     assert (np.isnan(bad).any(1) == served).all()
     assert not np.isnan(np.delete(bad, 3, 1)).any()
+
+
+def cut(experts: Experts, first: int, end: int) -> Experts:
+    """Some of the experts, as a rank holds them."""
+    some = copy.copy(experts)
+    some.n_experts = end - first
+    for name in ("up", "down", "up_bias", "down_bias"):
+        whole = getattr(experts, name)
+        setattr(some, name, None if whole is None else whole[first:end].copy())
+    return some
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_ranks_with_some_of_the_experts(case: str, n_ranks: int, isa: str) -> None:
+    """Each writes the results of its own routes and nothing else; combined they have the bits of all experts on one rank."""
+    n, k, cols, inner, form, made, options = CASES[case]
+    rng = np.random.default_rng(len(case))
+    experts, x, routes = Experts(n, cols, inner, form, **made), rng.standard_normal((41, cols)), random_routes(41, n, k, rng)
+    x = x.astype(np.float32)
+    bounds = [n * rank // n_ranks for rank in range(n_ranks + 1)]
+    input_scaled = bool(options.get("input_scaled"))
+    for threads in (1, 3):
+        backend = Backend("cpu", isa, threads, 64, 128)
+        wanted = experts.run(backend, experts.matrices(backend), x, routes, **options)
+        for rows in (slice(0, 41), slice(7, 8)):
+            results = np.full((len(x[rows]), k * cols + 5), -7, np.float32)
+            for first, end in pairwise(bounds):
+                if first == end:
+                    continue
+                some, before = cut(experts, first, end), results.copy()
+                backend.experts(
+                    *some.matrices(backend), np.ascontiguousarray(routes[rows]), x[rows], results[:, :-5], n, inner, form,
+                    up_bias=some.up_bias, down_bias=some.down_bias, held=(first, end - first), **options,
+                )  # fmt: skip
+                is_own = (routes[rows, 0::2] >= first) & (routes[rows, 0::2] < end)
+                changed = (results != before)[:, :-5].reshape(-1, k, cols)
+                assert not changed[~is_own].any() and changed[is_own].any(-1).all()
+            assert (results[:, -5:] == -7).all()
+            y = np.full((len(results), cols + 3), -7, np.float32)
+            backend.combine(results[:, :-5], np.ascontiguousarray(routes[rows]), y[:, :-3], input_scaled)
+            assert y[:, :-3].tobytes() == wanted[rows].tobytes() and (y[:, -3:] == -7).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 2, 300), (70, 5, 33), (9, 8, 1024)], ids=str)
+def test_combine(shape: tuple[int, int, int], isa: str) -> None:
+    """One chain from 0 in the order of the routes, each product and sum rounded once together."""
+    n_rows, k, width = shape
+    rng = np.random.default_rng(width)
+    results, routes = rng.standard_normal((n_rows, k * width)).astype(np.float32), random_routes(n_rows, k + 3, k, rng)
+    weights, total = routes.view(np.float32)[:, 1::2].astype(np.longdouble), np.zeros((n_rows, width), np.float32)
+    for j in range(k):  # a long double holds the product, and the sum but for its last bits
+        part = results[:, j * width : (j + 1) * width].astype(np.longdouble)
+        total = (weights[:, j : j + 1] * part + total).astype(np.float32)
+    for threads in (1, 3):
+        y = np.empty((n_rows, width), np.float32)
+        Backend("cpu", isa, threads, 128, 64).combine(results, routes, y)
+        assert y.tobytes() == total.tobytes()
+
+
+def test_wrong_widths_by_route(isa: str) -> None:
+    rng = np.random.default_rng(9)
+    experts, backend = Experts(4, 64, 32), Backend("cpu", isa, 1, 64, 64)
+    x, routes, y = rng.standard_normal((3, 64)).astype(np.float32), random_routes(3, 4, 2, rng), np.empty((3, 64), np.float32)
+    with pytest.raises(RuntimeError, match="experts: wanted 128 columns of y, have 64"):
+        backend.experts(*experts.matrices(backend), routes, x, y, 4, 32, held=(0, 4))
+    with pytest.raises(RuntimeError, match="combine: wanted 2 results of 64 columns, have 64 columns"):
+        backend.combine(x, routes, y)

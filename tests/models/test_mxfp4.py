@@ -47,6 +47,9 @@ def test_blocks_and_scales(tiny, open_engine, prompts, tmp_path: Path) -> None:
     logits = model.logits(prompts[2])
     with open_engine("cpu", directory) as engine:
         answer = engine.run([prompts[2]], top=99)[0]
+    for n_ranks in (2, 3):
+        with open_engine("cpu", directory, n_ranks=n_ranks, replicate_bytes=0, devices=["cpu"] * n_ranks) as engine:
+            assert engine.run([prompts[2]], top=99)[0].prompt.tobytes() == answer.prompt.tobytes()
     shifted = logits - logits.max(-1, keepdims=True)
     wanted = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     assert np.abs(answer.table(99) - wanted[: len(prompts[2]) - 1]).max() <= 2e-4 * np.abs(logits).max()

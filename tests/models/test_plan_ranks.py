@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from modules import load
 
-from llmpy import _core
+from llmpy import UnsupportedError, _core
 from llmpy.models.pieces import Part
 from llmpy.models.shard import shard
 
@@ -63,8 +63,8 @@ def check_stores(steps, kinds):
         stored = others_columns(whole, own) if kind == "columns" else []
         for i in range(before, at + 1):
             used = steps[i]["reads"] if i == at else places(steps[i])
-            if kind == "rows":  # its own rows lie there before
-                used = [] if i == at else [place for place in used if place != steps[at]["reads"][0]]
+            if kind != "columns":  # its own rows, or results of routes, lie there before
+                used = [place for place in used if place != steps[at]["reads"][0]]
                 stored = [whole]
             assert not any(overlap(each, place) for each in stored for place in used), (steps[at], steps[i])
 
@@ -108,10 +108,6 @@ def check(ranks, fusions):
     return plans
 
 
-def has_mixture(spec):
-    return any(name == "experts" for name, _ in spec["ops"])
-
-
 def first_layers(config):
     """A configuration with so few layers that all kinds of layers are there."""
     lists = [len(value) for value in config.values() if isinstance(value, list)]
@@ -123,8 +119,6 @@ def first_layers(config):
 def test_released_models(name):
     config = {key: value for key, value in RELEASED[name]["config"].items() if key != "quantization_config"}
     spec = cuts.program(**first_layers(config))
-    if has_mixture(spec):
-        pytest.skip("ranks do not share mixtures yet")
     for n_ranks in (2, 3):
         ranks = [] if cuts.refusal(spec, n_ranks) else shard(spec, n_ranks, 0)
         for fusions in FUSIONS if ranks else ():
@@ -133,6 +127,7 @@ def test_released_models(name):
 
 FAMILIES = {
     "dense": {}, "norms behind branches": {"architectures": ["Gemma2ForCausalLM"]},
+    "mixture": {"architectures": ["MixtralForCausalLM"], "num_local_experts": 9, "num_experts_per_tok": 2},
     "layer norms": {"architectures": ["GPTNeoXForCausalLM"], "num_key_value_heads": 12},
     "norms of q and k": {"architectures": ["Olmo2ForCausalLM"]},
     "encoder": {"architectures": ["BertModel"], "hidden_act": "gelu"},
@@ -149,10 +144,7 @@ def test_families(name, fusions):
                 check(shard(spec, n_ranks, limit), fusions)
 
 
-WITHOUT_MIXTURE = [seed for seed in range(100) if not has_mixture(cuts.random_program(seed))]
-
-
-@pytest.mark.parametrize("seed", WITHOUT_MIXTURE[:25])
+@pytest.mark.parametrize("seed", range(25))
 def test_random_programs(seed):
     spec, random = cuts.random_program(seed), np.random.default_rng(seed)
     for n_ranks in range(2, 9):
@@ -161,10 +153,19 @@ def test_random_programs(seed):
                 check(shard(spec, n_ranks, int(random.choice([0, 5000, 20000]))), fusions)
 
 
-def test_mixtures_are_refused():
-    mixture = {**cuts.DENSE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
-    with pytest.raises(ValueError, match="experts: has no attribute first"):
-        _core.plan(shard(cuts.program(**mixture), 2)[0], 0, False, ROWS)
+MIXTURE = {**cuts.DENSE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def test_results_of_routes_lie_in_the_gathered_value():
+    """So `experts` writes them there, and the gather copies none on its own rank."""
+    for ranks in (shard(cuts.program(**MIXTURE), 4, 0), shard(cuts.program(**MIXTURE), 3, 0)):
+        for _, steps in check(ranks, "none"):
+            names = [step["text"].split()[0] for step in steps]
+            at = names.index("experts")
+            assert names[at : at + 3] == ["experts", "gather", "combine"]
+            experts, gather, combine = steps[at : at + 3]
+            assert experts["writes"][0] == gather["reads"][0] == gather["writes"][0] == combine["reads"][0]
+            assert gather["reads"][1] == combine["reads"][1] == experts["reads"][1] and experts["writes"][0][1] == 2 * 192
 
 
 def test_a_sum_its_gather_and_the_norm_are_one_step():
@@ -230,7 +231,6 @@ WRONG = {
     "the gathered value is another one than the rank's own": into_itself,
     "a rank's columns are among the gathered ones": gathers("columns", first=97),
     "a rank has rows of at least one token id": gathers("rows", end=0),
-    "ranks do not share experts": gathers("columns", kind="routes"),
     "a range of token ids has rows in the matrix": attributes_of("embed", end_id=129),
     "a range of token ids has rows": attributes_of("embed", first_id=128),
     "or has a rank's rows of it": attributes_of("logits", first_id=76),
@@ -243,6 +243,40 @@ def test_wrong_programs_are_refused(message):
     _core.plan(spec, 0, False, ROWS)
     WRONG[message](spec)
     with pytest.raises(ValueError, match=message):
+        _core.plan(spec, 0, False, ROWS)
+
+
+WRONG_MIXTURES = {
+    "only a rank has some of the experts": attributes_of("experts", is_by_route=False),
+    "only a rank has some of the experts, and gives": attributes_of("experts", first=3),
+    "up and down are matrices of parts for each expert": attributes_of("experts", n_local=3),
+    "input, matrices and output fit each other": attributes_of("experts", n_local=1),
+    "input, matrices and output fit each": attributes_of("experts", n_chosen=5),
+    "results of at least one expert": gathers("routes", end=0),
+    "there are routes, and equally many parts": gathers("routes", n_chosen=0),
+    "there are routes, and equally many parts of": gathers("routes", n_chosen=3),
+    "there are routes": lambda spec: gather_of(spec, "routes")["in"].pop(),
+    "there is a result for each route": attributes_of("combine", n_chosen=1),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_MIXTURES)
+def test_wrong_mixtures_are_refused(message):
+    spec = shard(cuts.program(**MIXTURE), 2, 0)[0]
+    _core.plan(spec, 0, False, ROWS)
+    WRONG_MIXTURES[message](spec)
+    with pytest.raises(ValueError, match=message):
+        _core.plan(spec, 0, False, ROWS)
+
+
+def test_results_that_two_gathers_read_are_refused():
+    """They lie in one gathered value only."""
+    spec = shard(cuts.program(**MIXTURE), 2, 0)[0]
+    at = next(i for i, (_, op) in enumerate(spec["ops"]) if op["attributes"].get("kind") == "routes")
+    spec["values"].append(spec["values"][spec["ops"][at][1]["out"][0]])
+    spec["rooms"].append(spec["values"][-1][0])
+    spec["ops"].insert(at + 1, ("gather", {**spec["ops"][at][1], "out": [len(spec["values"]) - 1]}))
+    with pytest.raises(UnsupportedError, match="gather: wanted rows or results of a value that no other gather reads"):
         _core.plan(spec, 0, False, ROWS)
 
 

@@ -31,8 +31,6 @@ def refused(files_of):
 
     def reason(path, n_ranks):
         spec = models.load(files_of(path), None).spec
-        if any(name == "experts" for name, _ in spec["ops"]):
-            return "experts"
         try:
             shard(spec, n_ranks)
         except (ConfigError, UnsupportedError) as error:

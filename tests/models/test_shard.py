@@ -426,8 +426,8 @@ def test_an_embedding_is_cut_by_ids():
 
 
 def test_every_operation_has_a_rule():
-    """Programs of one rank have no gather: shard writes it."""
-    assert set(RULES) == set(_core.operations()) - {"gather"}
+    """Programs of one rank have no gather and no combine: shard writes them."""
+    assert set(RULES) == set(_core.operations()) - {"gather", "combine"}
 
 
 def test_operations_without_a_rule_are_refused():
