@@ -113,6 +113,7 @@ class EngineOptions(TypedDict, total=False):
     load_format: str
     device: str | int | None
     tensor_parallel_size: int
+    experts: str
     data_parallel_size: int
     device_ids: Sequence[int] | None
     step_timeout_s: float

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, environment, hardware
-from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError, UnsupportedError
+from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError
 from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
@@ -152,13 +152,7 @@ def _programs(config: EngineConfig, spec: Spec) -> list[Spec]:
     """The program of each rank."""
     from ..models.shard import shard
 
-    n_ranks = config.tensor_parallel_size
-    if n_ranks > 1 and any(name == "experts" for name, _ in spec["ops"]):
-        raise UnsupportedError(
-            f"tensor_parallel_size={n_ranks}: {spec['architecture']} has a mixture of experts, which ranks cannot share yet; "
-            "set tensor_parallel_size=1"
-        )
-    return shard(spec, n_ranks)
+    return shard(spec, config.tensor_parallel_size)
 
 
 def _resolve_sizes(config: EngineConfig) -> EngineConfig:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -270,6 +271,92 @@ def test_torn_weights(made, tiny_model, other):
     assert outcome(llm) == outcome(made(tiny_model, 1))
 
 
+# ---- mixtures of experts ----------------------------------------------------------------------------------------------
+
+MOE = {
+    "vocab_size": 304, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 16, "num_experts_per_tok": 3, "max_position_embeddings": 256,
+    "torch_dtype": "float32", "eos_token_id": 2,
+}  # fmt: skip
+MIXTURES = {
+    "an expert has tensors": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 7,
+                              "moe_intermediate_size": 32},
+    "stacked": {"architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe", "num_local_experts": 7,
+                "logits_scaling": 1.5},
+    "stacked in turn": {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 7,
+                        "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+}  # fmt: skip
+
+OF_MIXTURES = {"skip_tokenizer_init": True, "max_model_len": 256}
+
+
+@pytest.fixture(scope="module", params=MIXTURES)
+def mixture(request, tmp_path_factory):
+    """Directory of a mixture, and other weights for it."""
+    path = tmp_path_factory.mktemp("mixture")
+    (path / "config.json").write_text(json.dumps({**MOE, **MIXTURES[request.param]}))
+    with open_ranks(path, 1, load_format="dummy", **OF_MIXTURES) as llm:
+        shapes = {info["name"]: info["shape"] for info in llm.weight_info()}
+    rng = np.random.default_rng(5)
+    both = [
+        {name: (0.2 * rng.standard_normal(shape) + ("norm" in name)).astype(np.float32) for name, shape in shapes.items()}
+        for _ in range(2)
+    ]
+    save_file(both[0], path / "model.safetensors")
+    return path, both[1]
+
+
+def mixture_outcome(llm):
+    """Bits of requests and taps, and the sums of the weights."""
+    params = [SamplingParams(max_tokens=6, seed=1, temperature=0.8, logprobs=3, prompt_logprobs=1, ignore_eos=True)] * 3
+    names = llm.tap_names()
+    taps = llm.tap([SHARED[:19]], names)[0]
+    llm.reset_prefix_cache()
+    prompts = [[3, 9, 4], SHARED, [7]]
+    return [*map(bits, llm.generate(prompts, params))], {name: taps[name].tobytes() for name in names}, llm.weight_checksum()
+
+
+def test_mixtures(made, mixture):
+    """Results, taps, updates and sleep of a mixture are those of one rank."""
+    path, weights = mixture
+    one = made(path, 1, **OF_MIXTURES)
+    first = mixture_outcome(one)
+    part = {name: w for name, w in weights.items() if "experts.5." in name or "output_linear" in name or "down_proj" in name}
+    assert 0 < len(part) < len(weights)
+    one.update_weights(part, partial=True)
+    second = mixture_outcome(one)
+    one.update_weights(weights)
+    third = mixture_outcome(one)
+    assert first[2] != second[2] != third[2] and first[0] != second[0] != third[0]
+    for count in (2, 3, 4):
+        llm = made(path, count, **OF_MIXTURES)
+        assert mixture_outcome(llm) == first and llm.compare_weights(path)
+        llm.update_weights(part, partial=True)
+        assert mixture_outcome(llm) == second and not llm.compare_weights(path)
+        llm.update_weights(weights)
+        llm.sleep()
+        llm.wake_up()
+        assert mixture_outcome(llm) == third and llm.compare_weights(weights)
+
+
+def test_every_expert_lies_on_one_rank(made, mixture):
+    llm = made(mixture[0], 3, **OF_MIXTURES)
+    found = {info["name"]: info for info in llm.weight_info() if "expert" in info["name"] or "_linear" in info["name"]}
+    assert len(found) >= 4
+    for name, info in found.items():
+        rows = [[row for part in ranges for row in range(*part)] for ranges in info["shard"]]
+        n_rows = sum(map(len, rows))
+        if number := re.search(r"experts\.(\d+)", name):
+            rank = next(rank for rank, end in enumerate((3, 5, 7)) if int(number[1]) < end)
+            assert n_rows == info["shape"][0] and [len(own) for own in rows] == [n_rows * (rank == i) for i in range(3)]
+        else:  # rows of all experts, one behind the other
+            each = n_rows // 7
+            assert n_rows == 7 * each and info["shape"][0] == 7
+            assert [sorted(own) for own in rows] == [[*range(a * each, b * each)] for a, b in ((0, 3), (3, 5), (5, 7))], name
+    weights = [rank["weights_bytes"] for rank in llm.ranks()]
+    assert max(weights) < 0.5 * sum(weights)
+
+
 # ---- sleep, memory, statistics ---------------------------------------------------------------------------------------
 
 
@@ -391,18 +478,16 @@ def test_gpus_are_refused():
         hardware.devices_of(config)
 
 
-def test_mixtures_are_refused(tmp_path):
-    config = {
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 304, "hidden_size": 64,
-        "num_hidden_layers": 1, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "max_position_embeddings": 64,
-        "torch_dtype": "float32",
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_how_ranks_share_experts(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**MOE, **MIXTURES["an expert has tensors"]}))
     options = {"load_format": "dummy", "skip_tokenizer_init": True}
-    open_ranks(tmp_path, 1, **options).close()
-    with pytest.raises(UnsupportedError, match=r"tensor_parallel_size=2: Qwen3MoeForCausalLM has a mixture of experts"):
-        open_ranks(tmp_path, 2, **options)
+    open_ranks(tmp_path, 2, experts="rank", **options).close()
+    with pytest.raises(ConfigError, match="tensor_parallel_size=4: 3 experts cannot be shared by 4 ranks; 1, 2 or 3 can"):
+        open_ranks(tmp_path, 4, hf_overrides={"num_experts": 3}, **options)
+    with pytest.raises(UnsupportedError, match="experts='width'"):
+        open_ranks(tmp_path, 2, experts="width", **options)
+    with pytest.raises(ConfigError, match="experts must be one of auto, rank"):
+        open_ranks(tmp_path, 2, experts="half", **options)
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------

@@ -27,6 +27,9 @@ FAMILIES = {
         "max_window_layers": 1, "head_dim": 16,
     },
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2,
+    },
 }  # fmt: skip
 
 
@@ -50,8 +53,16 @@ def tensors(config: dict[str, object], family: str) -> dict[str, np.ndarray]:
             out[f"{prefix}self_attn.{name}_proj.weight"] = matrix(*shape)
             if family.startswith("qwen2") and name != "o":
                 out[f"{prefix}self_attn.{name}_proj.bias"] = matrix(1, shape[0])[0]
-        for name, shape in {"gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}.items():
-            out[f"{prefix}mlp.{name}_proj.weight"] = matrix(*shape)
+        names = {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+        copies = [names]
+        if family == "mixtral":
+            stem, n_experts = "block_sparse_moe", config["num_local_experts"]
+            out[f"{prefix}{stem}.gate.weight"] = matrix(n_experts, hidden)
+            copies = [{"gate": f"{stem}.experts.{e}.w1", "up": f"{stem}.experts.{e}.w3", "down": f"{stem}.experts.{e}.w2"}
+                      for e in range(n_experts)]  # fmt: skip
+        for names in copies:
+            for name, shape in {"gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}.items():
+                out[f"{prefix}{names[name]}.weight"] = matrix(*shape)
         for name in ("input_layernorm", "post_attention_layernorm"):
             out[f"{prefix}{name}.weight"] = norm(hidden)
         if family == "qwen3":

@@ -14,7 +14,7 @@ Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
 # Model, type, number of ranks.
 MODELS = [
     ("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("mistral-window", "float16", 1), ("qwen2-mixed", "float32", 1),
-    ("llama", "float32", 2), ("qwen3", "bfloat16", 3),
+    ("llama", "float32", 2), ("qwen3", "bfloat16", 3), ("mixtral", "bfloat16", 2),
 ]  # fmt: skip
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
