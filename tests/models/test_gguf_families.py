@@ -43,6 +43,18 @@ def test_logits(case, file_of, oracle, prompts, error_of):
     assert error_of(oracle(path).logits(prompts[2]), model.logits(prompts[2])) <= BOUND
 
 
+@pytest.mark.parametrize("arithmetic", ["int8", "float"])
+def test_quantised_experts_of_ranks(arithmetic, file_of, open_engine, prompts):
+    """A rank has whole experts, so it rounds the blocks and the inputs that one rank rounds."""
+    _, path = file_of("qwen3_moe", "Q8_0")
+    found = []
+    for n_ranks in (1, 2, 3):
+        options = {"n_ranks": n_ranks, "replicate_bytes": 0, "devices": ["cpu"] * n_ranks} if n_ranks > 1 else {}
+        with open_engine("cpu", path, activation_dtype=arithmetic, **options) as engine:
+            found.append([(one.ids, one.prompt.tobytes()) for one in engine.run(prompts, top=5)])
+    assert found[0] == found[1] == found[2]
+
+
 def test_heads_by_their_norms_are_refused(file_of, host_checkpoint, files_of):
     """Only the vocabulary identifies Baichuan 2."""
     _, path = file_of("baichuan", num_hidden_layers=2)
