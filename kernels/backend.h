@@ -423,6 +423,14 @@ enum expert_form {
     EXPERT_PLAIN    /* act(up) */
 };
 
+/* What ranks compute that have a part of every expert. Only backends with `combine` get another than EXPERTS_WHOLE. */
+enum experts_half {
+    EXPERTS_WHOLE,
+    EXPERTS_UP,   /* y has n_chosen equal parts a row. Part j gets form(up_e(x)) of route j in its columns from first_column on,
+                   * as many as `up` makes here, and keeps its other columns. down is NULL */
+    EXPERTS_DOWN  /* part j of x is the whole form(up_e(..)) of route j; y = the sum over the routes. up is NULL */
+};
+
 /* y = sum over a row's routes, in their order, of weight * (down_e(form(up_e(x))) + down_bias_e); is_input_scaled: the weight
  * multiplies x instead. The sum is one float32 chain that starts from 0 and is rounded once at the end. The matrix up holds
  * gate_e | up_e (EXPERT_PLAIN: up_e) for expert 0, 1, ..; down holds down_e in the same order. Each product has the bits of a
@@ -443,6 +451,7 @@ struct experts_args {
     uint32_t first, n_local;    /* the matrices and the biases hold experts [first, first + n_local); n_local 0: all experts */
     bool is_by_route;           /* y has n_chosen equal parts a row. Part j gets the result of route j before the sum, if the
                                  * route's expert is held, and stays as it is if not. Only backends with `combine` get this */
+    uint32_t half, first_column; /* half: enum experts_half */
 };
 
 /* y = the sum of `experts`, of the same bits: part j of a row of results is the result of route j */
@@ -676,13 +685,13 @@ enum gather_kind {
 struct gather_args {
     uint32_t kind, n_rows;     /* kind: enum gather_kind */
     struct view whole;         /* lies in shared memory: COMM_LOGITS for GATHER_TO_FIRST, else COMM_ARENA */
-    uint32_t first, n_columns; /* GATHER_COLUMNS, GATHER_TO_FIRST: this rank's columns */
+    uint32_t first, n_columns; /* GATHER_COLUMNS, GATHER_TO_FIRST: this rank's columns; with n_chosen: of each part */
     struct view a, b;          /* GATHER_COLUMNS: this rank's columns are a, or a + b, and whole gets them, too; width 0: there
                                 * is no such term. Without a they are in whole already. a and b may be those columns of whole */
     const int32_t *token_ids;  /* [n_rows], GATHER_ROWS */
     int32_t first_id, end_id;  /* GATHER_ROWS: token ids; GATHER_ROUTES: experts */
     const struct route *routes; /* [n_rows][route_stride], GATHER_ROUTES */
-    uint32_t route_stride, n_chosen;
+    uint32_t route_stride, n_chosen; /* n_chosen: equal parts of a row; GATHER_COLUMNS: 0 or those that have the columns */
     const struct rms_norm_args *norm; /* FUSION_GATHER_NORM, or NULL: then run it; its x is whole */
     bool is_stored;            /* an earlier operation has stored to all ranks: only meet */
 };

@@ -357,15 +357,19 @@ class Backend:
         stage.run(work)
 
     def experts(
-        self, up: Matrix, down: Matrix, routes: Array, x: Array, y: Array, n_experts: int, inner: int, form: int = 0,
-        act: int = 0, limit: float = 0.0, up_bias: Array | None = None, down_bias: Array | None = None,
-        input_scaled: bool = False, held: tuple[int, int] | None = None,
+        self, up: Matrix | None, down: Matrix | None, routes: Array, x: Array, y: Array, n_experts: int, inner: int,
+        form: int = 0, act: int = 0, limit: float = 0.0, up_bias: Array | None = None, down_bias: Array | None = None,
+        input_scaled: bool = False, held: tuple[int, int] | None = None, first_column: int = 0,
     ) -> None:  # fmt: skip
-        """The weighted sum of the chosen experts. held: a rank's experts (first, count); y gets their results by route."""
+        """The weighted sum of the chosen experts. held: a rank's experts (first, count); y gets their results by route.
+
+        Without down only the way up, to columns of y's parts from first_column on; without up only the way down.
+        """
         first, n_local = held or (0, 0)
         stage, args = Stage(self), struct(
             "experts_args", n_experts=n_experts, form=form, act=act, limit=limit, is_input_scaled=input_scaled,
-            up=up.address, down=down.address, first=first, n_local=n_local, is_by_route=held is not None,
+            up=up.address if up else None, down=down.address if down else None, first=first, n_local=n_local,
+            is_by_route=held is not None, half=1 if down is None else 2 if up is None else 0, first_column=first_column,
         )  # fmt: skip
         self.table.function("experts")
         stage.view(args.x, "x", x)
@@ -375,7 +379,7 @@ class Backend:
             raise ValueError("routes: wanted as many rows as x")
         stage.array(args, "up_bias", up_bias)
         stage.array(args, "down_bias", down_bias)
-        width = (args.n_chosen * 4 * max(inner, args.x.width) + 2 * n_experts + 16 + 15) // 16 * 16
+        width = (args.n_chosen * 4 * max(inner, args.x.width, args.y.width) + 2 * n_experts + 16 + 15) // 16 * 16
         args.scratch.width = args.scratch.stride = width
         n_bytes = width * args.n_rows * self.item_bytes
         args.scratch.data = self.new_buffer(n_bytes)

@@ -88,6 +88,81 @@ enum rc run_experts(struct running *run, const struct step *step, const struct v
     return m->backend->experts(m->ctx, &args, run->err);
 }
 
+/* Whether the scratch has room for the rows and the tables of routes, of which the wider end has `widest` columns. */
+static bool has_scratch(const struct program *p, const struct op *op, uint64_t n_experts, uint64_t n_chosen, uint64_t widest)
+{
+    return width_of(p, op->out[1]) >= n_chosen * 4 * widest + 2 * n_experts + 16;
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+const char *check_experts_up(const struct program *p, const struct op *op)
+{
+    const struct experts_up_attributes *given = &op->experts_up;
+    const struct weight *up = &p->weights[op->weight[0]];
+    uint32_t n_halves = given->form == EXPERT_PLAIN ? 1 : 2, out0 = width_of(p, op->out[0]);
+    if (!p->is_of_rank)
+        return "only a rank has a part of every expert";
+    if (!given->n_experts || up->n_parts % given->n_experts || up->rows % ((uint64_t)given->n_experts * n_halves))
+        return "up is a matrix of parts for each expert";
+    uint64_t own = up->rows / given->n_experts / n_halves, n_chosen = given->n_chosen;
+    if (!n_chosen || out0 % n_chosen || given->first + own > out0 / n_chosen || width_of(p, op->in[0]) != up->cols ||
+        !is_optional_vector(p, op->weight[1], up->rows))
+        return "input, matrix and output fit each other";
+    return width_of(p, op->in[1]) == 4 * n_chosen &&
+                   has_scratch(p, op, given->n_experts, n_chosen, larger(up->cols, out0 / n_chosen))
+               ? NULL
+               : "the routes are of as many experts, and the scratch has room";
+}
+
+enum rc run_experts_up(struct running *run, const struct step *step, const struct views *v)
+{
+    const struct model *m = run->m;
+    const struct op *op = step->ops[ROLE_MAIN];
+    const struct experts_up_attributes *given = &op->experts_up;
+    struct experts_args args = {
+        .n_rows = v->n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen, .form = given->form, .act = given->act,
+        .limit = given->limit, .is_input_scaled = given->is_input_scaled, .up = matrix_of(m, op, 0),
+        .up_bias = vector_of(m, op, 1), .routes = v->in[1].data, .route_stride = route_stride(m, v->in[1]), .x = v->in[0],
+        .y = v->out, .scratch = v->mid, .half = EXPERTS_UP, .first_column = given->first,
+    };
+    return m->backend->experts(m->ctx, &args, run->err);
+}
+
+const char *check_experts_down(const struct program *p, const struct op *op)
+{
+    const struct experts_down_attributes *given = &op->experts_down;
+    const struct weight *down = &p->weights[op->weight[0]];
+    uint64_t out0 = width_of(p, op->out[0]), n_chosen = given->n_chosen;
+    if (!p->is_of_rank)
+        return "only a rank has a part of every expert";
+    if (!given->n_experts || down->n_parts % given->n_experts)
+        return "down is a matrix of parts for each expert";
+    if (!n_chosen || width_of(p, op->in[0]) != n_chosen * down->cols || down->rows != given->n_experts * out0 ||
+        !is_optional_vector(p, op->weight[1], down->rows))
+        return "input, matrix and output fit each other";
+    return width_of(p, op->in[1]) == 4 * n_chosen && has_scratch(p, op, given->n_experts, n_chosen, larger(down->cols, out0))
+               ? NULL
+               : "the routes are of as many experts, and the scratch has room";
+}
+
+enum rc run_experts_down(struct running *run, const struct step *step, const struct views *v)
+{
+    const struct model *m = run->m;
+    const struct op *op = step->ops[ROLE_MAIN];
+    const struct experts_down_attributes *given = &op->experts_down;
+    struct experts_args args = {
+        .n_rows = v->n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen,
+        .is_input_scaled = given->is_input_scaled, .down = matrix_of(m, op, 0), .down_bias = vector_of(m, op, 1),
+        .routes = v->in[1].data, .route_stride = route_stride(m, v->in[1]), .x = v->in[0], .y = v->out, .scratch = v->mid,
+        .half = EXPERTS_DOWN,
+    };
+    return m->backend->experts(m->ctx, &args, run->err);
+}
+
 const char *check_combine(const struct program *p, const struct op *op)
 {
     uint64_t n_chosen = op->combine.n_chosen;

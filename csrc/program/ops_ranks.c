@@ -13,10 +13,15 @@ const char *check_gather(const struct program *p, const struct op *op)
         ;
     if (own == root)
         return "the gathered value is another one than the rank's own";
-    if (given->kind == GATHER_COLUMNS)
+    if (given->kind == GATHER_COLUMNS && !given->n_chosen)
         return (uint64_t)given->first + width <= whole ? NULL : "a rank's columns are among the gathered ones";
     if (given->first >= given->end || given->end > INT32_MAX)
         return "a rank has rows of at least one token id, or results of at least one expert";
+    if (given->kind == GATHER_COLUMNS)
+        return width == whole && own == op->in[0] && root == out && whole % given->n_chosen == 0 &&
+                       given->end <= whole / given->n_chosen
+                   ? NULL
+                   : "a rank's columns of a part are among those of the gathered parts";
     if (given->kind == GATHER_ROUTES &&
         (!given->n_chosen || whole % given->n_chosen || op->in[1] == NO_INDEX || width_of(p, op->in[1]) != 4 * given->n_chosen))
         return "there are routes, and equally many parts of the gathered results";
@@ -37,7 +42,11 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
     const struct gather_attributes *given = &op->gather;
     struct gather_args args = {.kind = given->kind, .n_rows = v->n_rows, .whole = v->out};
     struct rms_norm_args row;
-    if (given->kind == GATHER_COLUMNS) {
+    if (given->kind == GATHER_COLUMNS && given->n_chosen) {
+        args.first = given->first;
+        args.n_columns = given->end - given->first;
+        args.n_chosen = given->n_chosen;
+    } else if (given->kind == GATHER_COLUMNS) {
         args.first = given->first;
         args.n_columns = v->in[0].width;
         if (step->ops[ROLE_SUM] || v->in[0].data != columns_of(m, v->out, given->first, v->in[0]).data) {

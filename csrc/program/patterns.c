@@ -168,8 +168,8 @@ static bool is_gathered_twice(const struct planner *b, const struct op *gather)
 static void norm_of_gather(struct planner *b, struct node *node)
 {
     const struct op *norm = node->step.ops[ROLE_MAIN], *gather = before(b, norm);
-    if (!gather || gather->code != OP_GATHER || gather->gather.kind != GATHER_COLUMNS || gather->out[0] != norm->in[0] ||
-        !is_of_row(b, norm) || b->p->values[norm->in[0]].of != NO_INDEX)
+    if (!gather || gather->code != OP_GATHER || gather->gather.kind != GATHER_COLUMNS || gather->gather.n_chosen ||
+        gather->out[0] != norm->in[0] || !is_of_row(b, norm) || b->p->values[norm->in[0]].of != NO_INDEX)
         return;
     begin_with(b, node, gather, ROLE_NORM);
     node->normed = node->out;

@@ -125,10 +125,11 @@ static enum rc alias_gathers(struct planner *b, struct err *err)
             continue;
         const struct gather_attributes *given = &node->step.ops[ROLE_MAIN]->gather;
         struct ref own = node->step.ops[ROLE_SUM] ? node->mid : node->in[0], out = resolve(b, node->out);
-        uint32_t first = given->kind == GATHER_COLUMNS ? given->first : 0;
+        bool is_range = given->kind == GATHER_COLUMNS && !given->n_chosen;
+        uint32_t first = is_range ? given->first : 0;
         if (own.width == b->widths[own.root] && b->alias[own.root].root == NO_INDEX && out.root != own.root)
             b->alias[own.root] = (struct ref){out.root, out.offset + first, own.width};
-        else if (given->kind != GATHER_COLUMNS)
+        else if (!is_range)
             return err_set(err, RC_UNSUPPORTED, "gather: wanted rows or results of a value that no other gather reads");
     }
     return RC_OK;

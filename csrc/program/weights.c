@@ -240,6 +240,11 @@ enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *ma
     return rc;
 }
 
+static bool is_of_experts(uint32_t code)
+{
+    return code == OP_EXPERTS || code == OP_EXPERTS_UP || code == OP_EXPERTS_DOWN;
+}
+
 static uint32_t uses_of(const struct program *p, uint32_t weight)
 {
     uint32_t use = 0;
@@ -247,7 +252,7 @@ static uint32_t uses_of(const struct program *p, uint32_t weight)
         for (uint32_t j = 0; j < OP_WEIGHTS; j++)
             if (p->ops[i].weight[j] == weight)
                 use |= p->ops[i].code == OP_EMBED     ? MATRIX_EMBED
-                       : p->ops[i].code == OP_EXPERTS ? MATRIX_LINEAR | MATRIX_EXPERTS
+                       : is_of_experts(p->ops[i].code) ? MATRIX_LINEAR | MATRIX_EXPERTS
                        : p->ops[i].code == OP_ROUTE   ? MATRIX_LINEAR | MATRIX_ROUTER
                        : p->ops[i].code == OP_LOGITS  ? MATRIX_LINEAR | MATRIX_LOGITS
                                                       : MATRIX_LINEAR;

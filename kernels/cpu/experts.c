@@ -25,6 +25,7 @@ struct experts_job {
     uint32_t *first;  /* [n_experts + 1] pairs of expert e are [first[e], first[e + 1]) */
     uint32_t *rows;   /* [n_pairs] of a sorted pair */
     float *weights;   /* [n_pairs] */
+    uint32_t *parts;  /* [n_pairs] the number of a sorted pair's route in its row */
     uint32_t *places; /* [n_rows][n_chosen] of a route among the sorted pairs; NO_PLACE: its expert is not held */
     float *up, *down; /* [n_pairs][up_width], [n_pairs][width] */
 };
@@ -64,6 +65,7 @@ static void sort_pairs(struct experts_job *job)
             if (*place == NO_PLACE)
                 continue;
             job->rows[*place] = r;
+            job->parts[*place] = j;
             job->weights[*place] = args->routes[(size_t)r * args->route_stride + j].weight;
         }
     for (uint32_t e = job->n_experts; e > 0; e--)
@@ -88,23 +90,33 @@ static void row_clamped(const float *gate, const float *up, float limit, uint32_
     }
 }
 
-/* The input of a product for a sorted pair. */
-static void pair_input(const struct experts_job *job, bool is_up, uint32_t pair, float *out)
+/* What goes down of a sorted pair's product. */
+static void form_pair(const struct experts_job *job, uint32_t pair, float *out)
 {
     const struct experts_args *args = job->args;
-    const float *x = (const float *)args->x.data + (size_t)job->rows[pair] * args->x.stride;
     const float *product = job->up + (size_t)pair * job->up_width;
-    if (is_up && args->is_input_scaled)
-        for (uint32_t c = 0; c < args->x.width; c++)
-            out[c] = x[c] * job->weights[pair];
-    else if (is_up)
-        memcpy(out, x, args->x.width * sizeof *out);
-    else if (args->form == EXPERT_GATED)
+    if (args->form == EXPERT_GATED)
         row_act(args->act, product, product + job->inner, job->inner, out);
     else if (args->form == EXPERT_CLAMPED)
         row_clamped(product, product + job->inner, args->limit, job->inner, out);
     else
         row_act(args->act, product, NULL, job->inner, out);
+}
+
+/* The input of a product for a sorted pair. */
+static void pair_input(const struct experts_job *job, bool is_up, uint32_t pair, float *out)
+{
+    const struct experts_args *args = job->args;
+    const float *x = (const float *)args->x.data + (size_t)job->rows[pair] * args->x.stride;
+    if (is_up && args->is_input_scaled)
+        for (uint32_t c = 0; c < args->x.width; c++)
+            out[c] = x[c] * job->weights[pair];
+    else if (is_up)
+        memcpy(out, x, args->x.width * sizeof *out);
+    else if (args->half == EXPERTS_DOWN)
+        memcpy(out, x + (size_t)job->parts[pair] * job->inner, job->inner * sizeof *out);
+    else
+        form_pair(job, pair, out);
 }
 
 /* The run of an expert's parts from `part` on; it has no panels if an earlier run contains them. */
@@ -252,16 +264,21 @@ static void combine_share(const struct combine_args *args, const uint32_t *place
     }
 }
 
-/* Puts a thread's share of the sorted results where their routes want them. */
+/* Puts a thread's share of the sorted results, or of what goes down, where their routes want them. */
 static void store_by_route(const struct experts_job *job, uint32_t thread)
 {
     const struct experts_args *args = job->args;
     uint32_t n = args->n_rows * args->n_chosen, end = share_first(n, thread + 1, job->cpu->n_threads);
+    size_t part_width = args->y.width / args->n_chosen;
     for (uint32_t i = share_first(n, thread, job->cpu->n_threads); i < end; i++) {
         float *y = (float *)args->y.data + (size_t)(i / args->n_chosen) * args->y.stride;
-        if (job->places[i] != NO_PLACE)
-            memcpy(y + (size_t)(i % args->n_chosen) * job->width, job->down + (size_t)job->places[i] * job->width,
-                   job->width * sizeof *y);
+        float *part = y + (size_t)(i % args->n_chosen) * part_width + args->first_column;
+        if (job->places[i] == NO_PLACE)
+            continue;
+        if (args->half == EXPERTS_UP)
+            form_pair(job, job->places[i], part);
+        else
+            memcpy(part, job->down + (size_t)job->places[i] * job->width, job->width * sizeof *y);
     }
 }
 
@@ -279,19 +296,33 @@ static size_t pair_bytes(const struct matrix *matrix)
     return (size_t)STRIP_VALUE_BYTES * ((matrix->n_cols + 255) / 256 * 256);
 }
 
+static void run_up(const struct experts_job *job, uint32_t thread, struct lane_scratch *s)
+{
+    const struct matrix *up = job->args->up;
+    struct product product = {up, job->args->up_bias, job->up, job->up_width, up->n_parts / job->n_experts, true,
+                              pair_bytes(up)};
+    run_product(job, &product, thread, s);
+}
+
+static void run_down(const struct experts_job *job, uint32_t thread, struct lane_scratch *s)
+{
+    const struct matrix *down = job->args->down;
+    struct product product = {down, job->args->down_bias, job->down, job->width, down->n_parts / job->n_experts, false,
+                              pair_bytes(down)};
+    run_product(job, &product, thread, s);
+}
+
 static void experts_run(void *job_args, uint32_t thread)
 {
     const struct experts_job *job = job_args;
     const struct experts_args *args = job->args;
-    uint32_t widest = args->up->n_cols > args->down->n_cols ? args->up->n_cols : args->down->n_cols;
-    struct lane_scratch s = K(linear_scratch)(job->cpu, thread, widest);
-    struct product up = {args->up, args->up_bias, job->up, job->up_width, args->up->n_parts / job->n_experts, true,
-                         pair_bytes(args->up)};
-    struct product down = {args->down, args->down_bias, job->down, job->width, args->down->n_parts / job->n_experts, false,
-                           pair_bytes(args->down)};
-    run_product(job, &up, thread, &s);
-    run_product(job, &down, thread, &s);
-    if (args->is_by_route)
+    uint32_t up_cols = args->up ? args->up->n_cols : 0, down_cols = args->down ? args->down->n_cols : 0;
+    struct lane_scratch s = K(linear_scratch)(job->cpu, thread, up_cols > down_cols ? up_cols : down_cols);
+    if (args->up)
+        run_up(job, thread, &s);
+    if (args->down)
+        run_down(job, thread, &s);
+    if (args->is_by_route || args->half == EXPERTS_UP)
         store_by_route(job, thread);
     else
         combine(job, thread);
@@ -306,9 +337,24 @@ static size_t lay_out(struct experts_job *job)
     job->down = job->up + (size_t)job->n_pairs * job->up_width;
     job->weights = job->down + (size_t)job->n_pairs * job->width;
     job->rows = (uint32_t *)(job->weights + job->n_pairs);
-    job->places = job->rows + job->n_pairs;
+    job->parts = job->rows + job->n_pairs;
+    job->places = job->parts + job->n_pairs;
     job->first = job->places + job->n_pairs;
     return (size_t)(job->first + job->n_experts + 1 - (uint32_t *)at);
+}
+
+static enum rc check_widths(const struct experts_job *job, struct err *err)
+{
+    const struct experts_args *args = job->args;
+    if (args->half == EXPERTS_UP ? args->down || !args->up : args->half == EXPERTS_DOWN ? args->up || !args->down : false)
+        return err_set(err, RC_INTERNAL, "experts: wanted the matrix of half %u alone", args->half);
+    uint32_t width = args->is_by_route ? args->n_chosen * job->width : job->width;
+    if (args->half == EXPERTS_UP && args->y.width / args->n_chosen < args->first_column + job->inner)
+        return err_set(err, RC_INTERNAL, "experts: wanted %u columns of each part of y, have %u",
+                       args->first_column + job->inner, args->y.width / args->n_chosen);
+    if (args->half != EXPERTS_UP && args->y.width != width)
+        return err_set(err, RC_INTERNAL, "experts: wanted %u columns of y, have %u", width, args->y.width);
+    return RC_OK;
 }
 
 enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err *err)
@@ -316,16 +362,17 @@ enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err 
     if (args->n_rows > cpu->options.max_rows)
         return err_set(err, RC_INTERNAL, "experts: wanted at most %u rows (the backend's max_rows), have %u",
                        cpu->options.max_rows, args->n_rows);
-    uint32_t n_experts = args->n_local ? args->n_local : args->n_experts;
-    if (args->up->n_parts % n_experts || args->down->n_parts % n_experts)
+    uint32_t n_experts = args->n_local ? args->n_local : args->n_experts, n_halves = args->form == EXPERT_PLAIN ? 1 : 2;
+    const struct matrix *up = args->up, *down = args->down;
+    if ((up && up->n_parts % n_experts) || (down && down->n_parts % n_experts))
         return err_set(err, RC_INTERNAL, "experts: wanted parts for each of %u experts, have %u and %u", n_experts,
-                       args->up->n_parts, args->down->n_parts);
+                       up ? up->n_parts : 0, down ? down->n_parts : 0);
     struct experts_job job = {.cpu = cpu, .args = args, .n_experts = n_experts, .n_pairs = args->n_rows * args->n_chosen,
-                              .inner = args->down->n_cols, .up_width = args->up->n_rows / n_experts,
-                              .width = args->down->n_rows / n_experts};
-    uint32_t width = args->is_by_route ? args->n_chosen * job.width : job.width;
-    if (args->y.width != width)
-        return err_set(err, RC_INTERNAL, "experts: wanted %u columns of y, have %u", width, args->y.width);
+                              .up_width = up ? up->n_rows / n_experts : 0, .width = down ? down->n_rows / n_experts : 0};
+    job.inner = down ? down->n_cols : job.up_width / n_halves;
+    enum rc rc = check_widths(&job, err);
+    if (rc)
+        return rc;
     if (lay_out(&job) > (size_t)args->n_rows * args->scratch.stride)
         return err_set(err, RC_INTERNAL, "experts: wanted a scratch of %zu values, have %u rows of %u", lay_out(&job),
                        args->n_rows, args->scratch.stride);

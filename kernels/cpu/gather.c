@@ -218,6 +218,7 @@ static bool own_part(const struct gather_args *args, uint32_t row, uint32_t part
         id = args->routes[(size_t)row * args->route_stride + part].expert;
         break;
     default:
+        *first += args->n_chosen ? part * (args->whole.width / args->n_chosen) : 0;
         return true;
     }
     return id >= args->first_id && id < args->end_id;
@@ -257,7 +258,7 @@ static enum rc store(struct cpu *cpu, const struct gather_args *args, struct err
     const struct cpu_ranks *all = cpu->ranks;
     struct store_job job = {.args = args, .ranks = all->ranks, .rank = cpu->rank, .purpose = purpose_of(args),
                             .n_ranks = args->kind == GATHER_TO_FIRST ? 1 : all->n_ranks, .source = args->whole,
-                            .n_parts = args->kind == GATHER_ROUTES ? args->n_chosen : 1};
+                            .n_parts = args->n_chosen ? args->n_chosen : 1};
     job.offset = (size_t)((char *)args->whole.data - all->ranks[cpu->rank].memory[job.purpose]);
     if (args->b.width) {
         struct view sum = {(float *)args->whole.data + args->first, args->n_columns, args->whole.stride};
@@ -289,13 +290,13 @@ static enum rc check_place(const struct cpu *cpu, const struct gather_args *args
 static enum rc check_args(const struct cpu *cpu, const struct gather_args *args, struct err *err)
 {
     bool is_columns = args->kind == GATHER_COLUMNS || args->kind == GATHER_TO_FIRST;
-    uint32_t a = args->a.width, b = args->b.width;
+    uint32_t a = args->a.width, b = args->b.width, part_width = args->whole.width / (args->n_chosen ? args->n_chosen : 1);
     if (args->kind > GATHER_TO_FIRST)
         return err_set(err, RC_INTERNAL, "gather: there is no kind %u", args->kind);
-    if (is_columns && (uint64_t)args->first + args->n_columns > args->whole.width)
+    if (is_columns && (uint64_t)args->first + args->n_columns > part_width)
         return err_set(err, RC_INTERNAL, "gather: columns %u to %llu do not lie in %u columns", args->first,
-                       (unsigned long long)args->first + args->n_columns, args->whole.width);
-    if (a | b && (args->kind != GATHER_COLUMNS || a != args->n_columns || (b && b != a)))
+                       (unsigned long long)args->first + args->n_columns, part_width);
+    if (a | b && (args->n_chosen || args->kind != GATHER_COLUMNS || a != args->n_columns || (b && b != a)))
         return err_set(err, RC_INTERNAL, "gather: terms of %u and %u columns do not fit %u columns of kind %u", a, b,
                        args->n_columns, args->kind);
     if (args->kind == GATHER_ROWS && !args->token_ids)

@@ -123,9 +123,7 @@ def _refuse_quantised(raw: Raw, source: str) -> None:
         method = scheme.get("quant_method", scheme) if isinstance(scheme, Mapping) else scheme
         if method == "mxfp4" and str(raw.get("architectures")).startswith("['GptOss"):
             return  # the checkpoint's reader joins blocks and scales
-        raise UnsupportedError(
-            f"{source}: quantization_config with quant_method {method!r} is not supported; GGUF files are"
-        )
+        raise UnsupportedError(f"{source}: quantization_config with quant_method {method!r} is not supported; GGUF files are")
 
 
 def _stored_dtype(spec: Spec, tensors: Tensors | None, config: ModelConfig) -> str:

@@ -8,9 +8,7 @@ from .registry import architecture
 CHECKPOINTS = "AFM-4.5B"
 
 
-@architecture(
-    *heads.names("Arcee"), defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "max_position_embeddings": 4096}
-)
+@architecture(*heads.names("Arcee"), defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "max_position_embeddings": 4096})
 def arcee(cfg: ModelConfig, m: Model) -> None:
     """Arcee decoder: Llama with a plain MLP, down(relu(up(x))^2)."""
     attention_bias, mlp_bias = cfg.get("attention_bias", False), cfg.get("mlp_bias", False)

@@ -326,9 +326,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         m.expect("act", self.prefix, x)
         return m.emit("act", [x], x.width, act=_activation("act", self.prefix, act))
 
-    def mlp(
-        self, x: Value, up: str, down: str, width: int, *, act: str, bias: bool = True, transposed: bool = False
-    ) -> Value:
+    def mlp(self, x: Value, up: str, down: str, width: int, *, act: str, bias: bool = True, transposed: bool = False) -> Value:
         """down(act(up(x))).
 
         Args:
@@ -370,9 +368,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
 class Model(Writer, Block):
     """The program being written. It has all operations of `Block`, and those that begin or end a program."""
 
-    def __init__(
-        self, config: ModelConfig, tensors: Tensors | None, source: Source, file: str
-    ) -> None:
+    def __init__(self, config: ModelConfig, tensors: Tensors | None, source: Source, file: str) -> None:
         Writer.__init__(self, config, tensors, source, file)
         Block.__init__(self, self, "")
         self.tasks: tuple[str, ...] = ()

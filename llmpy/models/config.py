@@ -211,7 +211,7 @@ class ModelConfig:
         return (window if kind == "sliding_attention" else 0 for kind in self.layer_kinds(1))
 
     def layer_kinds(self, pattern: int) -> Iterator[str]:
-        """"full_attention" or "sliding_attention" for every layer, from `layer_types`.
+        """ "full_attention" or "sliding_attention" for every layer, from `layer_types`.
 
         Args:
             pattern: Without `layer_types`, every `pattern`-th layer is full and the others slide; the field

@@ -45,9 +45,7 @@ def falcon(cfg: ModelConfig, m: Model) -> None:
     x = m.embed(f"{stem}word_embeddings")
     for layer in m.layers(f"{stem}h", cfg.num_layers):
         h = layer.layer_norm(x, "ln_attn" if has_two else "input_layernorm", eps)
-        q, k, v = layer.linear(
-            h, "self_attention.query_key_value", [width, kv_width, kv_width], bias=bias, groups=n_kv_heads
-        )
+        q, k, v = layer.linear(h, "self_attention.query_key_value", [width, kv_width, kv_width], bias=bias, groups=n_kv_heads)
         q, k = layer.rope(q, k, cfg.rope) if slopes is None else (q, k)
         y = x + layer.linear(layer.attention(q, k, v, slopes=slopes), "self_attention.dense", width, bias=bias)
         if has_two:

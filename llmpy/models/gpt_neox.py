@@ -29,9 +29,7 @@ def gpt_neox(cfg: ModelConfig, m: Model) -> None:
     x = m.embed(f"{stem}embed_in")
     for layer in m.layers(f"{stem}layers", cfg.num_layers):
         h = layer.layer_norm(x, "input_layernorm", eps)
-        q, k, v = layer.linear(
-            h, "attention.query_key_value", [width] * 3, bias=bias, groups=cfg.num_attention_heads
-        )
+        q, k, v = layer.linear(h, "attention.query_key_value", [width] * 3, bias=bias, groups=cfg.num_attention_heads)
         q, k = layer.rope(q, k, cfg.rope)
         y = x + layer.linear(layer.attention(q, k, v), "attention.dense", width, bias=bias)
         h = layer.layer_norm(x if is_parallel else y, "post_attention_layernorm", eps)

@@ -10,9 +10,7 @@ from .registry import architecture
 CHECKPOINTS = "Granite 3.0 to 3.3 2B and 8B, Granite 3.0 and 3.1 1B-A400M and 3B-A800M"
 
 
-@architecture(
-    *heads.names("Granite"), defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048}
-)
+@architecture(*heads.names("Granite"), defaults={"rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 2048})
 def granite(cfg: ModelConfig, m: Model) -> None:
     """Granite decoder: Llama with factors on the embedding, the scores, the branches of a layer and the logits."""
     bias = cfg.get("mlp_bias", False)

@@ -54,6 +54,4 @@ def head(
         for field in ("logits_scaling", "logit_scale") if scale is None else ():
             cfg.only(field, 1.0)
         scale, softcap, tied = scale or 1.0, softcap or 0.0, f"{stem}{embedding}"
-        m.logits(
-            x, name, tied_to=tied, scale=scale, softcap=softcap, bias=bias, padded=padded, unit_rows=unit_rows
-        )
+        m.logits(x, name, tied_to=tied, scale=scale, softcap=softcap, bias=bias, padded=padded, unit_rows=unit_rows)

@@ -215,9 +215,37 @@ def _experts(x: Array, routes: Array, op: Operands, weights: Sequence[Array]) ->
         for j, (number, weight) in enumerate(pairs):
             e = int(number) - first
             if 0 <= e < n_local:
-                h = up[e] @ (row * weight if given["is_input_scaled"] else row) + up_bias[e]
-                results[j] = down[e] @ _expert_act(h, op) + down_bias[e]
+                h = np.vecdot(row * weight if given["is_input_scaled"] else row, up[e]) + up_bias[e]
+                results[j] = np.vecdot(_expert_act(h, op), down[e]) + down_bias[e]
     return out.reshape(len(x), -1)
+
+
+def _experts_up(x: Array, routes: Array, op: Operands, weights: Sequence[Array], width: int) -> Array:
+    """What goes down of all routes, [rows, width]; the columns that the rank does not have are NaN."""
+    given = op["attributes"]
+    n_experts, first = given["n_experts"], given["first"]
+    matrices, biases = (weight.reshape(n_experts, -1, *weight.shape[1:]) for weight in [*weights, np.zeros(n_experts)][:2])
+    out = np.full((len(x), given["n_chosen"], width // given["n_chosen"]), np.nan)
+    for results, row, pairs in zip(out, x, _pairs(routes, op), strict=True):
+        for j, (number, weight) in enumerate(pairs):
+            e = int(number)
+            h = np.vecdot(row * weight if given["is_input_scaled"] else row, matrices[e]) + biases[e]
+            own = _expert_act(h, op)
+            results[j, first : first + len(own)] = own
+    return out.reshape(len(x), -1)
+
+
+def _experts_down(products: Array, routes: Array, op: Operands, weights: Sequence[Array]) -> Array:
+    """The weighted sum over the routes of down of their products."""
+    n_experts, n_chosen = op["attributes"]["n_experts"], op["attributes"]["n_chosen"]
+    matrices, biases = (weight.reshape(n_experts, -1, *weight.shape[1:]) for weight in [*weights, np.zeros(n_experts)][:2])
+    chosen = _pairs(routes, op)[..., 0].astype(int)
+    parts = products.reshape(len(products), n_chosen, -1)
+    results = np.stack([
+        np.concatenate([np.vecdot(part, matrices[e]) + biases[e] for part, e in zip(row, numbers, strict=True)])
+        for row, numbers in zip(parts, chosen, strict=True)
+    ])  # fmt: skip
+    return _combine(results, routes, op)
 
 
 def _pairs(routes: Array, op: Operands) -> Array:
@@ -358,6 +386,10 @@ class Interpreter:
             assert router is not None
             return [_route(_linear(x[0], [router] if bias is None else [router, bias]), selection_bias, op)]
         weights = [self._weights[i] for i in op["weights"]]
+        if name == "experts_up":
+            return [_experts_up(x[0], x[1], op, weights, self.spec["values"][op["out"][0]][0])]
+        if name == "experts_down":
+            return [_experts_down(x[0], x[1], op, weights)]
         if name == "experts":
             results = _experts(x[0], x[1], op, weights)
             return [results if given.get("is_by_route", False) else _combine(results, x[1], op)]
@@ -453,6 +485,10 @@ def _gather(ranks: Sequence[Interpreter], number: int, ids: NDArray[np.int64]) -
         own, given = source.values[op["in"][0]], op["attributes"]
         for target in ranks:
             whole = target.values[target.spec["ops"][number][1]["out"][0]]
+            if given["kind"] == "columns" and given.get("n_chosen", 0):
+                parts = [value.reshape(len(ids), given["n_chosen"], -1) for value in (whole, own)]
+                parts[0][..., given["first"] : given["end"]] = parts[1][..., given["first"] : given["end"]]
+                continue
             if given["kind"] == "columns":
                 whole[:, given["first"] : given["first"] + own.shape[1]] = own
                 continue

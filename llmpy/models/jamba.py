@@ -44,9 +44,7 @@ def jamba(cfg: ModelConfig, m: Model) -> None:
         h, inner = layer.rms_norm(x, "pre_ff_layernorm", eps), cfg.intermediate_size
         if n_experts > 1 and i % cfg.size("expert_layer_period", 2) == cfg.get("expert_layer_offset", 1):
             n_chosen = cfg.size("num_experts_per_tok", 2)
-            x = x + mixture.experts(
-                cfg, layer, h, "feed_forward", n_experts, n_chosen, inner, router="router", score="softmax"
-            )
+            x = x + mixture.experts(cfg, layer, h, "feed_forward", n_experts, n_chosen, inner, router="router", score="softmax")
         else:
             x = x + mixture.shared(cfg, layer, h, "feed_forward", inner)
     heads.head(cfg, m, m.rms_norm(x, "model.final_layernorm", eps), "model.")

@@ -6,8 +6,7 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = (
-    "Llama 2, 3, 3.1, 3.2 (text) and 3.3; SmolLM2, TinyLlama, Vicuna, CodeLlama, Yi, DeepSeek LLM and "
-    "R1-Distill-Llama"
+    "Llama 2, 3, 3.1, 3.2 (text) and 3.3; SmolLM2, TinyLlama, Vicuna, CodeLlama, Yi, DeepSeek LLM and R1-Distill-Llama"
 )
 
 

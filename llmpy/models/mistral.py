@@ -46,14 +46,10 @@ def mistral(cfg: ModelConfig, m: Model) -> None:
     x = m.embed(f"{stem}embed_tokens")
     for layer in m.layers(f"{stem}layers", cfg.num_layers):
         h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps)
-        q, k, v = layer.linear(
-            h, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], [q_width, kv_width, kv_width]
-        )
+        q, k, v = layer.linear(h, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], [q_width, kv_width, kv_width])
         q, k = layer.rope(q, k, cfg.rope)
         q = layer.scale_by_position(q, int(every), slope) if slope else q
         x = x + layer.linear(layer.attention(q, k, v, window=window), "self_attn.o_proj", cfg.hidden_size)
         h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
-        x = x + layer.gated_mlp(
-            h, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", cfg.intermediate_size, act=cfg.hidden_act
-        )
+        x = x + layer.gated_mlp(h, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", cfg.intermediate_size, act=cfg.hidden_act)
     heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)

@@ -46,9 +46,7 @@ def experts(
     return layer.experts(x, routes, up, down, width, act=act or cfg.hidden_act, form=form)
 
 
-def shared(
-    cfg: ModelConfig, layer: Block, x: Value, stem: str, width: int, *, gate: str = "", bias: bool = False
-) -> Value:
+def shared(cfg: ModelConfig, layer: Block, x: Value, stem: str, width: int, *, gate: str = "", bias: bool = False) -> Value:
     """The shared expert STEM.{gate,up,down}_proj; times sigmoid(GATE.weight x) if `gate` is set."""
     y = layer.gated_mlp(x, f"{stem}.gate_proj", f"{stem}.up_proj", f"{stem}.down_proj", width, act=cfg.hidden_act, bias=bias)
     return layer.gated(layer.linear(x, gate, 1), y, "sigmoid") if gate else y

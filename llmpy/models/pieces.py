@@ -61,8 +61,7 @@ def pieces_of(name: str, shape: tuple[int, ...], widths: Sequence[int], groups: 
     each = sum(widths) // groups
     starts = [sum(widths[:i]) // groups for i in range(len(widths))]
     return [
-        Piece(name, shape, width, start, width // groups, each, transposed)
-        for width, start in zip(widths, starts, strict=True)
+        Piece(name, shape, width, start, width // groups, each, transposed) for width, start in zip(widths, starts, strict=True)
     ]
 
 

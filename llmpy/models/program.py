@@ -12,9 +12,7 @@ from .pieces import Part, Piece, flat, whole
 from .rope import Floats, Rope
 from .source import Source
 
-Operands = TypedDict(
-    "Operands", {"in": list[int], "out": list[int], "weights": list[int], "attributes": dict[str, Any]}
-)
+Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": list[int], "attributes": dict[str, Any]})
 """Numbers of values and weights, and attributes by their names in csrc/program/operations.def. A missing attribute is 0, or
 the first of its choices."""
 
@@ -326,9 +324,7 @@ class Writer:
         """The place of a piece: a tensor of the file, the tensor's shape, and the first row."""
         places = self.source.places(piece.name)
         if not places:
-            raise CheckpointError(
-                f"{self._file}: GGUF has no name for tensor {piece.name}", file=self._file, tensor=piece.name
-            )
+            raise CheckpointError(f"{self._file}: GGUF has no name for tensor {piece.name}", file=self._file, tensor=piece.name)
         if self._tensors is None:
             return places[0], piece.shape, piece.base
         wanted, base = piece.shape, piece.base

@@ -222,9 +222,7 @@ def make(
         try:
             inv_freq, magnitude = _KINDS[p.kind](p, n_dims, max_position, length)
         except (ArithmeticError, ValueError) as error:
-            raise CheckpointError(
-                f"{p.file}: rope fields {p.fields} give no frequencies: {error}", file=p.file
-            ) from error
+            raise CheckpointError(f"{p.file}: rope fields {p.fields} give no frequencies: {error}", file=p.file) from error
     if divisors is not None:
         if divisors.shape != inv_freq.shape:
             raise CheckpointError(

@@ -143,7 +143,7 @@ TEST(the_abi_has_its_number)
 #define OF experts_args
     AT(n_rows, 0) AT(n_experts, 4) AT(n_chosen, 8) AT(form, 12) AT(act, 16) AT(limit, 20) AT(is_input_scaled, 24) AT(up, 32)
     AT(down, 40) AT(up_bias, 48) AT(down_bias, 56) AT(routes, 64) AT(route_stride, 72) AT(x, 80) AT(y, 96) AT(scratch, 112)
-    AT(first, 128) AT(n_local, 132) AT(is_by_route, 136)
+    AT(first, 128) AT(n_local, 132) AT(is_by_route, 136) AT(half, 140) AT(first_column, 144)
 #undef OF
 #define OF combine_args
     AT(n_rows, 0) AT(n_chosen, 4) AT(is_input_scaled, 8) AT(routes, 16) AT(route_stride, 24) AT(results, 32) AT(y, 48)

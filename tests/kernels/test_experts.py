@@ -331,6 +331,53 @@ def test_ranks_with_some_of_the_experts(case: str, n_ranks: int, isa: str) -> No
             assert y[:, :-3].tobytes() == wanted[rows].tobytes() and (y[:, -3:] == -7).all()
 
 
+def columns_of(experts: Experts, first: int, end: int, outputs: tuple[int, int]) -> Experts:
+    """Inner columns and outputs of all experts, as a rank holds them."""
+    some, n_halves = copy.copy(experts), experts.up.shape[1] // experts.inner
+
+    def halves(rows: Array | None) -> Array | None:
+        if rows is None:
+            return None
+        apart = rows.reshape(experts.n_experts, n_halves, experts.inner, -1)[:, :, first:end]
+        return np.ascontiguousarray(apart.reshape(experts.n_experts, -1, *rows.shape[2:]))
+
+    some.up, some.up_bias = halves(experts.up), halves(experts.up_bias)
+    some.down = experts.down[:, slice(*outputs)]
+    some.down_bias = None if experts.down_bias is None else experts.down_bias[:, slice(*outputs)].copy()
+    return some
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_ranks_with_columns_of_all_experts(case: str, n_ranks: int, isa: str) -> None:
+    """The ways up and down apart, with a rank's columns of each, have the bits of both on one rank."""
+    n, k, cols, inner, form, made, options = CASES[case]
+    rng = np.random.default_rng(len(case))
+    experts, routes = Experts(n, cols, inner, form, **made), random_routes(41, n, k, rng)
+    x = rng.standard_normal((41, cols)).astype(np.float32)
+    for threads in (1, 3):
+        backend = Backend("cpu", isa, threads, 64, 128)
+        wanted = experts.run(backend, experts.matrices(backend), x, routes, **options)
+        products = np.full((41, k * inner + 5), -7, np.float32)
+        y = np.full((41, cols), -7, np.float32)
+        inners, outputs = ([size * rank // n_ranks for rank in range(n_ranks + 1)] for size in (inner, cols))
+        ranks = [columns_of(experts, *own, out) for own, out in zip(pairwise(inners), pairwise(outputs), strict=True)]
+        for some, (first, end) in zip(ranks, pairwise(inners), strict=True):
+            before = products.copy()
+            parts = some.up.reshape(n * some.n_parts, -1, cols)
+            up = backend.matrix([("float32", len(part), part.copy()) for part in parts], cols, 1, 1)
+            scaled = {"up_bias": some.up_bias, "first_column": first, **options}
+            backend.experts(up, None, routes, x, products[:, :-5], n, inner, form, **scaled)
+            changed = (products != before)[:, :-5].reshape(-1, k, inner)
+            assert not changed[..., :first].any() and not changed[..., end:].any() and changed[..., first:end].any()
+        assert (products[:, -5:] == -7).all()
+        for some, (first, end) in zip(ranks, pairwise(outputs), strict=True):
+            down = backend.matrix([("float32", end - first, part.copy()) for part in some.down], inner, 1, 1)
+            scaled = {"down_bias": some.down_bias, **options}
+            backend.experts(None, down, routes, products[:, :-5], y[:, first:end], n, inner, form, **scaled)
+        assert y.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 2, 300), (70, 5, 33), (9, 8, 1024)], ids=str)
 def test_combine(shape: tuple[int, int, int], isa: str) -> None:
     """One chain from 0 in the order of the routes, each product and sum rounded once together."""
@@ -353,5 +400,7 @@ def test_wrong_widths_by_route(isa: str) -> None:
     x, routes, y = rng.standard_normal((3, 64)).astype(np.float32), random_routes(3, 4, 2, rng), np.empty((3, 64), np.float32)
     with pytest.raises(RuntimeError, match="experts: wanted 128 columns of y, have 64"):
         backend.experts(*experts.matrices(backend), routes, x, y, 4, 32, held=(0, 4))
+    with pytest.raises(RuntimeError, match="experts: wanted 40 columns of each part of y, have 32"):
+        backend.experts(experts.matrices(backend)[0], None, routes, x, y, 4, 32, first_column=8)
     with pytest.raises(RuntimeError, match="combine: wanted 2 results of 64 columns, have 64 columns"):
         backend.combine(x, routes, y)

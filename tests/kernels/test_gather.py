@@ -224,6 +224,28 @@ def test_routes(connect: Connect, n_ranks: int, n_rows: int, part: int, n_chosen
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("n_rows", "part", "n_chosen"), [(1, 16, 2), (5, 24, 4), (300, 9, 3)])
+def test_columns_of_parts(connect: Connect, n_ranks: int, n_rows: int, part: int, n_chosen: int) -> None:
+    rng = np.random.default_rng(n_ranks)
+    shape = n_rows, part * n_chosen
+    place, wanted, shares = Place(n_ranks, *shape), random_bits(rng, shape), cuts(rng, part, n_ranks)
+    for rank, (first, end) in enumerate(shares):
+        own = np.tile((np.arange(part) >= first) & (np.arange(part) < end), n_chosen)
+        place.rows(place.memory[rank])[:, own] = wanted[:, own]
+    place.keep()
+    ranks = connect(place)
+
+    def work(rank: int) -> None:
+        first, end = shares[rank]
+        fields = {"first": first, "n_columns": end - first, "n_chosen": n_chosen}
+        ranks.gather(rank, COLUMNS, n_rows, place.view(rank), **fields)
+
+    run_all(n_ranks, work)
+    for rank in range(n_ranks):
+        place.check(rank, wanted)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_logits_to_the_first_rank(connect: Connect, n_ranks: int, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(n_ranks)

@@ -620,6 +620,7 @@ class Engine:
         config: Mapping[str, object] | None = None,
         n_ranks: int = 1,
         replicate_bytes: int | None = None,
+        experts: str = "rank",
         **options: object,
     ) -> None:
         files = model_files(path, **(config or {}))
@@ -634,7 +635,7 @@ class Engine:
             **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None, "dummy_mxfp4": False},
             **{"fit_model_len": False},
         }
-        programs = shard(compiled.spec, n_ranks, replicate_bytes)
+        programs = shard(compiled.spec, n_ranks, replicate_bytes, experts)
         self.model = _core.Model(programs, self.checkpoint, {**settings, **options})
         rules = {
             **{"max_logprobs": 128, "enable_prefix_caching": False, "policy": "fcfs", "eos_token_ids": []},

@@ -45,14 +45,14 @@ def test_logits(case, file_of, oracle, prompts, error_of):
 
 @pytest.mark.parametrize("arithmetic", ["int8", "float"])
 def test_quantised_experts_of_ranks(arithmetic, file_of, open_engine, prompts):
-    """A rank has whole experts, so it rounds the blocks and the inputs that one rank rounds."""
+    """A rank rounds the rows of weights and the inputs that one rank rounds."""
     _, path = file_of("qwen3_moe", "Q8_0")
     found = []
-    for n_ranks in (1, 2, 3):
-        options = {"n_ranks": n_ranks, "replicate_bytes": 0, "devices": ["cpu"] * n_ranks} if n_ranks > 1 else {}
-        with open_engine("cpu", path, activation_dtype=arithmetic, **options) as engine:
+    for n_ranks, experts in ((1, "rank"), (2, "rank"), (3, "rank"), (2, "width")):
+        options = {"n_ranks": n_ranks, "replicate_bytes": 0, "experts": experts, "devices": ["cpu"] * n_ranks}
+        with open_engine("cpu", path, activation_dtype=arithmetic, **(options if n_ranks > 1 else {})) as engine:
             found.append([(one.ids, one.prompt.tobytes()) for one in engine.run(prompts, top=5)])
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1] == found[2] == found[3]
 
 
 def test_heads_by_their_norms_are_refused(file_of, host_checkpoint, files_of):

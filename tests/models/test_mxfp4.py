@@ -47,8 +47,9 @@ def test_blocks_and_scales(tiny, open_engine, prompts, tmp_path: Path) -> None:
     logits = model.logits(prompts[2])
     with open_engine("cpu", directory) as engine:
         answer = engine.run([prompts[2]], top=99)[0]
-    for n_ranks in (2, 3):
-        with open_engine("cpu", directory, n_ranks=n_ranks, replicate_bytes=0, devices=["cpu"] * n_ranks) as engine:
+    for n_ranks, experts in ((2, "rank"), (3, "rank"), (2, "width"), (4, "width")):
+        shared = {"n_ranks": n_ranks, "replicate_bytes": 0, "experts": experts, "devices": ["cpu"] * n_ranks}
+        with open_engine("cpu", directory, **shared) as engine:
             assert engine.run([prompts[2]], top=99)[0].prompt.tobytes() == answer.prompt.tobytes()
     shifted = logits - logits.max(-1, keepdims=True)
     wanted = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

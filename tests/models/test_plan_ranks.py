@@ -93,7 +93,8 @@ def check_places(steps, ranks_spec):
     values = ranks_spec["values"]
     for step, op in zip((step for step in steps if is_gather(step)), gathers, strict=True):
         own, whole = own_place(step), step["writes"][0]
-        first = op["attributes"]["first"] if op["attributes"]["kind"] == "columns" else 0
+        is_range = op["attributes"]["kind"] == "columns" and "n_chosen" not in op["attributes"]
+        first = op["attributes"]["first"] if is_range else 0
         if values[op["in"][0]][1] < 0:
             assert own == (whole[0] + first, values[op["in"][0]][0], whole[2])
 
@@ -101,7 +102,8 @@ def check_places(steps, ranks_spec):
 def check(ranks, fusions):
     plans = [_core.plan(rank, *FUSIONS[fusions], ROWS) for rank in ranks]
     check_likeness(plans)
-    kinds = [op["attributes"]["kind"] for name, op in ranks[0]["ops"] if name == "gather"]
+    gathers = [op["attributes"] for name, op in ranks[0]["ops"] if name == "gather"]
+    kinds = ["parts" if "n_chosen" in given else given["kind"] for given in gathers]
     for (_, steps), rank in zip(plans, ranks, strict=True):
         check_stores(steps, kinds)
         check_places(steps, rank)
@@ -140,8 +142,9 @@ def test_families(name, fusions):
     spec = cuts.program(**{**cuts.DENSE, **FAMILIES[name]})
     for n_ranks in (2, 3, 5, 8):
         for limit in cuts.SIZES.values():
-            if not cuts.refusal(spec, n_ranks):
-                check(shard(spec, n_ranks, limit), fusions)
+            for experts in ("rank", "width"):
+                if not cuts.refusal(spec, n_ranks, experts):
+                    check(shard(spec, n_ranks, limit, experts), fusions)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -265,6 +268,34 @@ def test_wrong_mixtures_are_refused(message):
     spec = shard(cuts.program(**MIXTURE), 2, 0)[0]
     _core.plan(spec, 0, False, ROWS)
     WRONG_MIXTURES[message](spec)
+    with pytest.raises(ValueError, match=message):
+        _core.plan(spec, 0, False, ROWS)
+
+
+def parts(**changes):
+    def change(spec):
+        gathers = [op["attributes"] for name, op in spec["ops"] if name == "gather"]
+        next(given for given in gathers if "n_chosen" in given).update(changes)
+
+    return change
+
+
+WRONG_WIDTHS = {
+    "up is a matrix of parts for each expert": attributes_of("experts_up", n_experts=3),
+    "input, matrix and output fit each other": attributes_of("experts_up", first=300),
+    "the routes are of as many experts, and the scratch has room": attributes_of("experts_up", n_chosen=1),
+    "down is a matrix of parts for each expert": attributes_of("experts_down", n_experts=3),
+    "input, matrix and output fit": attributes_of("experts_down", n_chosen=1),
+    "a rank's columns of a part are among": parts(end=449),
+    "a rank's columns of a part are among those": parts(n_chosen=5),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_WIDTHS)
+def test_wrong_parts_of_experts_are_refused(message):
+    spec = shard(cuts.program(**MIXTURE), 2, 0, "width")[0]
+    _core.plan(spec, 0, False, ROWS)
+    WRONG_WIDTHS[message](spec)
     with pytest.raises(ValueError, match=message):
         _core.plan(spec, 0, False, ROWS)
 

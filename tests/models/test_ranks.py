@@ -6,14 +6,16 @@ import pytest
 from llmpy import ConfigError, UnsupportedError, models
 from llmpy.models.shard import shard
 
-# Numbers of ranks, and the bytes up to which each rank computes a matrix by itself. None: the default, by which ranks of tiny
-# models replicate what they can.
+# Numbers of ranks, the bytes up to which each rank computes a matrix by itself (None: the default, by which ranks of tiny
+# models replicate what they can), and how ranks share experts.
 TEAMS = [
-    (2, 0),
-    (3, None),
-    (4, 0),
-    pytest.param((2, None), marks=pytest.mark.slow),
-    pytest.param((3, 0), marks=pytest.mark.slow),
+    (2, 0, "rank"),
+    (3, None, "rank"),
+    (4, 0, "rank"),
+    (2, None, "width"),
+    (3, 0, "width"),
+    pytest.param((2, None, "rank"), marks=pytest.mark.slow),
+    pytest.param((3, 0, "rank"), marks=pytest.mark.slow),
 ]
 
 
@@ -27,27 +29,28 @@ def bits(answers):
 
 @pytest.fixture
 def refused(files_of):
-    """refused(path, n_ranks): why so many ranks cannot share a model; "": they can."""
+    """refused(path, n_ranks, experts): why so many ranks cannot share a model; "": they can."""
 
-    def reason(path, n_ranks):
+    def reason(path, n_ranks, experts):
         spec = models.load(files_of(path), None).spec
         try:
-            shard(spec, n_ranks)
+            shard(spec, n_ranks, None, experts)
         except (ConfigError, UnsupportedError) as error:
             return str(error)
-        return ""
+        is_mixture = any(name == "experts" for name, _ in spec["ops"])
+        return "" if is_mixture or experts == "rank" else "no mixture"
 
     return reason
 
 
 @pytest.mark.parametrize("team", TEAMS, ids=str)
 def test_every_family_gives_the_bits_of_one_rank(case, each_device, tiny, open_engine, prompts, refused, team):
-    path, (n_ranks, replicate_bytes) = tiny(case).directory, team
-    if why := refused(path, n_ranks):
+    path, (n_ranks, replicate_bytes, experts) = tiny(case).directory, team
+    if why := refused(path, n_ranks, experts):
         pytest.skip(why)
     with open_engine(each_device, path) as one:
         wanted = bits(one.run(prompts, top=9))
     devices = ["cpu" if each_device.startswith("cpu") else each_device] * n_ranks
-    shared = {"n_ranks": n_ranks, "replicate_bytes": replicate_bytes, "devices": devices}
+    shared = {"n_ranks": n_ranks, "replicate_bytes": replicate_bytes, "experts": experts, "devices": devices}
     with open_engine(each_device, path, max_num_batched_tokens=40, max_num_seqs=3, **shared) as ranks:
         assert bits(ranks.run(prompts, top=9)) == wanted

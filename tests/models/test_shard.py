@@ -54,10 +54,10 @@ def names_of(spec):
     return [name for name, _ in spec["ops"]]
 
 
-def refusal(spec, n_ranks):
+def refusal(spec, n_ranks, experts="rank"):
     """The text of the error for a number of ranks; None: there is none."""
     try:
-        shard(spec, n_ranks)
+        shard(spec, n_ranks, None, experts)
     except (ConfigError, UnsupportedError) as error:
         return str(error)
     return None
@@ -90,7 +90,8 @@ def check_likeness(spec, ranks):
     """Ranks have the same operations on the same values; the program's values keep their numbers; rooms fit all ranks."""
     wirings = [[(name, op["in"], op["out"], op["weights"]) for name, op in rank["ops"]] for rank in ranks]
     assert all(wiring == wirings[0] for wiring in wirings)
-    assert [name for name in names_of(ranks[0]) if name not in ("gather", "combine")] == names_of(spec)
+    of_ranks = [name for name in names_of(ranks[0]) if name not in ("gather", "combine", "experts_down")]
+    assert [name.removesuffix("_up") for name in of_ranks] == names_of(spec)
     for number, (room, *values) in enumerate(zip(ranks[0]["rooms"], *(rank["values"] for rank in ranks), strict=True)):
         assert room == max(width for width, _, _ in values) and len({of for _, of, _ in values}) == 1
         assert min(width for width, _, _ in values) > 0
@@ -125,15 +126,18 @@ def check(spec, ranks, read, ids, wanted="logits"):
 
 
 @pytest.mark.parametrize("n_ranks", RANKS)
-def test_floats_are_those_of_the_whole_program(case, n_ranks, tiny, oracle):
+@pytest.mark.parametrize("experts", ["rank", "width"])
+def test_floats_are_those_of_the_whole_program(case, n_ranks, experts, tiny, oracle):
     model = oracle(tiny(case).directory)
     spec, ids = model.compiled.spec, ids_of(17)
-    if refused := refusal(spec, n_ranks):
-        few = rf"\d+ (heads|channels|experts).* cannot be shared by {n_ranks} ranks; 1"
+    if experts == "width" and "experts" not in names_of(spec):
+        return
+    if refused := refusal(spec, n_ranks, experts):
+        few = rf"\d+ (heads|channels|experts|inner columns|outputs).* cannot be shared by {n_ranks} ranks; 1"
         assert re.search(f"={n_ranks}: {few}", refused)
         return
     for limit in SIZES.values():
-        check(spec, shard(spec, n_ranks, limit), model._read, ids)
+        check(spec, shard(spec, n_ranks, limit, experts), model._read, ids)
 
 
 REFUSED = {  # the numbers of ranks that a family refuses, apart from those above its heads
@@ -426,8 +430,8 @@ def test_an_embedding_is_cut_by_ids():
 
 
 def test_every_operation_has_a_rule():
-    """Programs of one rank have no gather and no combine: shard writes them."""
-    assert set(RULES) == set(_core.operations()) - {"gather", "combine"}
+    """Programs of one rank lack these operations: shard writes them."""
+    assert set(RULES) == set(_core.operations()) - {"gather", "combine", "experts_up", "experts_down"}
 
 
 def test_operations_without_a_rule_are_refused():

@@ -60,7 +60,7 @@ def shared_width(meta: Metadata) -> object:
 
 
 def positions(meta: Metadata) -> str:
-    """"rope" or "nope": whether attention layers have rope."""
+    """ "rope" or "nope": whether attention layers have rope."""
     return "nope" if meta.raw("rope.scaling.finetuned") is False else "rope"
 
 

@@ -20,7 +20,7 @@ def default_replicate_bytes(n_ranks: int) -> int:
     return GATHER_BYTES * n_ranks // max(n_ranks - 1, 1)
 
 
-def shard(spec: Spec, n_ranks: int, replicate_bytes: int | None = None) -> list[Spec]:
+def shard(spec: Spec, n_ranks: int, replicate_bytes: int | None = None, experts: str = "rank") -> list[Spec]:
     """Cuts a program into one program for each rank.
 
     All ranks have the same operations and values in the same order; sizes, ranges of columns and rows of weights differ. Values
@@ -31,6 +31,8 @@ def shard(spec: Spec, n_ranks: int, replicate_bytes: int | None = None) -> list[
         n_ranks: Number of ranks, at least 1.
         replicate_bytes: Matrices with outputs that are wanted whole, and embeddings, are computed by every rank if they have
             at most so many bytes (2 for each element). None: `default_replicate_bytes`.
+        experts: "rank": a rank has whole experts of a mixture; "width": columns of all experts; "auto": "width" for mixtures
+            with fewer than 8 experts a rank, if they are wide enough.
 
     Returns:
         The programs, by rank; for one rank the program itself.
@@ -47,11 +49,11 @@ def shard(spec: Spec, n_ranks: int, replicate_bytes: int | None = None) -> list[
                 f"tensor_parallel_size={n_ranks}: operation {name!r} of {spec['architecture']} cannot be shared by ranks; "
                 "set tensor_parallel_size=1"
             )
-    links = Links()
+    links = Links(n_ranks, experts)
     for name, op in spec["ops"]:
         RULES[name].link(spec, op, links)
     limit = default_replicate_bytes(n_ranks) if replicate_bytes is None else replicate_bytes
-    ranks = Ranks(spec, Columns(spec, links, n_ranks), n_ranks, limit)
+    ranks = Ranks(spec, Columns(spec, links, n_ranks), n_ranks, limit, experts)
     for name, op in spec["ops"]:
         RULES[name].write(ranks, name, op)
     return ranks.finish()

@@ -83,6 +83,10 @@ class Asked(NamedTuple):
 class Links:
     """What operations say of the columns that they read and write, by numbers of values.
 
+    Args:
+        n_ranks: Number of ranks.
+        experts: As in `shard`.
+
     Attributes:
         alike: Pairs of values of equal width: a rank has the same columns of both.
         heads: (value, n): a cut must not divide one of the value's n equal parts.
@@ -90,6 +94,8 @@ class Links:
         counted: (what, n): units of weights alone, such as experts, of which every rank must have one.
     """
 
+    n_ranks: int
+    experts: str
     alike: list[tuple[int, int]] = field(default_factory=list)
     heads: list[tuple[int, int]] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)

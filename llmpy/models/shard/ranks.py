@@ -27,10 +27,12 @@ class Ranks:
         columns: The cuts of its values.
         n_ranks: Number of ranks.
         replicate_bytes: As in `shard`.
+        experts: As in `shard`.
     """
 
-    def __init__(self, spec: Spec, columns: Columns, n_ranks: int, replicate_bytes: int) -> None:
+    def __init__(self, spec: Spec, columns: Columns, n_ranks: int, replicate_bytes: int, experts: str) -> None:
         self.spec, self.columns, self.n_ranks, self.replicate_bytes = spec, columns, n_ranks, replicate_bytes
+        self.experts = experts
         self._is_cut: dict[Place, bool] = {}
         self._gathered: dict[Place, int] = {}
         self._own: dict[Place, int] = {}
@@ -75,9 +77,11 @@ class Ranks:
             outs = list(op["out"]) if out is None else out
             spec["ops"].append((name, {"in": list(inputs), "out": outs, "weights": list(op["weights"]), "attributes": given}))
 
-    def emit_new(self, name: str, inputs: Sequence[int], out: int, attributes: Attributes) -> None:
+    def emit_new(
+        self, name: str, inputs: Sequence[int], out: Sequence[int], attributes: Attributes, weights: Sequence[int] = ()
+    ) -> None:
         """Writes an operation that the whole program does not have."""
-        self.emit(name, {"in": [], "out": [out], "weights": [], "attributes": {}}, inputs, attributes)
+        self.emit(name, {"in": [], "out": list(out), "weights": list(weights), "attributes": {}}, inputs, attributes)
 
     def copy(self, name: str, op: Operands) -> None:
         """Writes an operation that every rank computes alone from whole values and weights."""
@@ -193,6 +197,10 @@ class Ranks:
     def _columns_of(self, segment: Place, rank: int) -> tuple[int, int]:
         return self.own_columns(segment, rank) if self._is_cut.get(segment, False) else (0, segment.width)
 
+    def rows_like(self, value: int, rows: int, rank: int) -> Ranges:
+        """A rank's rows of a weight that has equally many for each column of a value."""
+        return self._rows_like(self.columns.places[value], rows, rank)
+
     def _rows_like(self, place: Place, rows: int, rank: int) -> Ranges:
         ranges: list[tuple[int, int]] = []
         for segment in self.columns.segments_of(place):
@@ -220,4 +228,4 @@ class Ranks:
         return out
 
     def _emit_gather(self, value: int, out: int, segment: Place) -> None:
-        self.emit_new("gather", [value], out, lambda rank: {"kind": "columns", "first": self._columns_of(segment, rank)[0]})
+        self.emit_new("gather", [value], [out], lambda rank: {"kind": "columns", "first": self._columns_of(segment, rank)[0]})

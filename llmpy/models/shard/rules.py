@@ -48,7 +48,7 @@ def _write_embed(ranks: Ranks, name: str, op: Operands) -> None:
     ranks.cut_rows(weight, [[each] for each in ranges])
     own = ranks.new_root(_width(ranks.spec, out))
     ranks.emit(name, op, [], lambda rank: {"first_id": ranges[rank][0], "end_id": ranges[rank][1]}, [own])
-    ranks.emit_new("gather", [own], out, lambda rank: {"kind": "rows", "first": ranges[rank][0], "end": ranges[rank][1]})
+    ranks.emit_new("gather", [own], [out], lambda rank: {"kind": "rows", "first": ranges[rank][0], "end": ranges[rank][1]})
 
 
 def _write_linear(ranks: Ranks, name: str, op: Operands) -> None:
@@ -258,12 +258,70 @@ def _write_recurrence(
     ranks.emit(name, op, inputs, lambda rank: {field: of(rank) for field, of in shares.items()})
 
 
+EXPERTS_A_RANK = 8
+"""With fewer experts, the rank with the most routes has much more work than the others."""
+
+
+def _inner(spec: Spec, op: Operands) -> int:
+    """The inner width of an expert."""
+    return spec["weights"][op["weights"][1]]["cols"]
+
+
+def _is_by_width(spec: Spec, op: Operands, n_ranks: int, experts: str) -> bool:
+    """Whether ranks have columns of all experts."""
+    is_wide = min(_inner(spec, op), _width(spec, op["out"][0])) >= BLOCKS[-1] * n_ranks
+    is_few = op["attributes"]["n_experts"] < EXPERTS_A_RANK * n_ranks
+    return experts == "width" or (experts == "auto" and is_few and is_wide)
+
+
 def _link_experts(spec: Spec, op: Operands, links: Links) -> None:
-    n_experts = op["attributes"]["n_experts"]
-    links.counted.append((f"{n_experts} experts", n_experts))
+    if not _is_by_width(spec, op, links.n_ranks, links.experts):
+        n_experts = op["attributes"]["n_experts"]
+        return links.counted.append((f"{n_experts} experts", n_experts))
+    for width, what in ((_inner(spec, op), "inner columns"), (_width(spec, op["out"][0]), "outputs")):
+        links.counted.append((f"{width} {what} of an expert in blocks of {BLOCKS[-1]}", -(-width // BLOCKS[-1])))
 
 
 def _write_experts(ranks: Ranks, name: str, op: Operands) -> None:
+    if _is_by_width(ranks.spec, op, ranks.n_ranks, ranks.experts):
+        return _write_experts_by_width(ranks, op)
+    _write_experts_by_rank(ranks, name, op)
+
+
+def _write_experts_by_width(ranks: Ranks, op: Operands) -> None:
+    """A rank has inner columns and outputs of every expert. What goes down is gathered before."""
+    (out, scratch), given = op["out"], op["attributes"]
+    up, down, *biases = op["weights"]
+    of_up, of_down = [up, *biases[:1]], [down, *biases[1:]]
+    inner, n_experts, n_chosen = _inner(ranks.spec, op), given["n_experts"], given["n_chosen"]
+    cut = blocks(inner, ranks.n_ranks)
+    if cut is None:
+        raise AssertionError(f"a cut of {inner} inner columns that have fewer blocks than ranks")
+    x, routes = (ranks.whole(value) for value in op["in"])
+    n_halves = ranks.spec["weights"][up]["rows"] // (n_experts * inner)
+    halves = [half * inner for half in range(n_experts * n_halves)]
+    own, whole = (ranks.new_root(n_chosen * inner) for _ in range(2))
+    ranks.put(out, [ranks.columns.cut(segment) is not None for segment in ranks.columns.segments(out)])
+    width = _width(ranks.spec, out)
+    for weight in of_up:
+        ranks.cut_rows(weight, [[(half + first, half + end) for half in halves] for first, end in cut.ranges])
+    outputs = [ranks.rows_like(out, width, rank) for rank in range(ranks.n_ranks)]
+    for weight in of_down:
+        ranks.cut_rows(weight, [
+            [(e * width + first, e * width + end) for e in range(n_experts) for first, end in own] for own in outputs
+        ])  # fmt: skip
+    kept = {field: given[field] for field in ("n_experts", "n_chosen", "form", "act", "is_input_scaled", "limit")}
+    firsts = [first for first, _ in cut.ranges]
+    ranks.emit_new("experts_up", [x, routes], [own, scratch], lambda rank: {**kept, "first": firsts[rank]}, of_up)
+    ranks.emit_new("gather", [own], [whole], lambda rank: {
+        "kind": "columns", "first": cut.ranges[rank][0], "end": cut.ranges[rank][1], "n_chosen": n_chosen,
+    })  # fmt: skip
+    behind = ranks.new_root(_width(ranks.spec, scratch))
+    kept_down = {field: given[field] for field in ("n_experts", "n_chosen", "is_input_scaled")}
+    ranks.emit_new("experts_down", [whole, routes], [out, behind], lambda rank: kept_down, of_down)
+
+
+def _write_experts_by_rank(ranks: Ranks, name: str, op: Operands) -> None:
     """A rank has whole experts and computes the results of the routes to them. All ranks add up the results of all routes."""
     (out, scratch), given = op["out"], op["attributes"]
     n_experts, n_chosen = given["n_experts"], given["n_chosen"]
@@ -275,11 +333,11 @@ def _write_experts(ranks: Ranks, name: str, op: Operands) -> None:
     ranks.emit(name, op, [ranks.whole(op["in"][0]), routes], lambda rank: {
         "first": experts[rank][0], "n_local": experts[rank][1] - experts[rank][0], "is_by_route": True,
     }, [own, scratch])  # fmt: skip
-    ranks.emit_new("gather", [own, routes], whole, lambda rank: {
+    ranks.emit_new("gather", [own, routes], [whole], lambda rank: {
         "kind": "routes", "first": experts[rank][0], "end": experts[rank][1], "n_chosen": n_chosen,
     })  # fmt: skip
     scaled = given["is_input_scaled"]
-    ranks.emit_new("combine", [whole, routes], out, lambda rank: {"n_chosen": n_chosen, "is_input_scaled": scaled})
+    ranks.emit_new("combine", [whole, routes], [out], lambda rank: {"n_chosen": n_chosen, "is_input_scaled": scaled})
 
 
 _WHOLE = Rule(_no_link, _copy)

@@ -1,6 +1,8 @@
 """Rows of weights: a rank's parts are parts of the same tensors, so loading and updates need not know of ranks."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ..pieces import Part
 from ..program import Weight
@@ -11,7 +13,8 @@ Ranges = Sequence[tuple[int, int]]
 def rows_of(weight: Weight, ranges: Ranges) -> Weight:
     """A weight with the rows (a vector: elements) of adjacent or distant ranges, in order."""
     values = weight["values"]
-    parts = [each for first, end in ranges for each in _parts_between(weight["parts"], first, end)]
+    starts = [0, *accumulate(part.rows for part in weight["parts"])]
+    parts = [each for first, end in ranges for each in _parts_between(weight["parts"], starts, first, end)]
     return {
         **weight,
         "rows": sum(end - first for first, end in ranges),
@@ -20,13 +23,11 @@ def rows_of(weight: Weight, ranges: Ranges) -> Weight:
     }
 
 
-def _parts_between(parts: Sequence[Part], first: int, end: int) -> list[Part]:
-    found, start = [], 0
-    for part in parts:
-        a, b = max(first - start, 0), min(end - start, part.rows)
-        if a < b:
-            found += _cut(part, a, b)
-        start += part.rows
+def _parts_between(parts: Sequence[Part], starts: Sequence[int], first: int, end: int) -> list[Part]:
+    found = []
+    for number in range(bisect_right(starts, first) - 1, min(bisect_left(starts, end), len(parts))):
+        start, part = starts[number], parts[number]
+        found += _cut(part, max(first - start, 0), min(end - start, part.rows))
     return found
 
 
