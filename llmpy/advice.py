@@ -63,7 +63,7 @@ KEYWORDS = {
     "speculative_model": _SPECULATION,
     "num_speculative_tokens": _SPECULATION,
     "kv_transfer_config": "transfer of the cache is not supported; leave it out",
-    "enable_expert_parallel": "the ranks of `tensor_parallel_size` have whole experts by default (`experts`); leave it out",
+    "enable_expert_parallel": 'set `experts="rank"`: each rank of `tensor_parallel_size` then has whole experts',
     "attention_backend": "the device decides on its kernels; leave it out",
     "attn_implementation": "the device decides on its kernels; leave it out",
     "low_cpu_mem_usage": "weight files are read in pieces; leave it out",

@@ -365,9 +365,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         cache_salt: str | None,
     ) -> RequestStream:
         """Queues a prompt that was parsed, or rendered from a conversation."""
-        return RequestStream(
-            self._submit(prompt, special_tokens, None, sampling, request_id, priority, None, cache_salt), self
-        )
+        return RequestStream(self._submit(prompt, special_tokens, None, sampling, request_id, priority, None, cache_salt), self)
 
     def _submit(
         self,
@@ -433,9 +431,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             message = f"request_id {request.request_id} is already in use"
             raise InvalidRequestError(message, parameter="request_id", value=request.request_id)
 
-    def _queue(
-        self, feed: Feed, core: dict[str, Any] | Callable[[], dict[str, Any]], binds: bool, chars: int = 0
-    ) -> None:
+    def _queue(self, feed: Feed, core: dict[str, Any] | Callable[[], dict[str, Any]], binds: bool, chars: int = 0) -> None:
         """Submits a registered request: at once, or once so many characters have been tokenised. Others pass it meanwhile."""
         driver = self._driver
         loop = _running_loop() if binds else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import SupportsFloat, SupportsIndex, TypeGuard
 
+
 def is_int(value: object) -> TypeGuard[SupportsIndex]:
     """Whether the value has __index__ and is not a bool."""
     return type(value) is int or (hasattr(type(value), "__index__") and type(value).__name__ not in ("bool", "bool_"))

@@ -41,7 +41,8 @@ class EngineConfig:
         device: "cuda:1", 1, a GPU's UUID, "cpu"; None = `LLMPY_DEVICE`, else cuda:0, else cpu.
         tensor_parallel_size: Number of ranks that share the model's matrices. Never changes a result. On the CPU ranks are
             threads.
-        experts: How the ranks share a mixture: "auto" and "rank" = each has whole experts. Never changes a result.
+        experts: How the ranks share a mixture: "rank" = each has whole experts; "width" = a part of every expert;
+            "auto" = "width" with fewer than 8 experts a rank, else "rank". Never changes a result.
         data_parallel_size: Number of replicas: engines that serve the requests together. Never changes a result. Each has the
             cache and the limits of one engine; on the CPU they share the threads.
         device_ids: Numbers of the ranks' devices, such as (2, 3), replica by replica; None = `device` and the next ones of the
@@ -92,7 +93,7 @@ class EngineConfig:
         "auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'")))
     device: str | int | None = field(default=None, metadata=option(rules.device))
     tensor_parallel_size: int = field(default=1, metadata=option(integer(1, 64)))
-    experts: str = field(default="auto", metadata=option(choice("auto", "rank", not_yet=("width",), knob="use 'rank'")))
+    experts: str = field(default="auto", metadata=option(choice("auto", "rank", "width")))
     data_parallel_size: int = field(default=1, metadata=option(integer(1, 64)))
     device_ids: tuple[int, ...] | None = field(default=None, metadata=option(optional(rules.device_ids)))
     step_timeout_s: float = field(default=30.0, metadata=option(rules.seconds))

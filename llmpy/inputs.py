@@ -37,9 +37,7 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptType: TypeAlias = (
-    "str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt | Mapping[str, object]"
-)
+PromptType: TypeAlias = "str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt | Mapping[str, object]"
 Prompts: TypeAlias = "PromptType | Iterable[PromptType]"
 """One prompt, or any iterable of prompts: a list, a generator, a column of a table, an array of texts."""
 

@@ -88,7 +88,6 @@ class LocalModel:
             answer.cached_tokens = chunk.output.num_cached_tokens
             yield str(chunk), False
 
-
     def _count(self, messages: list[Message]) -> int:
         return len(self._llm.tokenizer.apply_chat_template(messages, add_generation_prompt=True))
 

@@ -106,4 +106,3 @@ class Watch:
         if self._update_began is None:
             self._update_began = time.monotonic()
         return time.monotonic() - self._update_began
-

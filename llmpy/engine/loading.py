@@ -152,7 +152,7 @@ def _programs(config: EngineConfig, spec: Spec) -> list[Spec]:
     """The program of each rank."""
     from ..models.shard import shard
 
-    return shard(spec, config.tensor_parallel_size)
+    return shard(spec, config.tensor_parallel_size, experts=config.experts)
 
 
 def _resolve_sizes(config: EngineConfig) -> EngineConfig:

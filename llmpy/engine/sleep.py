@@ -107,9 +107,7 @@ class SleepingLLM:
             requests = [request for request in found if not request.finished]
             self._driver.abort(requests)
             self._driver.collect()
-            return [
-                request.output() for request in requests if any(sample.finish == "abort" for sample in request.samples)
-            ]
+            return [request.output() for request in requests if any(sample.finish == "abort" for sample in request.samples)]
 
     def pause(self, mode: str = "abort", clear_cache: bool = False, timeout: float | None = None) -> None:
         """Stops the device; new requests queue until `resume`. `generate` and its kin raise EngineAsleepError meanwhile.

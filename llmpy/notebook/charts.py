@@ -101,7 +101,6 @@ class LineChart:
             parts.append(f'<text x="{width - right}" y="{end}" text-anchor="end" {FONT}>{longest}</text>')
         return _svg(width, self.height + top + (22 if self.x else 8), "".join(parts), self.title)
 
-
     def _legend(self, left: int, width: int) -> tuple[list[str], int]:
         """The legend (mark, name and last value of each line, in as many columns as fit), and its rows below the title.
 

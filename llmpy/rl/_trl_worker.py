@@ -191,9 +191,7 @@ class RolloutWorker:
             return list(self._tokenizer(text=prompt)["input_ids"])
         kwargs = self._args.chat_template_kwargs or {}
         return list(
-            self._tokenizer.apply_chat_template(
-                prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs
-            )
+            self._tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs)
         )
 
     def _completion(self, prompt: Any, ids: list[int]) -> Any:

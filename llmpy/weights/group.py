@@ -602,9 +602,7 @@ class WeightGroups(_Groups):
             InvalidRequestError: The rank is impossible, or the name is taken.
             DeviceError: The trainer does not answer in time, or NCCL is missing.
         """
-        return self._join_group(
-            master_address, master_port, rank_offset, world_size, name, timeout, buffer_bytes, num_buffers
-        )
+        return self._join_group(master_address, master_port, rank_offset, world_size, name, timeout, buffer_bytes, num_buffers)
 
     def destroy_weight_group(self, name: str = "default") -> None:
         """Leaves a group.

@@ -46,7 +46,7 @@ def test_wrong_type(option, value):
 
 
 LATER = [
-    ("quantization", "awq"), ("load_format", "borrow"), ("experts", "width"),
+    ("quantization", "awq"), ("load_format", "borrow"),
     ("host_cache_bytes", "2GiB"), ("kv_cache_dtype", "fp8_e4m3"), ("logprobs_mode", "raw_logits"), ("max_logprobs", -1),
     ("enable_return_routed_experts", True), ("enable_lora", True), ("max_loras", 2),
     ("pipeline_parallel_size", 2), ("speculative_config", {}),

@@ -328,8 +328,8 @@ def test_mixtures(made, mixture):
     one.update_weights(weights)
     third = mixture_outcome(one)
     assert first[2] != second[2] != third[2] and first[0] != second[0] != third[0]
-    for count in (2, 3, 4):
-        llm = made(path, count, **OF_MIXTURES)
+    for count, experts in ((2, "rank"), (3, "rank"), (4, "rank"), (2, "width")):
+        llm = made(path, count, experts=experts, **OF_MIXTURES)
         assert mixture_outcome(llm) == first and llm.compare_weights(path)
         llm.update_weights(part, partial=True)
         assert mixture_outcome(llm) == second and not llm.compare_weights(path)
@@ -340,7 +340,7 @@ def test_mixtures(made, mixture):
 
 
 def test_every_expert_lies_on_one_rank(made, mixture):
-    llm = made(mixture[0], 3, **OF_MIXTURES)
+    llm = made(mixture[0], 3, experts="rank", **OF_MIXTURES)
     found = {info["name"]: info for info in llm.weight_info() if "expert" in info["name"] or "_linear" in info["name"]}
     assert len(found) >= 4
     for name, info in found.items():
@@ -481,12 +481,17 @@ def test_gpus_are_refused():
 def test_how_ranks_share_experts(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**MOE, **MIXTURES["an expert has tensors"]}))
     options = {"load_format": "dummy", "skip_tokenizer_init": True}
-    open_ranks(tmp_path, 2, experts="rank", **options).close()
     with pytest.raises(ConfigError, match="tensor_parallel_size=4: 3 experts cannot be shared by 4 ranks; 1, 2 or 3 can"):
-        open_ranks(tmp_path, 4, hf_overrides={"num_experts": 3}, **options)
-    with pytest.raises(UnsupportedError, match="experts='width'"):
-        open_ranks(tmp_path, 2, experts="width", **options)
-    with pytest.raises(ConfigError, match="experts must be one of auto, rank"):
+        open_ranks(tmp_path, 4, experts="rank", hf_overrides={"num_experts": 3}, **options)
+    few = "tensor_parallel_size=3: 32 inner columns of an expert in blocks of 16 cannot be shared by 3 ranks; 1 or 2 can"
+    with pytest.raises(ConfigError, match=few):
+        open_ranks(tmp_path, 3, experts="width", **options)
+    rows = {}
+    for experts in ("auto", "width", "rank"):
+        with open_ranks(tmp_path, 2, experts=experts, **options) as llm:
+            rows[experts] = llm.weight_info("*.1.mlp.experts.0.gate_proj.weight")[0]["shard"]
+    assert rows == {"auto": [[(0, 16, 1)], [(16, 32, 1)]], "width": rows["auto"], "rank": [[(0, 32, 1)], []]}
+    with pytest.raises(ConfigError, match="experts must be one of auto, rank, width"):
         open_ranks(tmp_path, 2, experts="half", **options)
 
 
