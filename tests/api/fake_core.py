@@ -239,6 +239,9 @@ class FakeEngine:
     def raise_refusal(self):
         pass
 
+    def is_dead(self):
+        return False
+
     def holds(self):
         return 0
 
