@@ -231,6 +231,18 @@ static void mxfp4_block(const uint8_t *b, float *y)
     }
 }
 
+/* e4m3: no infinity, bits 0x7f and 0xff are NaN. A value is rounded once, in the product with the scale. */
+static void fp8_block(const uint8_t *b, float *y)
+{
+    float scale = f32_from_bits(load_u32(b));
+    for (int j = 0; j < 128; j++) {
+        uint32_t bits = b[4 + j], sign = (bits & 0x80) << 24, magnitude = bits & 0x7f;
+        uint32_t subnormal = bits_of_f32((float)magnitude * 0x1p-9f), normal = (magnitude << 20) + (120u << 23);
+        uint32_t value = magnitude == 0x7f ? 0x7fc00000u : magnitude < 8 ? subnormal : normal;
+        y[j] = f32_from_bits(sign | value) * scale;
+    }
+}
+
 typedef void (*values_reader)(const uint8_t *stored, float *values, size_t n);
 typedef void (*block_reader)(const uint8_t *block, float *values);
 
@@ -260,6 +272,7 @@ static const struct {
     [DTYPE_MXFP4] = {{"mxfp4", 32, 17}, NULL, mxfp4_block},
     [DTYPE_U8] = {{"uint8", 1, 1}, NULL, NULL},
     [DTYPE_BOOL] = {{"bool", 1, 1}, NULL, NULL},
+    [DTYPE_FP8] = {{"fp8", 128, 132}, NULL, fp8_block},
 };
 #define N_TYPES (sizeof TYPES / sizeof *TYPES)
 
@@ -276,6 +289,23 @@ uint32_t dtype_from_name(const char *name)
     return DTYPE_NONE;
 }
 
+size_t dtype_row_bytes(uint32_t dtype, size_t n_values)
+{
+    const struct dtype_info *info = dtype_info(dtype);
+    return (n_values + info->block_values - 1) / info->block_values * info->block_bytes;
+}
+
+static void read_blocks(block_reader read, const struct dtype_info *info, const uint8_t *block, float *target, size_t n)
+{
+    float last[256];
+    for (; n >= info->block_values; n -= info->block_values, block += info->block_bytes, target += info->block_values)
+        read(block, target);
+    if (!n)
+        return;
+    read(block, last);
+    memcpy(target, last, n * sizeof *last);
+}
+
 int dtype_to_float(uint32_t dtype, const void *source, float *target, size_t n)
 {
     const struct dtype_info *info = dtype_info(dtype);
@@ -285,8 +315,7 @@ int dtype_to_float(uint32_t dtype, const void *source, float *target, size_t n)
     if (TYPES[dtype].values)
         TYPES[dtype].values(block, target, n);
     else
-        for (size_t i = 0; i < n; i += info->block_values, block += info->block_bytes)
-            TYPES[dtype].block(block, target + i);
+        read_blocks(TYPES[dtype].block, info, block, target, n);
     return 1;
 }
 

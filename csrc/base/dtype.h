@@ -30,6 +30,7 @@ enum dtype {
     DTYPE_COUNT = 42, /* GGUF's numbers are below; types that GGUF lacks are above */
     DTYPE_U8 = 64,
     DTYPE_BOOL = 65,
+    DTYPE_FP8 = 66, /* a float32 scale, then 128 bytes of e4m3; the last block of a row may hold fewer columns */
     DTYPE_NONE = 255
 };
 
@@ -43,8 +44,9 @@ struct dtype_info {
 
 const struct dtype_info *dtype_info(uint32_t dtype); /* NULL for an unsupported type */
 uint32_t dtype_from_name(const char *name);          /* DTYPE_NONE when unknown */
-/* Converts n values (a multiple of block_values) to float32, exactly as the format defines them. Returns 0 and writes nothing
- * for types without a float value (integers). */
+size_t dtype_row_bytes(uint32_t dtype, size_t n_values); /* of a row of whole blocks; the last may be partly used */
+/* Converts n values of one or more rows of whole blocks, or of one row whose last block is partly used, to float32, exactly as
+ * the format defines them. Returns 0 and writes nothing for types without a float value (integers). */
 int dtype_to_float(uint32_t dtype, const void *source, float *target, size_t n);
 /* Converts float32 to DTYPE_F32, DTYPE_F16 or DTYPE_BF16, rounded to nearest even. Returns 0 for other types. */
 int dtype_from_float(uint32_t dtype, const float *source, void *target, size_t n);

@@ -43,12 +43,6 @@ static bool is_float(uint32_t dtype)
     return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
 }
 
-static size_t row_bytes(uint32_t dtype, uint32_t cols)
-{
-    const struct dtype_info *info = dtype_info(dtype);
-    return (size_t)cols / info->block_values * info->block_bytes;
-}
-
 /* The key of a tensor's dummy values: a hash of the seed and the tensor's name, independent of its place in the program. */
 static uint64_t dummy_key(const struct loader *l, const struct weight_part *part)
 {
@@ -63,7 +57,7 @@ static const struct checkpoint_tensor *tensor_of(const struct loader *l, const s
 
 static uint64_t part_bytes(const struct weight *weight, uint32_t part, const struct checkpoint_tensor *tensor)
 {
-    return weight->parts[part].rows * row_bytes(tensor ? tensor->dtype : DTYPE_F32, weight->cols);
+    return weight->parts[part].rows * dtype_row_bytes(tensor ? tensor->dtype : DTYPE_F32, weight->cols);
 }
 
 static enum rc check_tensor(const struct loader *l, const struct weight *weight, const struct weight_part *part,
@@ -131,7 +125,7 @@ static enum rc write_columns(struct loader *l, uint32_t w, uint32_t part, const 
 {
     const struct weight *weight = &l->weights->program->weights[w];
     struct element_steps steps = layout_steps(weight, &weight->parts[part], run);
-    size_t bytes = row_bytes(tensor->dtype, weight->cols), item = dtype_info(tensor->dtype)->block_bytes;
+    size_t bytes = dtype_row_bytes(tensor->dtype, weight->cols), item = dtype_info(tensor->dtype)->block_bytes;
     uint32_t at_once = bytes * run->n_rows > WINDOW_BYTES ? (uint32_t)(WINDOW_BYTES / bytes) : run->n_rows;
     at_once = at_once < most ? most : at_once;
     char *window = mem_alloc(bytes * at_once);
@@ -230,7 +224,7 @@ enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *ma
             for (uint32_t c = 0; c < cols && dtype != DTYPE_MXFP4; c++)
                 floats[(size_t)r * cols + c] = dummy_value(row_key, c);
             for (uint32_t i = 0; i < cols / 32 && dtype == DTYPE_MXFP4; i++)
-                dummy_mxfp4(row_key, i, (uint8_t *)converted + r * row_bytes(dtype, cols) + i * 17);
+                dummy_mxfp4(row_key, i, (uint8_t *)converted + r * dtype_row_bytes(dtype, cols) + i * 17);
         }
         if (dtype != DTYPE_MXFP4)
             dtype_from_float(dtype, floats, converted, (size_t)n * cols);
@@ -403,7 +397,8 @@ static enum rc check_room(const struct loader *l, struct err *err)
     uint64_t wanted = 0;
     for (uint32_t w = 0; w < p->n_weights; w++)
         for (uint32_t i = 0; i < p->weights[w].n_parts; i++)
-            wanted += (uint64_t)p->weights[w].parts[i].rows * row_bytes(l->weights->stored[w].dtypes[i], p->weights[w].cols);
+            wanted += p->weights[w].parts[i].rows *
+                      (uint64_t)dtype_row_bytes(l->weights->stored[w].dtypes[i], p->weights[w].cols);
     if (rc || wanted <= have.free_bytes)
         return rc;
     err_set(err, RC_DEVICE_MEMORY,

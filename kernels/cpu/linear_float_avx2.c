@@ -7,7 +7,9 @@
 
 #include <string.h>
 
-static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+/* block_values: columns of a block, up to which a row is padded with zeros. */
+V_INLINE void prepare_blocks(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, const uint32_t block_values,
+                             char *strip)
 {
     float *out = (float *)strip;
     uint32_t n_whole = n_cols / 8 * 8;
@@ -18,8 +20,18 @@ static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n
             for (uint32_t i = 0; i < n_rows; i++)
                 for (uint32_t j = 0; j < (k < n_whole ? 8 : n_cols - k); j++)
                     out[(size_t)(k + j) * n_rows + i] = x[(size_t)i * stride + k + j];
-    uint32_t padded = (n_cols + 31) / 32 * 32;
+    uint32_t padded = (n_cols + block_values - 1) / block_values * block_values;
     memset(out + (size_t)n_cols * n_rows, 0, (size_t)(padded - n_cols) * n_rows * sizeof *out);
+}
+
+static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+{
+    prepare_blocks(x, stride, n_rows, n_cols, 32, strip);
+}
+
+static void prepare_fp8(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+{
+    prepare_blocks(x, stride, n_rows, n_cols, 128, strip);
 }
 
 /* ---- 16 weights of one k as floats ---- */
@@ -128,6 +140,7 @@ V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_p
     }
 
 TILES(f32, f32_weights, 32)
+TILES(f32_fp8, f32_weights, 128)
 TILES(f32_k, f32_weights, 256)
 TILES(f16, f16_weights, 32)
 TILES(bf16, bf16_weights, 32)
@@ -228,7 +241,7 @@ FLOAT_TYPE(f16, "float16", DTYPE_F16, 32, 16);
 FLOAT_TYPE(bf16, "bfloat16", DTYPE_BF16, 32, 16);
 
 /* Quantised types: the tiles multiply exact values, unpacked a slab at a time. */
-#define VALUES_TYPE(type, label, number, subs, bytes, tiles)                                                                   \
+#define UNPACKED_TYPE(type, label, number, subs, bytes, tiles, first_row, pack)                                                \
     const struct linear_type linear_##type##_float_avx2 = {                                                                    \
         .name = label " float",                                                                                                \
         .dtype = number,                                                                                                       \
@@ -241,11 +254,14 @@ FLOAT_TYPE(bf16, "bfloat16", DTYPE_BF16, 32, 16);
         .max_rows = FLOAT_ROWS,                                                                                                \
         .max_panels = 1,                                                                                                       \
         .tile = {TILE_LIST(tiles)},                                                                                            \
-        .prepare = prepare,                                                                                                    \
+        .gemv = first_row,                                                                                                     \
+        .prepare = pack,                                                                                                       \
         .repack = linear_##type##_repack_avx2,                                                                                 \
         .unpack = linear_##type##_unpack_avx2,                                                                                 \
         .expand = linear_##type##_values_avx2,                                                                                 \
     }
+#define VALUES_TYPE(type, label, number, subs, bytes, tiles)                                                                   \
+    UNPACKED_TYPE(type, label, number, subs, bytes, tiles, NULL, prepare)
 VALUES_TYPE(q8_0, "q8_0", DTYPE_Q8_0, 1, 544, f32);
 VALUES_TYPE(mxfp4, "mxfp4", DTYPE_MXFP4, 1, 288, f32);
 VALUES_TYPE(q4_0, "q4_0", DTYPE_Q4_0, 1, 288, f32);
@@ -257,3 +273,4 @@ VALUES_TYPE(q3_k, "q3_k", DTYPE_Q3_K, 8, 1760, f32_k);
 VALUES_TYPE(q4_k, "q4_k", DTYPE_Q4_K, 8, 2304, f32_k);
 VALUES_TYPE(q5_k, "q5_k", DTYPE_Q5_K, 8, 2816, f32_k);
 VALUES_TYPE(q6_k, "q6_k", DTYPE_Q6_K, 8, 3360, f32_k);
+UNPACKED_TYPE(fp8, "fp8", DTYPE_FP8, 4, 2112, f32_fp8, linear_fp8_gemv_avx2, prepare_fp8);

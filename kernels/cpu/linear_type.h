@@ -45,7 +45,7 @@ typedef void linear_expand(const uint8_t *w, uint32_t n_blocks, uint8_t *expande
 struct linear_type {
     const char *name;                /* "q4_0 int8" */
     uint32_t dtype, arithmetic;      /* enum dtype; enum arithmetic, not AUTO */
-    uint32_t block_values;           /* columns of a block: 32 or 256 */
+    uint32_t block_values;           /* columns of a block: 32, 128 or 256 */
     uint32_t panel_block_bytes;      /* 16 rows x block_values weights; a multiple of 32, so panels lie on 32 bytes */
     uint32_t strip_block_bytes;      /* one prepared row x block_values */
     uint32_t expanded_block_bytes;   /* 0: tiles read the packed weights (then expand is NULL) */

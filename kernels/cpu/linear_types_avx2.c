@@ -8,6 +8,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_f16_avx2,
     &linear_bf16_avx2,
     &linear_mxfp4_float_avx2,
+    &linear_fp8_float_avx2,
     BOTH(q8_0) EACH_QUANT(BOTH)
 };
 

@@ -24,7 +24,7 @@ static enum rc part_type(const struct matrix_desc *desc, uint32_t i, const struc
     if (!*type)
         return err_set(err, RC_UNSUPPORTED, "matrix: wanted a float or GGUF quantised type of the CPU backend, have %s (%u)",
                        name, part->dtype);
-    if (desc->n_cols % info->block_values)
+    if (part->dtype != DTYPE_FP8 && desc->n_cols % info->block_values)
         return err_set(err, RC_UNSUPPORTED, "matrix: %s wants columns in multiples of %u, have %u", name, info->block_values,
                        desc->n_cols);
     return RC_OK;
@@ -128,9 +128,8 @@ static enum rc begin_write(struct cpu *cpu, struct matrix *matrix, uint32_t part
         return err_set(err, RC_INTERNAL, "matrix: rows %u + %u of part %u are outside of the matrix", first_row, n_rows,
                        part_idx);
     const struct cpu_part *part = &matrix->parts[part_idx];
-    const struct dtype_info *info = dtype_info(part->type->dtype);
     *job = (struct write_job){.cpu = cpu, .part = part, .n_cols = matrix->n_cols, .first_row = first_row, .n_rows = n_rows,
-                              .row_bytes = (size_t)matrix->n_cols / info->block_values * info->block_bytes, .err = err};
+                              .row_bytes = dtype_row_bytes(part->type->dtype, matrix->n_cols), .err = err};
     return RC_OK;
 }
 

@@ -1,5 +1,6 @@
 """Linears of every weight type and arithmetic against float64, bit for bit over row counts, threads and fused forms."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,12 +12,13 @@ Array = np.ndarray
 INT8, FLOAT = 2, 1
 FLOATS = ["float32", "float16", "bfloat16"]
 QUANTS = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
-CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4"]] + [(name, INT8) for name in QUANTS]
+CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4", "fp8"]] + [(name, INT8) for name in QUANTS]
 # (bytes of a block, values of a block, offsets of its float16 fields)
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q5_0": (22, 32, [0]),
     "q5_1": (24, 32, [0, 2]), "q2_k": (84, 256, [80, 82]), "q3_k": (110, 256, [108]), "q4_k": (144, 256, [0, 2]),
     "q5_k": (176, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
+    "fp8": (132, 128, []),
 }  # fmt: skip
 GGUF_TYPES = {"q2_k": "Q2_K", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 
@@ -32,15 +34,26 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
         bits = (values.view(np.uint32) >> 16).astype(np.uint16)
         return bits, (bits.astype(np.uint32) << 16).view(np.float32)
     n_bytes, n_values, scales = BLOCKS[dtype]
-    raw = rng.integers(0, 256, (rows, cols // n_values, n_bytes), dtype=np.uint8)
+    raw = rng.integers(0, 256, (rows, -(-cols // n_values), n_bytes), dtype=np.uint8)
     for offset in scales:
         scale = rng.uniform(0.001, 0.01, raw.shape[:2]) * rng.choice([-1, 1], raw.shape[:2])
         raw[:, :, offset : offset + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
     if dtype == "mxfp4":
         raw[:, :, 0] = rng.integers(115, 123, raw.shape[:2])
+    if dtype == "fp8":
+        return random_fp8(raw, cols, rng)
     raw = raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)
+
+
+def random_fp8(raw: Array, cols: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Gives random blocks random scales, and no NaN, which the checkpoint's reader refuses."""
+    raw[raw & 0x7F == 0x7F] = 0x81
+    scales = rng.uniform(1e-4, 1e-3, raw.shape[:2]).astype(np.float32)
+    raw[:, :, :4] = scales[..., None].view(np.uint8)
+    values = raw[:, :, 4:].view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[..., None]
+    return raw.reshape(len(raw), -1), np.ascontiguousarray(values.reshape(len(raw), -1)[:, :cols])
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +121,10 @@ def test_read_back(dtype: str, arithmetic: int, isa: str) -> None:
     assert equal_bits(rows, values[ids] * np.float32(3.7))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("k", [1, 24, 40, 95, 96])
+@pytest.mark.parametrize("dtype", [*FLOATS, "fp8"])
+@pytest.mark.parametrize("k", [1, 24, 40, 95, 96, 128, 129, 300])
 def test_any_columns(dtype: str, k: int, isa: str) -> None:
-    """Float types take any number of columns."""
+    """Float types and FP8 take any number of columns; the rest of the last FP8 block has no effect."""
     rng = np.random.default_rng(3)
     backend = Backend("cpu", isa, 2)
     raw, values = random_weights(dtype, 19, k, rng)
