@@ -2,6 +2,7 @@
 
 #include "../base/file.h"
 #include "../base/mem.h"
+#include "companions.h"
 #include "gguf.h"
 #include "safetensors.h"
 
@@ -68,47 +69,6 @@ static enum rc open_file(struct checkpoint *checkpoint, const char *path, uint32
         return rc;
     checkpoint->n_files++;
     return read_file(checkpoint, file, n_paths, err);
-}
-
-/* For each pair of byte tensors NAME_blocks [..., n, 16] and NAME_scales [..., n], adds an MXFP4 tensor NAME [..., 32 n]. */
-static enum rc pair_blocks(struct checkpoint *checkpoint, struct err *err)
-{
-    struct tensor_list *list = &checkpoint->list;
-    enum rc rc = RC_OK;
-    for (uint32_t i = 0, n = list->n; i < n && rc == RC_OK; i++) {
-        struct checkpoint_tensor blocks = list->tensors[i], *made;
-        size_t stem = strlen(blocks.name) > 7 ? strlen(blocks.name) - 7 : 0;
-        bool fits = stem && strcmp(blocks.name + stem, "_blocks") == 0 && blocks.dtype == DTYPE_U8 && blocks.n_dims > 1 &&
-                    blocks.shape[blocks.n_dims - 1] == 16;
-        char *name = fits ? mem_alloc(stem + 8) : NULL;
-        if (!fits)
-            continue;
-        if (!name)
-            return err_set(err, RC_MEMORY, "checkpoint: out of memory");
-        memcpy(name, blocks.name, stem);
-        memcpy(name + stem, "_scales", 8);
-        const struct checkpoint_tensor *scales = checkpoint_find(checkpoint, name);
-        fits = scales && scales->dtype == DTYPE_U8 && scales->n_dims == blocks.n_dims - 1 &&
-               memcmp(scales->shape, blocks.shape, scales->n_dims * sizeof *scales->shape) == 0;
-        uint32_t scales_file = fits ? scales->file : 0;
-        uint64_t scales_offset = fits ? scales->offset : 0;
-        if (fits)
-            rc = tensor_list_add(list, &checkpoint->files[blocks.file], name, stem, &made, err);
-        mem_free(name);
-        if (!fits || rc != RC_OK)
-            continue;
-        const char *own_name = made->name;
-        *made = blocks;
-        made->name = own_name;
-        made->type = "MXFP4";
-        made->dtype = DTYPE_MXFP4;
-        made->n_dims--;
-        made->shape[made->n_dims - 1] *= 32;
-        made->has_scales = true;
-        made->scales_file = scales_file;
-        made->scales_offset = scales_offset;
-    }
-    return rc;
 }
 
 /* ---- reading ---------------------------------------------------------------------------------------------------------- */
@@ -187,34 +147,58 @@ enum rc checkpoint_items(const struct checkpoint *checkpoint, const struct check
     return read_items(&source, item_bytes, first, step, n_items, to, err);
 }
 
-/* Joins the exponents and nibbles of n blocks into blocks of DTYPE_MXFP4. */
-static void join_blocks(const uint8_t *exponents, const uint8_t *nibbles, uint64_t n, uint8_t *to)
+/* Reads the scales of rows first, first + step, ... to [n_rows][row_bytes]; adjacent rows may share a row of scales. */
+static enum rc read_scales(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, size_t row_bytes,
+                           uint64_t first, uint64_t step, uint64_t n_rows, uint8_t *to, struct err *err)
 {
-    for (uint64_t b = 0; b < n; b++, nibbles += 16, to += 17) {
-        to[0] = exponents[b];
-        for (uint32_t j = 0; j < 16; j++) /* from values 2j, 2j + 1 in a byte to values j, j + 16 */
-            to[1 + j] = (uint8_t)((nibbles[j / 2] >> j % 2 * 4 & 15) | (nibbles[8 + j / 2] >> j % 2 * 4 & 15) << 4);
+    const struct checkpoint_scales *scales = &tensor->scales;
+    struct source source = {&checkpoint->files[scales->file], scales->offset, scales->name};
+    if (scales->rows_each == 1)
+        return read_items(&source, row_bytes, first, step, n_rows, to, err);
+    enum rc rc = RC_OK;
+    uint64_t last = UINT64_MAX;
+    for (uint64_t i = 0; i < n_rows && !rc; i++, to += row_bytes) {
+        uint64_t row = (first + i * step) / scales->rows_each;
+        if (row == last)
+            memcpy(to, to - row_bytes, row_bytes);
+        else
+            rc = read_bytes(&source, row * row_bytes, row_bytes, to, err);
+        last = row;
     }
+    return rc;
+}
+
+/* The error for a row whose values have no meaning. */
+static enum rc bad_row(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, enum companion_fault fault,
+                       uint64_t row, struct err *err)
+{
+    if (fault == COMPANION_BAD_SCALE)
+        return file_error(err, &checkpoint->files[tensor->scales.file], tensor->scales.name,
+                          "row %" PRIu64 ": wanted finite scales, have a NaN or an infinity", row / tensor->scales.rows_each);
+    return file_error(err, &checkpoint->files[tensor->file], tensor->name, "row %" PRIu64 ": wanted numbers, have a NaN", row);
 }
 
 static enum rc read_scaled(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
                            uint64_t step, uint64_t n_rows, uint8_t *rows, struct err *err)
 {
-    uint64_t n_blocks = tensor->shape[tensor->n_dims - 1] / 32, most = SPAN_BYTES / 17;
-    uint64_t at_once = n_blocks < most ? most / n_blocks : 1;
-    struct source nibbles = source_of(checkpoint, tensor), scales = nibbles;
-    scales.file = &checkpoint->files[tensor->scales_file];
-    scales.offset = tensor->scales_offset;
-    uint8_t *both = mem_alloc(at_once * n_blocks * 17);
+    uint64_t cols = tensor->shape[tensor->n_dims - 1];
+    size_t stored = companion_row_bytes(tensor->companion, cols), row_bytes = dtype_row_bytes(tensor->dtype, cols);
+    size_t scale_bytes = tensor->scales.cols * dtype_info(tensor->scales.dtype)->block_bytes;
+    uint64_t at_once = stored + scale_bytes < SPAN_BYTES ? SPAN_BYTES / (stored + scale_bytes) : 1;
+    at_once = at_once < n_rows ? at_once : n_rows;
+    struct source source = source_of(checkpoint, tensor);
+    uint8_t *both = mem_alloc(at_once * (stored + scale_bytes)), *scales = both + at_once * stored;
     enum rc rc = both ? RC_OK : err_set(err, RC_MEMORY, "checkpoint: out of memory");
     for (uint64_t i = 0, n; i < n_rows && !rc; i += n) {
         n = n_rows - i < at_once ? n_rows - i : at_once;
-        uint8_t *exponents = both + n * n_blocks * 16;
-        rc = read_items(&nibbles, n_blocks * 16, first + i * step, step, n, both, err);
+        rc = read_items(&source, stored, first + i * step, step, n, both, err);
         if (!rc)
-            rc = read_items(&scales, n_blocks, first + i * step, step, n, exponents, err);
-        if (!rc)
-            join_blocks(exponents, both, n * n_blocks, rows + i * n_blocks * 17);
+            rc = read_scales(checkpoint, tensor, scale_bytes, first + i * step, step, n, scales, err);
+        for (uint64_t j = 0; j < n && !rc; j++) {
+            enum companion_fault fault = companion_join(tensor, scales + j * scale_bytes, both + j * stored,
+                                                        rows + (i + j) * row_bytes);
+            rc = fault ? bad_row(checkpoint, tensor, fault, first + (i + j) * step, err) : RC_OK;
+        }
     }
     mem_free(both);
     return rc;
@@ -223,18 +207,20 @@ static enum rc read_scaled(const struct checkpoint *checkpoint, const struct che
 enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
                         uint64_t step, uint64_t n_rows, void *rows, struct err *err)
 {
-    const struct dtype_info *info = dtype_info(tensor->dtype);
-    size_t row_bytes = tensor->shape[tensor->n_dims - 1] / info->block_values * info->block_bytes;
+    size_t row_bytes = dtype_row_bytes(tensor->dtype, tensor->shape[tensor->n_dims - 1]);
     if (!row_bytes || !n_rows)
         return RC_OK;
-    if (tensor->has_scales)
+    if (tensor->companion)
         return read_scaled(checkpoint, tensor, first, step, n_rows, rows, err);
     return checkpoint_items(checkpoint, tensor, row_bytes, first, step, n_rows, rows, err);
 }
 
 uint64_t checkpoint_bytes(const struct checkpoint_tensor *tensor)
 {
-    return tensor->has_scales ? tensor->size_bytes / 16 * 17 : tensor->size_bytes;
+    if (!tensor->companion)
+        return tensor->size_bytes;
+    uint64_t cols = tensor->shape[tensor->n_dims - 1], row_bytes = companion_row_bytes(tensor->companion, cols);
+    return row_bytes ? tensor->size_bytes / row_bytes * dtype_row_bytes(tensor->dtype, cols) : 0;
 }
 
 enum rc checkpoint_has(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, struct err *err)
@@ -263,7 +249,7 @@ enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct check
     for (uint32_t i = 0; rc == RC_OK && i < n_paths; i++)
         rc = open_file(checkpoint, paths[i], n_paths, err);
     if (rc == RC_OK)
-        rc = pair_blocks(checkpoint, err);
+        rc = companions_pair(&checkpoint->list, checkpoint->files, err);
     if (rc == RC_OK)
         *result = checkpoint;
     else

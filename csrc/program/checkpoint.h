@@ -14,6 +14,16 @@
 struct checkpoint;
 struct gguf;
 
+struct companion; /* companions.h */
+
+struct checkpoint_scales {
+    const char *name;    /* owned by the checkpoint */
+    uint32_t file, dtype;
+    uint64_t offset;
+    uint64_t cols;       /* items of a row of scales; 1: one scale for all columns of a row */
+    uint64_t rows_each;  /* rows of the tensor that share a row of scales */
+};
+
 struct checkpoint_tensor {
     const char *name;                     /* NUL-terminated UTF-8, owned by the checkpoint */
     const char *type;                     /* the type as the file names it: "BF16", "Q4_K", "F8_E4M3" */
@@ -23,11 +33,10 @@ struct checkpoint_tensor {
     uint64_t offset;                      /* of the tensor's data in the file */
     uint64_t size_bytes;                  /* of a GGUF type that llmpy cannot read: bytes up to the next tensor */
     uint32_t file;                        /* index into the paths */
-    /* MXFP4 in safetensors: this tensor holds only the nibbles, 16 bytes a block, in the order of the values. Another tensor
-     * holds the blocks' exponents, at scales_offset of scales_file. checkpoint_rows joins both into blocks of DTYPE_MXFP4. */
-    bool has_scales;
-    uint32_t scales_file;
-    uint64_t scales_offset;
+    /* Not NULL: this tensor holds only the numbers of quantised blocks, and `scales` says where another tensor holds their
+     * scales. checkpoint_rows joins both into blocks of `dtype`. */
+    const struct companion *companion;
+    struct checkpoint_scales scales;
 };
 
 /* Recognises the file format by the first bytes. A file opens even if it has tensors of types that llmpy cannot read, since

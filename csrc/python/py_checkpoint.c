@@ -253,14 +253,36 @@ static const struct checkpoint_tensor *find_tensor(PyObject *object, PyObject *n
     return tensor;
 }
 
-/* Reads a whole tensor, with MXFP4 blocks joined. Called without the GIL. */
+static uint64_t row_values(const struct checkpoint_tensor *tensor)
+{
+    return tensor->n_dims ? tensor->shape[tensor->n_dims - 1] : 1;
+}
+
+/* Number of rows, as checkpoint_rows gives them. */
+static uint64_t n_rows_of(const struct checkpoint_tensor *tensor)
+{
+    size_t row_bytes = dtype_row_bytes(tensor->dtype, row_values(tensor));
+    return row_bytes ? checkpoint_bytes(tensor) / row_bytes : 0;
+}
+
+/* Reads a whole tensor, with numbers and scales of two tensors joined. Called without the GIL. */
 static enum rc read_whole(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, void *to,
                           struct err *err)
 {
-    if (!tensor->has_scales)
+    if (!tensor->companion)
         return checkpoint_read(checkpoint, tensor, 0, tensor->size_bytes, to, err);
-    uint64_t row_blocks = tensor->shape[tensor->n_dims - 1] / 32;
-    return row_blocks ? checkpoint_rows(checkpoint, tensor, 0, 1, tensor->size_bytes / 16 / row_blocks, to, err) : RC_OK;
+    return checkpoint_rows(checkpoint, tensor, 0, 1, n_rows_of(tensor), to, err);
+}
+
+/* Converts row by row, since the last block of a row may be partly used. */
+static int all_to_float(const struct checkpoint_tensor *tensor, const char *stored, float *values)
+{
+    uint64_t n = row_values(tensor), n_rows = n_rows_of(tensor);
+    size_t row_bytes = dtype_row_bytes(tensor->dtype, n);
+    int has_value = dtype_to_float(tensor->dtype, stored, values, 0);
+    for (uint64_t i = 0; i < n_rows && has_value; i++)
+        dtype_to_float(tensor->dtype, stored + i * row_bytes, values + i * n, n);
+    return has_value;
 }
 
 static PyObject *read_stored(PyObject *object, PyObject *name)
@@ -287,7 +309,7 @@ static PyObject *read_float32(PyObject *object, PyObject *name)
     if (!tensor)
         return NULL;
     const struct dtype_info *info = dtype_info(tensor->dtype);
-    uint64_t n = checkpoint_bytes(tensor) / info->block_bytes * info->block_values;
+    uint64_t n = n_rows_of(tensor) * row_values(tensor);
     if (n > PY_SSIZE_T_MAX / sizeof(float))
         return PyErr_NoMemory();
     PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n * sizeof(float)));
@@ -298,7 +320,7 @@ static PyObject *read_float32(PyObject *object, PyObject *name)
     }
     int has_value;
     Py_BEGIN_ALLOW_THREADS
-    has_value = dtype_to_float(tensor->dtype, PyBytes_AsString(stored), (float *)PyBytes_AsString(result), n);
+    has_value = all_to_float(tensor, PyBytes_AsString(stored), (float *)PyBytes_AsString(result));
     Py_END_ALLOW_THREADS
     Py_DECREF(stored);
     if (has_value)

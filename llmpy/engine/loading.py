@@ -301,6 +301,8 @@ def _resolve_dtypes(config: EngineConfig, stored: str) -> EngineConfig:
 
 def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     """The options of the core's model."""
+    from ..models import quantized
+
     longest = model.max_position_embeddings
     length = config.max_model_len
     device = str(config.device)
@@ -334,7 +336,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "synchronous": environment.is_synchronous(),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
         "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,
-        "dummy_mxfp4": bool(model.raw.get("quantization_config")),  # other quantisation schemes are refused earlier
+        "dummy_mxfp4": config.load_format == "dummy" and quantized.dummies_are_mxfp4(model.raw, model.file),
     }
 
 

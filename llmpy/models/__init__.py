@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, UnsupportedError
-from . import gguf, registry
+from . import gguf, quantized, registry
 from .blocks import Block, Model
 from .config import ModelConfig, Raw
 from .program import Spec, Tensors, Value
@@ -88,7 +88,7 @@ def load(
         raw, source, unused = dict(files.config), Source(), ()
     where = file if source.is_gguf else f"{files.directory}/config.json"
     raw = _overridden(raw, hf_overrides)
-    _refuse_quantised(raw, where)
+    scales = quantized.check(raw, tensors, where)
     found = registry.find(ModelConfig(raw, where).architecture)
     config = ModelConfig(found.fields(raw), where, max_model_len)
     model = Model(config, tensors, source, file)
@@ -96,7 +96,7 @@ def load(
         code = getattr(found.build, "__code__", None)
         model.function = f"{code.co_filename if code else found.build.__module__}: {getattr(found.build, '__name__', '')}"
     found.build(config, model)
-    spec = model.finish((*found.ignore, *unused))
+    spec = model.finish((*found.ignore, *unused, *scales))
     config.dtype = _stored_dtype(spec, tensors, config)
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
 
@@ -114,16 +114,6 @@ def _overridden(raw: Raw, overrides: Overrides | None) -> Raw:
             option="hf_overrides",
         )
     return dict(changed)
-
-
-def _refuse_quantised(raw: Raw, source: str) -> None:
-    """Refuses GPTQ, AWQ, FP8 and similar formats: they store other tensors than these programs read."""
-    scheme = raw.get("quantization_config")
-    if scheme:
-        method = scheme.get("quant_method", scheme) if isinstance(scheme, Mapping) else scheme
-        if method == "mxfp4" and str(raw.get("architectures")).startswith("['GptOss"):
-            return  # the checkpoint's reader joins blocks and scales
-        raise UnsupportedError(f"{source}: quantization_config with quant_method {method!r} is not supported; GGUF files are")
 
 
 def _stored_dtype(spec: Spec, tensors: Tensors | None, config: ModelConfig) -> str:

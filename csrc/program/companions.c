@@ -1,0 +1,175 @@
+#include "companions.h"
+
+#include "../base/mem.h"
+
+#include <string.h>
+
+#define FP8_BLOCK 128u
+
+struct companion {
+    const char *numbers, *scales; /* endings of both names */
+    const char *name;             /* ending of the joined tensor's name; as `numbers`: it takes their place in the list */
+    const char *file_type;        /* of the numbers */
+    const char *type;             /* of the joined tensor */
+    uint32_t dtype;
+    uint32_t values, bytes;       /* a row of numbers takes `bytes` for every so many values */
+    /* Whether the scales' shape and type fit. Sets the joined shape, and cols and rows_each of the scales. */
+    bool (*fits)(const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined);
+    enum companion_fault (*join)(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
+                                 uint8_t *to);
+};
+
+/* ---- MXFP4: blocks [..., n, 16] of nibbles in the order of the values, exponents [..., n] ---- */
+
+static bool mxfp4_fits(const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined)
+{
+    if (joined->n_dims < 2 || joined->shape[joined->n_dims - 1] != 16 || scales->dtype != DTYPE_U8 ||
+        scales->n_dims != joined->n_dims - 1 ||
+        memcmp(scales->shape, joined->shape, scales->n_dims * sizeof *scales->shape) != 0)
+        return false;
+    joined->n_dims--;
+    joined->scales.cols = joined->shape[joined->n_dims - 1];
+    joined->scales.rows_each = 1;
+    joined->shape[joined->n_dims - 1] *= 32;
+    return true;
+}
+
+static enum companion_fault mxfp4_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
+                                       uint8_t *to)
+{
+    for (uint64_t b = 0; b < tensor->scales.cols; b++, numbers += 16, to += 17) {
+        to[0] = scales[b];
+        for (uint32_t j = 0; j < 16; j++) /* from values 2j, 2j + 1 in a byte to values j, j + 16 */
+            to[1 + j] = (uint8_t)((numbers[j / 2] >> j % 2 * 4 & 15) | (numbers[8 + j / 2] >> j % 2 * 4 & 15) << 4);
+    }
+    return COMPANION_FINE;
+}
+
+/* ---- FP8: e4m3 [rows, cols], scales of 128 x 128 blocks, of rows, or of the tensor ---- */
+
+static bool fp8_fits(const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined)
+{
+    if (joined->n_dims != 2 || (scales->dtype != DTYPE_F32 && scales->dtype != DTYPE_F16 && scales->dtype != DTYPE_BF16))
+        return false;
+    uint64_t rows = joined->shape[0], cols = joined->shape[1], size_bytes;
+    uint64_t block_rows = rows / FP8_BLOCK + (rows % FP8_BLOCK != 0), block_cols = cols / FP8_BLOCK + (cols % FP8_BLOCK != 0);
+    uint64_t n = 1, last = scales->n_dims ? scales->shape[scales->n_dims - 1] : 1;
+    if (scales->n_dims > 2 || !cols || __builtin_mul_overflow(rows, cols, &size_bytes) || size_bytes != joined->size_bytes)
+        return false;
+    for (uint32_t i = 0; i < scales->n_dims; i++)
+        n *= scales->shape[i];
+    bool is_blocks = scales->n_dims == 2 && scales->shape[0] == block_rows && last == block_cols;
+    bool is_rows = scales->n_dims == 2 && n == rows && last == 1;
+    joined->scales.cols = is_blocks ? block_cols : 1;
+    joined->scales.rows_each = is_rows ? 1 : is_blocks ? FP8_BLOCK : UINT64_MAX;
+    return n > 0 && (is_blocks || is_rows || n == 1);
+}
+
+static bool has_nan(const uint8_t *numbers, uint64_t n)
+{
+    uint8_t found = 0;
+    for (uint64_t i = 0; i < n; i++)
+        found |= (numbers[i] & 0x7f) == 0x7f;
+    return found;
+}
+
+static enum companion_fault fp8_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
+                                     uint8_t *to)
+{
+    uint64_t cols = tensor->shape[1];
+    size_t item = dtype_info(tensor->scales.dtype)->block_bytes;
+    if (has_nan(numbers, cols))
+        return COMPANION_BAD_NUMBER;
+    for (uint64_t first = 0; first < cols; first += FP8_BLOCK, to += 4 + FP8_BLOCK) {
+        uint64_t n = cols - first < FP8_BLOCK ? cols - first : FP8_BLOCK;
+        float scale;
+        dtype_to_float(tensor->scales.dtype, scales, &scale, 1);
+        if (!__builtin_isfinite(scale))
+            return COMPANION_BAD_SCALE;
+        memcpy(to, &scale, 4);
+        memcpy(to + 4, numbers + first, n);
+        memset(to + 4 + n, 0, FP8_BLOCK - n);
+        if (tensor->scales.cols > 1)
+            scales += item;
+    }
+    return COMPANION_FINE;
+}
+
+/* ---- the table -------------------------------------------------------------------------------------------------------- */
+
+static const struct companion COMPANIONS[] = {
+    {"_blocks", "_scales", "", "U8", "MXFP4", DTYPE_MXFP4, 32, 16, mxfp4_fits, mxfp4_join},
+    {".weight", ".weight_scale_inv", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, fp8_fits, fp8_join},
+    {".weight", ".weight_scale", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, fp8_fits, fp8_join},
+};
+
+/* Finds stem + ending in the list. */
+static const struct checkpoint_tensor *find(const struct tensor_list *list, char *name, size_t stem, const char *ending)
+{
+    memcpy(name + stem, ending, strlen(ending) + 1);
+    uint32_t index = name_table_find(&list->names, name, stem + strlen(ending));
+    return index == NAME_ABSENT ? NULL : &list->tensors[index];
+}
+
+/* Pairs tensor i by one row of the table. name: room for the longest name. */
+static enum rc pair(struct tensor_list *list, const struct file_view *files, const struct companion *way, uint32_t i,
+                    size_t stem, char *name, struct err *err)
+{
+    struct checkpoint_tensor joined = list->tensors[i], *made = &list->tensors[i];
+    const struct checkpoint_tensor *scales = find(list, name, stem, way->scales);
+    if (!scales || !way->fits(scales, &joined))
+        return RC_OK;
+    joined.scales.name = scales->name;
+    joined.scales.file = scales->file;
+    joined.scales.dtype = scales->dtype;
+    joined.scales.offset = scales->offset;
+    joined.companion = way;
+    joined.type = way->type;
+    joined.dtype = way->dtype;
+    if (strcmp(way->name, way->numbers) != 0) {
+        enum rc rc = tensor_list_add(list, &files[joined.file], name, stem + strlen(way->name), &made, err);
+        if (rc)
+            return rc;
+        joined.name = made->name;
+    }
+    *made = joined;
+    return RC_OK;
+}
+
+static enum rc pair_any(struct tensor_list *list, const struct file_view *files, uint32_t i, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (const struct companion *way = COMPANIONS; way < COMPANIONS + sizeof COMPANIONS / sizeof *COMPANIONS && !rc; way++) {
+        const struct checkpoint_tensor *tensor = &list->tensors[i];
+        size_t length = strlen(tensor->name), ending = strlen(way->numbers);
+        if (tensor->companion || strcmp(tensor->type, way->file_type) != 0 || length <= ending ||
+            strcmp(tensor->name + length - ending, way->numbers) != 0)
+            continue;
+        char *name = mem_alloc(length + strlen(way->scales) + 1);
+        if (!name)
+            return err_set(err, RC_MEMORY, "checkpoint: out of memory");
+        memcpy(name, tensor->name, length);
+        rc = pair(list, files, way, i, length - ending, name, err);
+        mem_free(name);
+    }
+    return rc;
+}
+
+enum rc companions_pair(struct tensor_list *list, const struct file_view *files, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0, n = list->n; i < n && !rc; i++)
+        rc = pair_any(list, files, i, err);
+    return rc;
+}
+
+size_t companion_row_bytes(const struct companion *companion, uint64_t cols)
+{
+    return cols / companion->values * companion->bytes;
+}
+
+enum companion_fault companion_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
+                                    uint8_t *to)
+{
+    return tensor->companion->join(tensor, scales, numbers, to);
+}

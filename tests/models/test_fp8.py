@@ -1,0 +1,199 @@
+"""FP8 checkpoints of every layout, written here, against the same model with the exact values in float32."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from llmpy import LLM, CheckpointError, SamplingParams, UnsupportedError, _core
+
+Tensors = dict[str, np.ndarray]
+RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns and rows
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+COMPRESSED = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {
+        "targets": ["Linear"], "weights": {"type": "float", "num_bits": 8, "strategy": "channel"},
+        "input_activations": {"type": "float", "num_bits": 8, "dynamic": True},
+    }},
+}  # fmt: skip
+BLOCKS = {**FP8, "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+# Name: the ending of the scales' names, their type, quantization_config.
+LAYOUTS = {
+    "blocks": ("_scale_inv", np.float32, BLOCKS),
+    "tensor": ("_scale", np.float32, FP8),
+    "rows": ("_scale", ml_dtypes.bfloat16, COMPRESSED),
+    "one": ("_scale", np.float32, COMPRESSED),
+}
+
+
+def scales_of(layout: str, rows: int, cols: int, rng: np.random.Generator) -> np.ndarray:
+    shape = {"blocks": (-(-rows // 128), -(-cols // 128)), "tensor": (), "rows": (rows, 1), "one": (1,)}[layout]
+    return np.asarray(rng.uniform(1e-4, 4e-4, shape))
+
+
+def spread(scales: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    """A scale for every weight."""
+    if scales.ndim == 2 and scales.shape != (rows, 1):
+        scales = scales.repeat(128, 0)[:rows].repeat(128, 1)[:, :cols]
+    return np.broadcast_to(scales.astype(np.float32), (rows, cols))
+
+
+def quantise(source: Path, to: Path, layout: str) -> Path:
+    """Writes `source` with random FP8 linears to to/packed, and with their values in float32 to to/plain."""
+    ending, kind, scheme = LAYOUTS[layout]
+    rng = np.random.default_rng(5)
+    for name in ("packed", "plain"):
+        shutil.copytree(source, to / name)
+    (file,) = source.glob("*.safetensors")
+    packed: Tensors = {}
+    plain: Tensors = {}
+    for name, value in safetensors.numpy.load_file(file).items():
+        if value.ndim != 2 or "embed" in name or "lm_head" in name or ".gate.weight" in name:
+            packed[name] = plain[name] = value
+            continue
+        scales = scales_of(layout, *value.shape, rng).astype(kind)
+        stored = (250 * rng.standard_normal(value.shape)).clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)
+        packed[name], packed[f"{name}{ending}"] = stored, scales
+        plain[name] = stored.astype(np.float32) * spread(scales, *value.shape)
+    safetensors.numpy.save_file(packed, to / "packed" / file.name)
+    safetensors.numpy.save_file(plain, to / "plain" / file.name)
+    configure(to / "packed", quantization_config=scheme)
+    return to
+
+
+def configure(directory: Path, **fields: object) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+def open_llm(path: Path, **options: object) -> LLM:
+    return LLM(path, **{"skip_tokenizer_init": True, "kv_cache_memory_bytes": 32 << 20, "device": "cpu", **options})
+
+
+def answers(path: Path, batch: list[list[int]], **options: object) -> list[tuple[bytes, bytes]]:
+    """Greedy ids and logprob bits."""
+    batch = [prompt[:50] for prompt in batch]
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=2, ignore_eos=True)
+    with open_llm(path, enable_prefix_caching=False, **options) as llm:
+        outputs = llm.generate(batch, params, use_tqdm=False)
+    return [(o.outputs[0].token_ids_array.tobytes(), o.outputs[0].logprobs.values.tobytes()) for o in outputs]
+
+
+@pytest.fixture
+def make(tiny, tmp_path: Path) -> Callable[..., Path]:
+    return lambda layout="blocks", case="llama", **fields: quantise(
+        tiny(case, **({**RAGGED, **fields} if case == "llama" else fields)).directory, tmp_path, layout
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(make: Callable[..., Path], layout: str, prompts) -> None:
+    """Exact values, fewer bytes, and the bits of float32 weights: alone, in a batch and in chunks."""
+    path = make(layout)
+    (file,) = (path / "packed").glob("*.safetensors")
+    reader = _core.Checkpoint([str(file)])
+    exact = safetensors.numpy.load_file(path / "plain" / file.name)
+    for name, value in exact.items():
+        assert (reader.tensors()[name][0] == "fp8") == (".layers." in name and value.ndim == 2)
+        read = np.frombuffer(reader.read_float32(name), np.float32).reshape(value.shape)
+        assert read.tobytes() == value.astype(np.float32).tobytes()
+    wanted = answers(path / "plain", prompts, dtype="float32")
+    assert answers(path / "packed", prompts, dtype="float32") == wanted
+    assert answers(path / "packed", prompts, dtype="float32", max_num_batched_tokens=16, max_num_seqs=2) == wanted
+    for prompt, one in zip(prompts, wanted, strict=True):
+        assert answers(path / "packed", [prompt], dtype="float32") == [one]
+
+
+@pytest.mark.parametrize("case", ["qwen3", "phi3", "gemma2", "glm4", "olmo2", "mixtral", "qwen2_moe", "deepseek2", "deepseek3"])
+def test_families(make: Callable[..., Path], case: str, prompts) -> None:
+    """Fused parts in the file or here, norms beside them, experts."""
+    path = make("blocks", case)
+    assert answers(path / "packed", prompts, dtype="float32") == answers(path / "plain", prompts, dtype="float32")
+
+
+def test_ranks(make: Callable[..., Path], prompts) -> None:
+    """Ranks cut rows inside a block and take its scale."""
+    path = make("blocks")
+    ranks = {"tensor_parallel_size": 2, "dtype": "float32"}
+    assert answers(path / "packed", prompts, **ranks) == answers(path / "plain", prompts, dtype="float32")
+
+
+def test_memory_and_types(make: Callable[..., Path]) -> None:
+    """An FP8 matrix takes 132 bytes for 128 columns of a row; lm_head and the embedding keep their type."""
+    path = make("blocks", hidden_size=128, intermediate_size=256, vocab_size=16)
+    with open_llm(path / "packed") as llm, open_llm(path / "plain") as plain:
+        types = {info["name"]: info["dtype"] for info in llm.weight_info()}
+        packed_bytes, plain_bytes = (each.ranks()[0]["weights_bytes"] for each in (llm, plain))
+        values = sum(np.prod(info["shape"]) for info in plain.weight_info() if types[info["name"]] == "fp8")
+        assert types[WEIGHT] == "fp8" and types["lm_head.weight"] == "float32"
+        assert plain_bytes - packed_bytes == values * 4 - values // 128 * 132
+
+
+def change(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    (file,) = path.glob("*.safetensors")
+    tensors = safetensors.torch.load_file(file)
+    edit(tensors)
+    safetensors.torch.save_file(tensors, file)
+
+
+WEIGHT = "model.layers.1.mlp.down_proj.weight"
+SCALE = f"{WEIGHT}_scale_inv"
+
+
+@pytest.mark.parametrize(("name", "value", "error", "text"), [
+    (SCALE, None, CheckpointError, f"{WEIGHT}: wanted a tensor {SCALE}"),
+    (SCALE, torch.ones(3, 2), CheckpointError, rf"{SCALE}: wanted a shape of \[2, 3\], .* have \[3, 2\]"),
+    (SCALE, torch.full((2, 3), torch.nan), CheckpointError, f"{SCALE}.*wanted finite scales"),
+    (SCALE, torch.full((2, 3), torch.inf), CheckpointError, f"{SCALE}.*wanted finite scales"),
+    (SCALE, torch.ones(2, 3, dtype=torch.int32), UnsupportedError, f"{SCALE}: scales of type int32"),
+    (WEIGHT, torch.full((160, 288), torch.nan).to(torch.float8_e4m3fn), CheckpointError, f"{WEIGHT}.*have a NaN"),
+    (WEIGHT, torch.ones(160, 288), CheckpointError, f"{SCALE}: wanted a weight {WEIGHT}"),
+    (WEIGHT.replace("weight", "input_scale"), torch.ones(1), UnsupportedError, "input_scale: a static scale"),
+], ids=range(8))  # fmt: skip
+def test_malformed(make: Callable[..., Path], name: str, value: torch.Tensor | None, error: type[Exception], text: str) -> None:
+    path = make("blocks")
+    change(path / "packed", lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value}))
+    with pytest.raises(error, match=text) as caught:
+        open_llm(path / "packed")
+    if error is CheckpointError:
+        assert caught.value.tensor in (WEIGHT, SCALE)
+        assert Path(caught.value.file or "").suffix == ".safetensors"
+
+
+@pytest.mark.parametrize(("scheme", "text"), [
+    ({**FP8, "activation_scheme": "static"}, r"\(fp8\): activation_scheme 'static'"),
+    ({**FP8, "weight_block_size": [64, 64]}, r"\(fp8\): weight_block_size \[64, 64\]"),
+    ({**FP8, "fmt": "e5m2"}, "fmt 'e5m2'"),
+    ({**COMPRESSED, "format": "pack-quantized"}, r"\(compressed-tensors\): format 'pack-quantized'"),
+    ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+    ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "int", "num_bits": 8}}}}, r"config_groups\['g'\]: weights"),
+    ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}}, "strategy"),
+    ({**COMPRESSED, "config_groups": {"g": {
+        "weights": {"type": "float", "num_bits": 8, "strategy": "tensor"}, "input_activations": {"dynamic": False}}}},
+     "dynamic of input_activations"),
+])  # fmt: skip
+def test_unsupported_options(make: Callable[..., Path], scheme: dict[str, object], text: str) -> None:
+    path = make("blocks")
+    configure(path / "packed", quantization_config=scheme)
+    with pytest.raises(UnsupportedError, match=text):
+        open_llm(path / "packed")
+
+
+def test_dummy_weights(make: Callable[..., Path]) -> None:
+    with pytest.raises(UnsupportedError, match="load_format='dummy' cannot make weights of quant_method 'fp8'"):
+        open_llm(make("blocks") / "packed", load_format="dummy")
+
+
+def test_updates(make: Callable[..., Path]) -> None:
+    """FP8 weights do not change in place; the refusal leaves them as they are."""
+    path = make("blocks")
+    with open_llm(path / "packed") as llm, pytest.raises(UnsupportedError, match=WEIGHT):
+        llm.update_weights([(WEIGHT, np.ones((160, 288), np.float32))], partial=True)
