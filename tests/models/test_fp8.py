@@ -119,9 +119,10 @@ def test_families(make: Callable[..., Path], case: str, prompts) -> None:
     assert answers(path / "packed", prompts, dtype="float32") == answers(path / "plain", prompts, dtype="float32")
 
 
-def test_ranks(make: Callable[..., Path], prompts) -> None:
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_ranks(make: Callable[..., Path], case: str, prompts) -> None:
     """Ranks cut rows inside a block and take its scale."""
-    path = make("blocks")
+    path = make("blocks", case)
     ranks = {"tensor_parallel_size": 2, "dtype": "float32"}
     assert answers(path / "packed", prompts, **ranks) == answers(path / "plain", prompts, dtype="float32")
 
