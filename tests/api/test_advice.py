@@ -1,5 +1,6 @@
 """Advice on names of other libraries: every name that an advice recommends exists and works."""
 
+import ast
 import inspect
 import re
 import subprocess
@@ -50,7 +51,9 @@ def check(code, llm):
         check_method(code[:-2])
     elif "=" in code:
         name, _, value = code.partition("=")
-        SamplingParams(**{name: float(value)})
+        kind = EngineConfig if name in EngineConfig.__dataclass_fields__ else SamplingParams
+        fields = {"model": "x"} if kind is EngineConfig else {}
+        kind(**fields, **{name: ast.literal_eval(value)})
     elif code in SamplingParams.__dataclass_fields__:
         defaults = {"n": 2, "temperature": 1, "logprobs": 1, "logit_bias": {1: 1.0}, "allowed_token_ids": [1]}
         SamplingParams(**{code: defaults.get(code, getattr(SamplingParams(), code))})
