@@ -667,6 +667,12 @@ enum comm_memory { COMM_ARENA = 0 /* values */, COMM_LOGITS = 1, COMM_MEMORIES =
 struct comm_options {
     double timeout_seconds;    /* a rank that waits longer for another rank fails */
     uint32_t first_meeting;    /* for tests: meetings are counted from this number on */
+    uint32_t first_rank, n_all_ranks; /* of the first context; of all processes. Used if there is an exchange */
+    void *exchange_ctx;
+    /* NULL: all ranks are in this process. Each process calls it once a gather. It sends a block of bytes to every other
+     * process, and fills `others` [max_bytes] with their blocks. is_to_first: only the first process gets blocks. */
+    enum rc (*exchange)(void *ctx, const void *own, size_t own_bytes, bool is_to_first, void *others, size_t max_bytes,
+                        size_t *others_bytes, struct err *err);
 };
 
 struct meet_args {

@@ -1,6 +1,7 @@
 /* Meetings of ranks: n contexts of one process, each run by a thread. A gather stores this rank's values into the memory of the
  * other ranks and then waits at a barrier, so a value is complete on every rank that has passed the barrier. A value is copied,
- * never computed again, so all bits are kept. Bound by bytes: each rank writes its columns n_ranks - 1 times. */
+ * never computed again, so all bits are kept. Bound by bytes: each rank writes its columns n_ranks - 1 times. If there are
+ * other processes, the last rank that comes to the barrier exchanges the values of all ranks here for those of the others. */
 #define _GNU_SOURCE
 #include "gather.h"
 #include "../../csrc/base/mem.h"
@@ -31,17 +32,21 @@ struct rank {
     uint32_t n_gathers;           /* of this step */
     uint32_t n_meetings;
     char *memory[COMM_MEMORIES];  /* set by `share` */
+    const struct gather_args *args; /* of the gather at hand; NULL at the start of a step. Read by the last rank that arrives */
     struct err failure;           /* of the first wait that failed */
     /* Read by other ranks. It has a separate cache line, because one thread writes it. */
     _Alignas(64) atomic_uint n_arrivals;
 };
 
 struct cpu_ranks {
-    uint32_t n_ranks;
+    uint32_t n_ranks;             /* of this process */
+    struct comm_options options;  /* exchange: NULL, or the way to the other processes */
+    char *own, *others;           /* [block_bytes] blocks of an exchange; NULL without one */
+    size_t block_bytes;
     double timeout_seconds;
     unsigned long long spin_ticks;
     size_t size_bytes[COMM_MEMORIES]; /* of each rank's memory */
-    char reason[256];             /* why the ranks cannot meet any more; may be read once has_reason is REASON_SET */
+    char reason[512];             /* why the ranks cannot meet any more; may be read once has_reason is REASON_SET */
     atomic_uint has_reason;       /* enum reason */
     _Alignas(64) atomic_uint phase; /* NEXT_PHASE for each meeting that all ranks have reached, and ABORTED */
     _Alignas(64) atomic_uint n_arrived; /* at the meeting of this phase */
@@ -148,8 +153,8 @@ static enum rc fail_aborted(struct cpu_ranks *all, struct rank *rank, uint32_t g
     char text[sizeof all->reason];
     if (atomic_load(&all->has_reason) == REASON_SET && *all->reason)
         return fail(rank, all->reason, gather, err);
-    snprintf(text, sizeof text, "rank %u (%s) stopped at %s: the step was aborted", (uint32_t)(rank - all->ranks),
-             rank->cpu->options.device, name_of(gather).text);
+    snprintf(text, sizeof text, "rank %u (%s) stopped at %s: the step was aborted",
+             all->options.first_rank + (uint32_t)(rank - all->ranks), rank->cpu->options.device, name_of(gather).text);
     return fail(rank, text, gather, err);
 }
 
@@ -157,24 +162,44 @@ static enum rc fail_aborted(struct cpu_ranks *all, struct rank *rank, uint32_t g
 static enum rc fail_missing(struct cpu_ranks *all, struct rank *rank, uint32_t missing, uint32_t gather, struct err *err)
 {
     char text[sizeof all->reason];
-    snprintf(text, sizeof text, "rank %u (%s) did not reach %s within %g s (step_timeout_s)", missing,
-             all->ranks[missing].cpu->options.device, name_of(gather).text, all->timeout_seconds);
+    snprintf(text, sizeof text, "rank %u (%s) did not reach %s within %g s (step_timeout_s)",
+             all->options.first_rank + missing, all->ranks[missing].cpu->options.device, name_of(gather).text,
+             all->timeout_seconds);
     end_meetings(all, text);
     return fail(rank, text, gather, err);
 }
 
-/* Stores before the call on any rank happen before the return on every rank. */
-static enum rc arrive(struct cpu_ranks *all, struct rank *rank, uint32_t gather, struct err *err)
+static enum rc exchange(struct cpu_ranks *all, uint32_t gather, struct err *err);
+
+/* The last rank that arrives brings the values of other processes, and then lets all ranks go. */
+static enum rc release(struct cpu_ranks *all, struct rank *rank, uint32_t gather, struct err *err)
+{
+    struct err failure;
+    bool has_values = gather != START && all->options.exchange && rank->args->n_rows;
+    if (has_values && exchange(all, gather, &failure)) {
+        end_meetings(all, failure.message);
+        return fail(rank, failure.message, gather, err);
+    }
+    atomic_store(&all->n_arrived, 0);
+    atomic_fetch_add(&all->phase, NEXT_PHASE);
+    wake_sleepers(all);
+    return RC_OK;
+}
+
+/* Stores before the call on any rank happen before the return on every rank. args: NULL at the start of a step. */
+static enum rc arrive(struct cpu_ranks *all, struct rank *rank, const struct gather_args *args, uint32_t gather,
+                      struct err *err)
 {
     unsigned seen = atomic_load_explicit(&all->phase, memory_order_acquire);
     if (seen & ABORTED)
         return fail_aborted(all, rank, gather, err);
     rank->n_meetings++;
+    rank->args = args;
     atomic_store(&rank->n_arrivals, rank->n_meetings);
     if (atomic_fetch_add(&all->n_arrived, 1) == all->n_ranks - 1) {
-        atomic_store(&all->n_arrived, 0);
-        atomic_fetch_add(&all->phase, NEXT_PHASE);
-        wake_sleepers(all);
+        enum rc rc = release(all, rank, gather, err);
+        if (rc)
+            return rc;
     }
     while (!wait_change(all, seen)) {
         uint32_t missing = first_missing(all, rank);
@@ -307,6 +332,143 @@ static enum rc check_args(const struct cpu *cpu, const struct gather_args *args,
     return check_place(cpu, args, err);
 }
 
+/* ---- values of other processes ------------------------------------------------------------------------------------------ */
+
+/* A block has what a process gives to a gather: this header, and for each of its ranks a struct part_header and its values, in
+ * the order of rows and parts. */
+struct block_header {
+    uint32_t gather, kind, n_rows, width, n_parts, n_ranks;
+};
+
+struct part_header {
+    uint32_t first, n_columns;    /* as in struct gather_args */
+    int32_t first_id, end_id;
+};
+
+struct cursor {
+    char *at, *end;
+};
+
+static uint32_t n_parts_of(const struct gather_args *args)
+{
+    return args->n_chosen ? args->n_chosen : 1;
+}
+
+/* Copies what a rank gives: from whole into the block, or, if is_taken, from the block into the wholes of n_ranks ranks. False:
+ * the block ends before. */
+static bool copy_parts(const struct cpu_ranks *all, const struct gather_args *args, struct cursor *block, bool is_taken,
+                       uint32_t n_ranks, size_t offset)
+{
+    uint32_t purpose = purpose_of(args), n_parts = n_parts_of(args), first, n_columns;
+    for (uint32_t row = 0; row < args->n_rows; row++)
+        for (uint32_t part = 0; part < n_parts; part++) {
+            if (!own_part(args, row, part, &first, &n_columns))
+                continue;
+            size_t place = offset + ((size_t)row * args->whole.stride + first) * sizeof(float);
+            size_t size = n_columns * sizeof(float);
+            if (size > (size_t)(block->end - block->at))
+                return false;
+            if (!is_taken)
+                memcpy(block->at, all->ranks[0].memory[purpose] + place, size);
+            for (uint32_t rank = 0; is_taken && rank < n_ranks; rank++)
+                memcpy(all->ranks[rank].memory[purpose] + place, block->at, size);
+            block->at += size;
+        }
+    return true;
+}
+
+static bool write_block(const struct cpu_ranks *all, const struct block_header *header, size_t offset, size_t *n_bytes)
+{
+    struct cursor block = {all->own, all->own + all->block_bytes};
+    memcpy(block.at, header, sizeof *header);
+    block.at += sizeof *header;
+    for (uint32_t rank = 0; rank < all->n_ranks; rank++) {
+        const struct gather_args *args = all->ranks[rank].args;
+        const struct part_header part = {args->first, args->n_columns, args->first_id, args->end_id};
+        if (sizeof part > (size_t)(block.end - block.at))
+            return false;
+        memcpy(block.at, &part, sizeof part);
+        block.at += sizeof part;
+        if (!copy_parts(all, args, &block, false, 0, offset))
+            return false;
+    }
+    *n_bytes = (size_t)(block.at - all->own);
+    return true;
+}
+
+/* Stores the values of one rank of another process. False: they do not fit the gather. */
+static bool read_rank(const struct cpu_ranks *all, struct cursor *block, size_t offset)
+{
+    struct gather_args args = *all->ranks[0].args;
+    struct part_header part;
+    if (sizeof part > (size_t)(block->end - block->at))
+        return false;
+    memcpy(&part, block->at, sizeof part);
+    block->at += sizeof part;
+    if (args.kind != GATHER_ROWS && args.kind != GATHER_ROUTES &&
+        (uint64_t)part.first + part.n_columns > args.whole.width / n_parts_of(&args))
+        return false;
+    args.first = part.first;
+    args.n_columns = part.n_columns;
+    args.first_id = part.first_id;
+    args.end_id = part.end_id;
+    return copy_parts(all, &args, block, true, args.kind == GATHER_TO_FIRST ? 1 : all->n_ranks, offset);
+}
+
+/* Returns the number of ranks whose values have come; 0: a block is of another gather or is damaged. */
+static uint32_t read_blocks(const struct cpu_ranks *all, const struct block_header *wanted, size_t offset, size_t n_bytes)
+{
+    struct cursor block = {all->others, all->others + n_bytes};
+    uint32_t n_ranks = 0;
+    while (block.at < block.end) {
+        struct block_header header;
+        if (sizeof header > (size_t)(block.end - block.at))
+            return 0;
+        memcpy(&header, block.at, sizeof header);
+        block.at += sizeof header;
+        uint32_t n = header.n_ranks;
+        header.n_ranks = wanted->n_ranks;
+        if (memcmp(&header, wanted, sizeof header) || n > all->options.n_all_ranks)
+            return 0;
+        for (uint32_t i = 0; i < n; i++)
+            if (!read_rank(all, &block, offset))
+                return 0;
+        n_ranks += n;
+    }
+    return n_ranks;
+}
+
+static enum rc exchange(struct cpu_ranks *all, uint32_t gather, struct err *err)
+{
+    const struct gather_args *args = all->ranks[0].args;
+    const struct comm_options *o = &all->options;
+    const struct block_header header = {gather, args->kind, args->n_rows, args->whole.width, n_parts_of(args), all->n_ranks};
+    size_t offset = (size_t)((char *)args->whole.data - all->ranks[0].memory[purpose_of(args)]), own_bytes, n_bytes;
+    bool is_to_first = args->kind == GATHER_TO_FIRST;
+    if (!all->own || !write_block(all, &header, offset, &own_bytes))
+        return err_set(err, RC_INTERNAL, "gather %u: %u rows of %u columns do not fit a block of %zu bytes", gather,
+                       args->n_rows, args->whole.width, all->block_bytes);
+    enum rc rc = o->exchange(o->exchange_ctx, all->own, own_bytes, is_to_first, all->others, all->block_bytes, &n_bytes, err);
+    uint32_t n_wanted = is_to_first && o->first_rank ? 0 : o->n_all_ranks - all->n_ranks,
+             n_come = rc ? 0 : read_blocks(all, &header, offset, n_bytes);
+    return rc || n_come == n_wanted ? rc : err_set(err, RC_DEVICE, "gather %u: wanted the values of %u ranks of other "
+                                                   "processes, have %u that fit", gather, n_wanted, n_come);
+}
+
+/* Makes room for the blocks of gathers in memory of this size. */
+static enum rc make_blocks(struct cpu_ranks *all, size_t size_bytes, struct err *err)
+{
+    size_t wanted = size_bytes + all->options.n_all_ranks * (sizeof(struct block_header) + sizeof(struct part_header));
+    if (!all->options.exchange || wanted <= all->block_bytes)
+        return RC_OK;
+    mem_free(all->own);
+    mem_free(all->others);
+    all->own = mem_alloc(wanted);
+    all->others = mem_alloc(wanted);
+    all->block_bytes = wanted;
+    return all->own && all->others ? RC_OK : err_set(err, RC_MEMORY, "cpu: no memory for blocks of %zu bytes", wanted);
+}
+
 /* ---- struct comm -------------------------------------------------------------------------------------------------------- */
 
 static enum rc comm_meet(void *ctx, const struct meet_args *args, struct err *err)
@@ -317,7 +479,7 @@ static enum rc comm_meet(void *ctx, const struct meet_args *args, struct err *er
         return err_set(err, RC_INTERNAL, "meet: the context is not connected to other ranks");
     struct rank *rank = &cpu->ranks->ranks[cpu->rank];
     rank->n_gathers = 0;
-    return arrive(cpu->ranks, rank, START, err);
+    return arrive(cpu->ranks, rank, NULL, START, err);
 }
 
 static enum rc comm_gather(void *ctx, const struct gather_args *args, struct err *err)
@@ -334,7 +496,7 @@ static enum rc comm_gather(void *ctx, const struct gather_args *args, struct err
         rc = check_args(cpu, args, err);
         rc = rc ? rc : store(cpu, args, err);
     }
-    rc = rc ? rc : arrive(cpu->ranks, rank, number, err);
+    rc = rc ? rc : arrive(cpu->ranks, rank, args, number, err);
     return rc || !args->norm ? rc : cpu->kernels->rms_norm(cpu, args->norm, err);
 }
 
@@ -360,8 +522,11 @@ static void comm_close(void *const *ctxs, uint32_t n_ranks)
 {
     for (uint32_t i = 0; i < n_ranks; i++) {
         struct cpu *cpu = ctxs[i];
-        if (i == 0)
+        if (i == 0 && cpu->ranks) {
+            mem_free(cpu->ranks->own);
+            mem_free(cpu->ranks->others);
             mem_free(cpu->ranks);
+        }
         cpu->ranks = NULL;
     }
 }
@@ -390,6 +555,7 @@ static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_
     if (!all)
         return err_set(err, RC_MEMORY, "cpu: no memory for %u ranks", n_ranks);
     all->n_ranks = n_ranks;
+    all->options = *options;
     all->timeout_seconds = options->timeout_seconds < MAX_TIMEOUT ? options->timeout_seconds : MAX_TIMEOUT;
     all->spin_ticks = spin_ticks(ctxs, n_ranks);
     atomic_store(&all->phase, options->first_meeting * NEXT_PHASE);
@@ -414,7 +580,7 @@ static enum rc comm_share(void *const *ctxs, uint32_t n_ranks, uint32_t purpose,
     for (uint32_t i = 0; i < n_ranks; i++)
         all->ranks[i].memory[purpose] = memory[i];
     all->size_bytes[purpose] = size_bytes;
-    return RC_OK;
+    return make_blocks(all, size_bytes, err);
 }
 
 const struct comm cpu_comm = {

@@ -213,7 +213,7 @@ TEST(the_abi_has_its_number)
     AT(group_close, 88)
 #undef OF
 #define OF comm_options
-    AT(timeout_seconds, 0) AT(first_meeting, 8)
+    AT(timeout_seconds, 0) AT(first_meeting, 8) AT(first_rank, 12) AT(n_all_ranks, 16) AT(exchange_ctx, 24) AT(exchange, 32)
 #undef OF
 #define OF meet_args
     AT(slot, 0) AT(n_tasks, 4)

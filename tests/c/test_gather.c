@@ -54,7 +54,7 @@ static double now(void)
 static void team_open_at(struct team *team, uint32_t n_ranks, uint32_t n_processors, double timeout, uint32_t first_meeting)
 {
     struct err err = {0};
-    struct comm_options options = {timeout, first_meeting};
+    struct comm_options options = {.timeout_seconds = timeout, .first_meeting = first_meeting};
     *team = (struct team){.n_ranks = n_ranks};
     for (uint32_t rank = 0; rank < n_ranks; rank++) {
         struct cpu *cpu = team->ctxs[rank] = &team->cpus[rank];

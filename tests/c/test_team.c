@@ -71,7 +71,7 @@ static enum rc make_team_failing(uint32_t n_ranks, bool is_eager, double timeout
 {
     struct program *programs[MAX_RANKS];
     struct model_options ranks[MAX_RANKS];
-    const struct team_options options = {n_ranks, timeout};
+    const struct team_options options = {.n_ranks = n_ranks, .timeout_seconds = timeout};
     for (uint32_t rank = 0; rank < n_ranks; rank++) {
         programs[rank] = make_program(rank, n_ranks);
         ranks[rank] = (struct model_options){
