@@ -33,7 +33,7 @@ static enum rc open_backend(struct model *m, struct err *err)
         .device = o->device, .isa = o->isa, .n_threads = o->n_threads, .max_rows = o->max_num_batched_tokens,
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
         .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype, .max_model_len = o->max_model_len,
-        .cublaslt = o->cublaslt, .n_ranks = o->n_ranks,
+        .cublaslt = o->cublaslt, .n_ranks = o->n_here ? o->n_here : o->n_ranks,
     };
     for (uint32_t l = 0; l < m->program->n_layers; l++) {
         const struct cache_layer *layer = &m->program->layers[l];

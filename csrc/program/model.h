@@ -14,7 +14,8 @@ struct model;
 
 struct model_options {
     const char *device, *isa;
-    uint32_t rank, n_ranks;       /* of the team */
+    uint32_t rank, n_ranks;       /* of all ranks of the model */
+    uint32_t n_here;              /* ranks of this process; 0: all */
     const char *library;          /* path of the backend's shared library; unused on the CPU */
     const char *cublaslt;         /* as in struct backend_options */
     uint32_t n_threads;

@@ -249,7 +249,9 @@ enum rc team_tap(struct team *team, const int32_t *ids, uint32_t n_tokens, const
                  struct err *err)
 {
     uint32_t n_ranks = team_n_ranks(team);
-    enum rc rc = check_tap(team_model(team, 0), n_tokens, err);
+    enum rc rc = team_check_one_process(team, "tap()", err);
+    if (!rc)
+        rc = check_tap(team_model(team, 0), n_tokens, err);
     struct tap *taps = rc ? NULL : mem_calloc(n_ranks, sizeof *taps);
     if (!rc && !taps)
         rc = out_of_memory(err);

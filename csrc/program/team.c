@@ -2,6 +2,7 @@
 
 #include "../base/mem.h"
 #include "../base/pool.h"
+#include "follower.h"
 #include "model_state.h"
 
 #include <stdatomic.h>
@@ -11,12 +12,16 @@
 #define NO_RANK UINT32_MAX
 
 struct team {
-    uint32_t n_ranks;
+    uint32_t n_ranks;         /* in this process */
+    uint32_t first_rank, n_all_ranks;
+    struct hosts *hosts;      /* NULL: there are no other processes */
+    char *message;            /* host 0: of a step, for the followers */
+    uint64_t n_steps;
     struct model **models;    /* [n_ranks] */
     void **ctxs;              /* [n_ranks] contexts of the backend */
     struct err *errs;         /* [n_ranks] */
     char (*devices)[32];      /* [n_ranks] names, for errors */
-    struct pool *pool;        /* NULL: one rank */
+    struct pool *pool;        /* NULL: one rank here */
     const struct comm *comm;  /* NULL: not connected */
 };
 
@@ -62,10 +67,10 @@ static bool was_stopped(const struct call *call, uint32_t rank)
 static void name_rank(const struct team *team, uint32_t rank, struct err *err)
 {
     char reason[sizeof err->message];
-    if (!err || team->n_ranks == 1)
+    if (!err || team->n_all_ranks == 1)
         return;
     snprintf(reason, sizeof reason, "%s", err->message);
-    snprintf(err->message, sizeof err->message, "rank %u (%s): %.450s", rank, team->devices[rank], reason);
+    snprintf(err->message, sizeof err->message, "rank %u (%s): %.450s", team->first_rank + rank, team->devices[rank], reason);
 }
 
 /* The result of a call that all ranks have ended. The error is that of the rank that failed first, but a rank that was stopped
@@ -91,10 +96,13 @@ static enum rc result_of(const struct call *call, struct err *err)
 
 static enum rc run_ranks(struct team *team, rank_function run, void *arg, bool is_meeting, struct err *err)
 {
-    if (team->n_ranks == 1)
+    if (team->n_all_ranks == 1)
         return run(team->models[0], arg, err);
     struct call call = {.team = team, .run = run, .arg = arg, .is_meeting = is_meeting, .first_failed = NO_RANK};
-    pool_run(team->pool, run_rank, &call);
+    if (team->pool)
+        pool_run(team->pool, run_rank, &call);
+    else
+        run_rank(&call, 0);
     return result_of(&call, err);
 }
 
@@ -167,8 +175,11 @@ static enum rc capture_rank(struct model *model, void *arg, struct err *err)
 static enum rc connect(struct team *team, double timeout_seconds, struct err *err)
 {
     const struct backend *backend = team->models[0]->backend;
-    if (team->n_ranks == 1)
+    if (team->n_all_ranks == 1)
         return RC_OK;
+    if (team->hosts && !backend->traits->has_host_memory)
+        return err_set(err, RC_UNSUPPORTED, "nnodes: several hosts are not supported yet on %s, which needs gathers over NCCL; "
+                       "use one host, or device=\"cpu\"", backend->name);
     for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
         team->ctxs[rank] = team->models[rank]->ctx;
         if (team->models[rank]->backend != backend)
@@ -177,10 +188,35 @@ static enum rc connect(struct team *team, double timeout_seconds, struct err *er
     }
     if (!backend->comm)
         return err_set(err, RC_UNSUPPORTED, "tensor_parallel_size: the backend %s runs one rank only", backend->name);
-    const struct comm_options options = {.timeout_seconds = timeout_seconds};
+    struct comm_options options = {.timeout_seconds = timeout_seconds};
+    if (team->hosts) {
+        options.first_rank = team->first_rank;
+        options.n_all_ranks = team->n_all_ranks;
+        options.exchange = hosts_exchange;
+        options.exchange_ctx = team->hosts;
+    }
     enum rc rc = backend->comm->open(team->ctxs, team->n_ranks, &options, err);
     if (!rc)
         team->comm = backend->comm;
+    return rc;
+}
+
+/* The largest needs of all hosts. */
+static enum rc agree_needs(struct hosts *hosts, struct kv_need *needs, uint32_t n, size_t *layer_bytes, struct err *err)
+{
+    uint64_t *values = mem_calloc(n + 1, sizeof *values);
+    enum rc rc = values ? RC_OK : err_set(err, RC_MEMORY, "team: out of memory");
+    for (uint32_t i = 0; i < n && !rc; i++)
+        values[i] = needs[i].n_units;
+    if (!rc) {
+        values[n] = *layer_bytes;
+        rc = hosts_agree(hosts, values, n + 1, err);
+    }
+    for (uint32_t i = 0; i < n && !rc; i++)
+        needs[i].n_units = (uint32_t)values[i];
+    if (!rc)
+        *layer_bytes = values[n];
+    mem_free(values);
     return rc;
 }
 
@@ -201,6 +237,8 @@ static enum rc lay_caches(struct team *team, struct err *err)
             largest[i].n_units = n_units;
         }
     }
+    if (!rc && team->hosts)
+        rc = agree_needs(team->hosts, largest, n, &layer_bytes, err);
     for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++)
         rc = model_lay_cache(team->models[rank], largest, layer_bytes, err);
     mem_free(largest);
@@ -208,13 +246,16 @@ static enum rc lay_caches(struct team *team, struct err *err)
 }
 
 /* All ranks get as many pages as the rank with the fewest. */
-static void level_pages(struct team *team)
+static enum rc level_pages(struct team *team, struct err *err)
 {
-    uint32_t fewest = UINT32_MAX;
+    uint64_t fewest = UINT32_MAX;
     for (uint32_t rank = 0; rank < team->n_ranks; rank++)
         fewest = team->models[rank]->n_pages < fewest ? team->models[rank]->n_pages : fewest;
+    uint64_t missing = UINT32_MAX - fewest;
+    enum rc rc = team->hosts ? hosts_agree(team->hosts, &missing, 1, err) : RC_OK;
     for (uint32_t rank = 0; rank < team->n_ranks; rank++)
-        team->models[rank]->n_pages = fewest;
+        team->models[rank]->n_pages = (uint32_t)(UINT32_MAX - missing);
+    return rc;
 }
 
 enum rc team_share_arenas(struct team *team, void *const *arenas, size_t size_bytes, struct err *err)
@@ -239,36 +280,67 @@ static enum rc share_logits(struct team *team, struct err *err)
     return team->comm->share(team->ctxs, team->n_ranks, COMM_LOGITS, logits, team->models[0]->logits_bytes, err);
 }
 
-static enum rc make(struct team *team, const struct checkpoint *checkpoint, double timeout_seconds, struct err *err)
+/* All hosts take the smallest cache of any, so that they have equally many pages and the same longest sequence. */
+static enum rc agree_cache(struct team *team, struct err *err)
 {
-    enum rc rc = run_ranks(team, open_rank, NULL, false, err);
+    uint64_t missing = UINT64_MAX - team->models[0]->options.kv_cache_bytes;
+    enum rc rc = hosts_agree(team->hosts, &missing, 1, err);
+    for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++)
+        team->models[rank]->options.kv_cache_bytes = UINT64_MAX - missing;
+    return rc;
+}
+
+/* What host 0 needs to send steps. The message says that all hosts are ready. */
+static enum rc prepare_hosts(struct team *team, struct err *err)
+{
+    uint64_t ready = 1;
+    const struct step_limits limits = team_limits(team);
+    if (!team->hosts)
+        return RC_OK;
+    if (hosts_is_first(team->hosts) && !(team->message = mem_alloc(step_message_most_bytes(&limits))))
+        return err_set(err, RC_MEMORY, "team: out of memory");
+    return hosts_agree(team->hosts, &ready, 1, err);
+}
+
+static enum rc make(struct team *team, const struct checkpoint *checkpoint, const struct team_options *options, struct err *err)
+{
+    enum rc rc = options->hosts ? hosts_open(options->hosts, &team->hosts, err) : RC_OK;
+    if (!rc && team->hosts)
+        rc = agree_cache(team, err);
     if (!rc)
-        rc = connect(team, timeout_seconds, err);
+        rc = run_ranks(team, open_rank, NULL, false, err);
+    if (!rc)
+        rc = connect(team, options->timeout_seconds, err);
     if (!rc)
         rc = run_ranks(team, load_rank, (void *)(uintptr_t)checkpoint, false, err);
     if (!rc)
         rc = lay_caches(team, err);
     if (!rc)
         rc = run_ranks(team, size_rank, NULL, false, err);
-    if (rc)
-        return rc;
-    level_pages(team);
-    rc = run_ranks(team, make_rank, NULL, false, err);
+    if (!rc)
+        rc = level_pages(team, err);
+    if (!rc)
+        rc = run_ranks(team, make_rank, NULL, false, err);
     if (!rc)
         rc = team_share_arenas(team, NULL, 0, err);
     if (!rc)
         rc = share_logits(team, err);
-    return rc ? rc : run_ranks(team, capture_rank, NULL, true, err);
+    if (!rc)
+        rc = run_ranks(team, capture_rank, NULL, true, err);
+    return rc ? rc : prepare_hosts(team, err);
 }
 
 /* Makes the team with models that are not opened yet. Takes ownership of the programs. */
-static enum rc allocate(struct program **programs, const struct model_options *ranks, uint32_t n_ranks, struct team **out,
-                        struct err *err)
+static enum rc allocate(struct program **programs, const struct model_options *ranks, const struct team_options *options,
+                        struct team **out, struct err *err)
 {
     struct team *team = mem_calloc(1, sizeof *team);
+    uint32_t n_ranks = options->n_ranks;
     enum rc rc = RC_OK;
     if (team) {
         team->n_ranks = n_ranks;
+        team->first_rank = options->hosts ? options->first_rank : 0;
+        team->n_all_ranks = options->hosts ? options->n_all_ranks : n_ranks;
         team->models = mem_calloc(n_ranks, sizeof *team->models);
         team->ctxs = mem_calloc(n_ranks, sizeof *team->ctxs);
         team->errs = mem_calloc(n_ranks, sizeof *team->errs);
@@ -298,21 +370,28 @@ enum rc team_create(struct program **programs, const struct checkpoint *checkpoi
     for (uint32_t rank = 0; rank < options->n_ranks; rank++) {
         progress.ranks[rank].all = &progress;
         progress.ranks[rank].rank = rank;
-        ranks[rank].rank = rank;
-        ranks[rank].n_ranks = options->n_ranks;
+        ranks[rank].rank = (options->hosts ? options->first_rank : 0) + rank;
+        ranks[rank].n_ranks = options->hosts ? options->n_all_ranks : options->n_ranks;
+        ranks[rank].n_here = options->n_ranks;
         if (progress.report) {
             ranks[rank].weights.progress = report_rank;
             ranks[rank].weights.progress_ctx = &progress.ranks[rank];
         }
     }
     struct team *made = NULL;
-    enum rc rc = allocate(programs, ranks, options->n_ranks, &made, err);
+    struct err failure = {0};
+    enum rc rc = allocate(programs, ranks, options, &made, &failure);
     if (!rc)
-        rc = make(made, checkpoint, options->timeout_seconds, err);
-    if (rc)
-        team_destroy(made);
-    else
+        rc = make(made, checkpoint, options, &failure);
+    if (!rc) {
         *team = made;
+        return RC_OK;
+    }
+    if (made && made->hosts)
+        hosts_end(made->hosts, failure.message);
+    team_destroy(made);
+    if (err)
+        *err = failure;
     return rc;
 }
 
@@ -328,6 +407,8 @@ void team_destroy(struct team *team)
     for (uint32_t rank = 0; team->models && rank < team->n_ranks; rank++)
         model_destroy(team->models[rank]);
     pool_destroy(team->pool);
+    hosts_close(team->hosts);
+    mem_free(team->message);
     mem_free(team->models);
     mem_free(team->ctxs);
     mem_free(team->errs);
@@ -338,6 +419,17 @@ void team_destroy(struct team *team)
 uint32_t team_n_ranks(const struct team *team)
 {
     return team->n_ranks;
+}
+
+struct hosts *team_hosts(const struct team *team)
+{
+    return team->hosts;
+}
+
+enum rc team_check_one_process(const struct team *team, const char *what, struct err *err)
+{
+    return !team->hosts ? RC_OK : err_set(err, RC_UNSUPPORTED, "%s is not supported yet for a model on several hosts (nnodes); "
+                                          "use one host", what);
 }
 
 struct model *team_model(const struct team *team, uint32_t rank)
@@ -357,9 +449,27 @@ static enum rc start_rank(struct model *model, void *batch, struct err *err)
     return model_start(model, batch, err);
 }
 
+/* The step goes to the followers before it starts here, so that all ranks compute it at once. */
+static enum rc send_step(struct team *team, const struct batch *batch, struct err *err)
+{
+    size_t n_bytes = step_message_write(batch, ++team->n_steps, team->message);
+    return hosts_send_step(team->hosts, team->message, n_bytes, err);
+}
+
 enum rc team_start(void *ctx, struct batch *batch, struct err *err)
 {
-    return run_ranks(ctx, start_rank, batch, true, err);
+    struct team *team = ctx;
+    if (!team->hosts)
+        return run_ranks(team, start_rank, batch, true, err);
+    struct err failure = {0};
+    enum rc rc = hosts_is_first(team->hosts) ? send_step(team, batch, &failure) : RC_OK;
+    if (!rc)
+        rc = run_ranks(team, start_rank, batch, true, &failure);
+    if (rc)
+        hosts_end(team->hosts, failure.message);
+    if (rc && err)
+        *err = failure;
+    return rc;
 }
 
 /* Ends the step of one rank; then all of its waits have ended, too. */
@@ -370,15 +480,28 @@ static enum rc finish_rank(struct model *model, void *batch, struct err *err)
     return rc || !comm ? rc : comm->check(model->ctx, err);
 }
 
-enum rc team_finish(void *ctx, struct batch *batch, struct err *err)
+static enum rc finish_ranks(struct team *team, struct batch *batch, struct err *err)
 {
-    struct team *team = ctx;
     struct call call = {.team = team, .run = finish_rank, .arg = batch, .is_meeting = true, .first_failed = NO_RANK};
-    if (team->n_ranks == 1)
-        return finish_rank(team->models[0], batch, err);
     for (uint32_t rank = 0; rank < team->n_ranks; rank++)
         run_rank(&call, rank);
     return result_of(&call, err);
+}
+
+enum rc team_finish(void *ctx, struct batch *batch, struct err *err)
+{
+    struct team *team = ctx;
+    struct err failure = {0};
+    if (team->n_all_ranks == 1)
+        return finish_rank(team->models[0], batch, err);
+    enum rc rc = finish_ranks(team, batch, &failure);
+    if (!rc && team->hosts && hosts_is_first(team->hosts))
+        rc = hosts_await_done(team->hosts, team->n_steps, &failure);
+    if (rc && team->hosts)
+        hosts_end(team->hosts, failure.message);
+    if (rc && err)
+        *err = failure;
+    return rc;
 }
 
 enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err)
@@ -399,7 +522,9 @@ enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
 {
     struct team *team = ctx;
     uint32_t asleep = team->models[0]->asleep, rank = 0;
-    enum rc rc = RC_OK;
+    enum rc rc = team_check_one_process(team, "sleep()", err);
+    if (rc)
+        return rc;
     while (rank < team->n_ranks && !(rc = model_save(team->models[rank], parts, keeps, err)))
         rank++;
     if (rc) {

@@ -1,10 +1,12 @@
 /* team.h: the ranks of one model as one runner. A rank is a model that has its own context, weights, arena and pool, and
  * computes its own columns. The caller's thread runs rank 0; a team of several ranks has one more thread for each other rank.
  * All ranks run the same batch and meet where a value is wanted whole (struct comm in backend.h). A team of one rank has no
- * threads and calls its model directly. One thread at a time. */
+ * threads and calls its model directly. The ranks may be those of several processes (hosts.h): the team then has the ranks of
+ * this process, and the first process sends each step to the others. One thread at a time. */
 #ifndef LLMPY_TEAM_H
 #define LLMPY_TEAM_H
 
+#include "hosts.h"
 #include "model.h"
 
 #define TEAM_MAX_RANKS 64u
@@ -14,6 +16,8 @@ struct team;
 struct team_options {
     uint32_t n_ranks;
     double timeout_seconds;        /* a rank that waits longer for another rank in a step fails */
+    const struct hosts_options *hosts; /* NULL: all ranks are in this process */
+    uint32_t first_rank, n_all_ranks;  /* with hosts: of the first rank here; of all processes */
 };
 
 /* Takes ownership of the programs [n_ranks], also when it fails. ranks [n_ranks]: the options of each rank; team_create sets
@@ -21,7 +25,10 @@ struct team_options {
 enum rc team_create(struct program **programs, const struct checkpoint *checkpoint, struct model_options *ranks,
                     const struct team_options *options, struct team **team, struct err *err);
 void team_destroy(struct team *team);
-uint32_t team_n_ranks(const struct team *team);
+uint32_t team_n_ranks(const struct team *team); /* in this process */
+struct hosts *team_hosts(const struct team *team); /* NULL: there are no other processes */
+/* RC_UNSUPPORTED if the ranks are in several processes; what: the call that needs all ranks here. */
+enum rc team_check_one_process(const struct team *team, const char *what, struct err *err);
 struct model *team_model(const struct team *team, uint32_t rank);
 struct model *const *team_models(const struct team *team); /* [n_ranks] */
 /* Runs a function for every rank, each in the rank's thread, and waits for all. The ranks meet in it. The error is that of the

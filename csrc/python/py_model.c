@@ -1,9 +1,11 @@
 /* py_model.c: the type _core.Model. */
 #define _GNU_SOURCE
+#define PY_SSIZE_T_CLEAN
 #include "py.h"
 
 #include "../base/mem.h"
 #include "../step/kv_layout.h"
+#include "../program/follower.h"
 #include "../program/layout.h"
 #include "../program/tap.h"
 #include "../program/team.h"
@@ -150,13 +152,49 @@ static int spread_options(PyObject *dict, const struct model_options *options, u
     return 0;
 }
 
+/* Long waits for other hosts end with a signal. */
+static bool goes_on(void *ctx)
+{
+    (void)ctx;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    bool is_quiet = !PyErr_CheckSignals();
+    PyGILState_Release(gil);
+    return is_quiet;
+}
+
+/* Fills the team's hosts from the option `hosts`: (address, port, host, number of hosts, seconds to wait for the others, token,
+ * digests, first rank here, number of all ranks). Without it the model is in one process. */
+static int parse_hosts(PyObject *dict, struct hosts_options *hosts, struct team_options *team)
+{
+    PyObject *given = PyDict_GetItemString(dict, "hosts");
+    Py_ssize_t n_token, n_digests;
+    const char *token, *digests;
+    if (!given || given == Py_None)
+        return 0;
+    *hosts = (struct hosts_options){.patience = {.goes_on = goes_on}, .step_seconds = team->timeout_seconds};
+    if (!PyArg_ParseTuple(given, "sHIIdy#y#II", &hosts->address, &hosts->port, &hosts->host, &hosts->n_hosts,
+                          &hosts->patience.seconds, &token, &n_token, &digests, &n_digests, &team->first_rank,
+                          &team->n_all_ranks))
+        return -1;
+    if (n_token != sizeof hosts->token || n_digests != sizeof hosts->digests) {
+        PyErr_Format(PyExc_ValueError, "hosts: wanted a token of %zu bytes and digests of %zu, have %zd and %zd",
+                     sizeof hosts->token, sizeof hosts->digests, n_token, n_digests);
+        return -1;
+    }
+    memcpy(hosts->token, token, sizeof hosts->token);
+    memcpy(hosts->digests, digests, sizeof hosts->digests);
+    team->hosts = hosts;
+    return 0;
+}
+
 static int make_team(Model *object, struct program **programs, uint32_t n_ranks, struct checkpoint *checkpoint, PyObject *dict,
                      const struct model_options *options)
 {
     PyObject *seconds = PyDict_GetItemString(dict, "step_timeout_s");
-    const struct team_options team = {n_ranks, seconds ? PyFloat_AsDouble(seconds) : 30};
+    struct team_options team = {.n_ranks = n_ranks, .timeout_seconds = seconds ? PyFloat_AsDouble(seconds) : 30};
+    struct hosts_options hosts;
     struct model_options ranks[TEAM_MAX_RANKS];
-    if (PyErr_Occurred() || spread_options(dict, options, n_ranks, ranks)) {
+    if (PyErr_Occurred() || parse_hosts(dict, &hosts, &team) || spread_options(dict, options, n_ranks, ranks)) {
         for (uint32_t rank = 0; rank < n_ranks; rank++)
             program_destroy(programs[rank]);
         return -1;
@@ -491,11 +529,29 @@ static PyObject *describe(PyObject *self, PyObject *args)
                          kv_layout_padding(layout));
 }
 
+/* Computes the steps of host 0 until it closes its model. */
+static PyObject *follow(PyObject *self, PyObject *args)
+{
+    (void)args;
+    struct err err = {0};
+    struct team *team = py_model_borrow(self);
+    if (!team)
+        return NULL;
+    PyThreadState *gil = PyEval_SaveThread();
+    enum rc rc = follower_run(team, &err);
+    PyEval_RestoreThread(gil);
+    py_model_return(self);
+    if (!rc)
+        Py_RETURN_NONE;
+    return PyErr_Occurred() ? NULL : py_raise(&err);
+}
+
 static PyMethodDef methods[] = {
     {"memory", memory, METH_NOARGS, "Bytes by purpose, of each rank."},
     {"weight_info", weight_info, METH_NOARGS, "Every named weight: shape, type, and its matrix."},
     {"program", program_text, METH_NOARGS, "The steps that run, one line each."},
     {"tap", tap, METH_VARARGS, "Intermediate values of a prompt."},
+    {"follow", follow, METH_NOARGS, "Computes the steps of host 0 until it closes its model."},
     {"describe", describe, METH_NOARGS, "The choices made at load."},
     {"close", model_close, METH_NOARGS, "Frees all memory; may be called twice."},
     {NULL, NULL, 0, NULL},

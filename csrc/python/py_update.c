@@ -61,7 +61,9 @@ static int update_init(PyObject *object, PyObject *args, PyObject *kwargs)
     struct team *borrowed = py_model_borrow(model);
     if (!borrowed)
         return -1;
-    enum rc rc = update_begin(team_models(borrowed), team_n_ranks(borrowed), &self->update, &err);
+    enum rc rc = team_check_one_process(borrowed, "an update or a checksum of the weights", &err);
+    if (!rc)
+        rc = update_begin(team_models(borrowed), team_n_ranks(borrowed), &self->update, &err);
     py_model_return(model);
     if (rc) {
         py_raise(&err);
