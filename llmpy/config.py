@@ -48,6 +48,10 @@ class EngineConfig:
         device_ids: Numbers of the ranks' devices, such as (2, 3), replica by replica; None = `device` and the next ones of the
             same name.
         step_timeout_s: Seconds that a rank waits for another one in a step before the engine fails.
+        nnodes: Number of hosts that share the ranks, one process a host. Every process makes an engine with equal options;
+            those from host 1 on compute for host 0 until it closes its engine. Never changes a result. On the CPU only so far.
+        node_rank: Number of this host; None = the variable RANK, as torchrun sets it.
+        master_addr, master_port: Where host 0 listens for the others; None = the variables MASTER_ADDR, and MASTER_PORT + 1.
         pipeline_parallel_size: One stage so far.
         max_model_len: Most tokens of prompt and output; None = the model's, or what the cache can hold; "auto" = the
             latter without a warning; text such as "4k" (4000) or "4K" (4096) is understood.
@@ -97,6 +101,10 @@ class EngineConfig:
     data_parallel_size: int = field(default=1, metadata=option(integer(1, 64)))
     device_ids: tuple[int, ...] | None = field(default=None, metadata=option(optional(rules.device_ids)))
     step_timeout_s: float = field(default=30.0, metadata=option(rules.seconds))
+    nnodes: int = field(default=1, metadata=option(integer(1, 64)))
+    node_rank: int | None = field(default=None, metadata=option(optional(integer(0, 63))))
+    master_addr: str | None = field(default=None, metadata=option(optional(rules.text)))
+    master_port: int | None = field(default=None, metadata=option(optional(integer(1, 65535))))
     max_model_len: int | str | None = field(default=None, metadata=option(optional(rules.model_length)))
     max_num_seqs: int | None = field(default=None, metadata=option(optional(integer(1, 65536))))
     max_num_batched_tokens: int | None = field(default=None, metadata=option(optional(integer(1, 1 << 20))))
@@ -136,6 +144,11 @@ class EngineConfig:
         seqs, tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
         if seqs is not None and tokens is not None and tokens < seqs:
             refuse("max_num_batched_tokens", f"at least max_num_seqs={seqs}", tokens)
+        hosts, host = values["nnodes"], values["node_rank"]
+        if host is not None and host >= hosts:
+            refuse("node_rank", f"below nnodes={hosts}", host)
+        if values["tensor_parallel_size"] < hosts:
+            refuse("tensor_parallel_size", f"at least nnodes={hosts}, a rank for each host", values["tensor_parallel_size"])
         replicas, queued = values["data_parallel_size"], values["max_queued_requests"]
         if queued is not None and queued < replicas:
             refuse("max_queued_requests", f"at least data_parallel_size={replicas}", queued)

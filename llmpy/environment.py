@@ -11,6 +11,8 @@ VARIABLES = {
     "LLMPY_CACHE_DIR": ("folder of the demo model and of `llmpy chat`'s history; safe to delete", "`~/.cache/llmpy`"),
     "LLMPY_LOG": ("level of the log `llmpy` on stderr: `debug`, `info`, `warning`, `error`", "that of the program"),
     "LLMPY_LIB_PATH": ("folders, joined by `:`, that are searched first for NCCL and cuBLASLt", "none"),
+    "LLMPY_HOSTS_TOKEN": ("a secret that all hosts of one model know; a process without it cannot join them", "none"),
+    "LLMPY_HOSTS_TIMEOUT": ("seconds that a host waits at its start for the other hosts of its model", "300"),
     "LLMPY_SYNC": ("`1`: wait for every operation of a device, so that a fault names it", "0"),
 }
 """Variables read at run time -> meaning and default. docs/use/environment.md shows this table."""
@@ -73,6 +75,43 @@ def is_synchronous() -> bool:
 
         raise ConfigError(f"LLMPY_SYNC must be 0 or 1, got {text!r}.", option="LLMPY_SYNC", value=text)
     return text == "1"
+
+
+def hosts_token() -> str:
+    """LLMPY_HOSTS_TOKEN; "": none."""
+    return os.environ.get("LLMPY_HOSTS_TOKEN", "")
+
+
+def hosts_timeout() -> float:
+    """LLMPY_HOSTS_TIMEOUT: seconds that a host waits for the others to come."""
+    text = os.environ.get("LLMPY_HOSTS_TIMEOUT", "") or "300"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < 1e9:
+        from .errors import ConfigError
+
+        message = f"LLMPY_HOSTS_TIMEOUT must be a number of seconds above 0, got {text!r}."
+        raise ConfigError(message, option="LLMPY_HOSTS_TIMEOUT", value=text)
+    return seconds
+
+
+def torchrun_rank() -> tuple[int, int]:
+    """RANK and WORLD_SIZE; (-1, 0) without them."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(size)) if rank.isdecimal() and size.isdecimal() else (-1, 0)
+
+
+def torchrun_address() -> str | None:
+    """MASTER_ADDR, or None."""
+    return os.environ.get("MASTER_ADDR") or None
+
+
+def torchrun_port() -> int | None:
+    """The port behind MASTER_PORT, where torchrun itself listens; None without it."""
+    text = os.environ.get("MASTER_PORT", "")
+    return int(text) + 1 if text.isdecimal() and int(text) < 65535 else None
 
 
 def start() -> None:

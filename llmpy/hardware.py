@@ -180,7 +180,7 @@ def choose(option: str | int | None) -> str:
 
 
 def devices_of(config: EngineConfig) -> list[str]:
-    """The device of each rank of tensor_parallel_size; with data_parallel_size those of all replicas, one after the other.
+    """The device of each rank of this host; with data_parallel_size those of all replicas, one after the other.
 
     Args:
         config: Options with a chosen device, or with `device_ids`.
@@ -201,6 +201,10 @@ def devices_of(config: EngineConfig) -> list[str]:
     sizes = {name: getattr(config, name) for name in ("data_parallel_size", "tensor_parallel_size")}
     sizes = {name: size for name, size in sizes.items() if size > 1} or {"tensor_parallel_size": 1}
     n_ranks, wanted = math.prod(sizes.values()), " * ".join(f"{name}={size}" for name, size in sizes.items())
+    if config.nnodes > 1:
+        from .distributed._hosts import ranks_here
+
+        n_ranks, wanted = len(ranks_here(config)), f"tensor_parallel_size / nnodes={config.nnodes}"
     device, ids = str(config.device), config.device_ids
     kind = kind_of(device)
     if ids is not None and len(ids) != n_ranks:

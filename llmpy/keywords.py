@@ -117,6 +117,10 @@ class EngineOptions(TypedDict, total=False):
     data_parallel_size: int
     device_ids: Sequence[int] | None
     step_timeout_s: float
+    nnodes: int
+    node_rank: int | None
+    master_addr: str | None
+    master_port: int | None
     max_model_len: int | str | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

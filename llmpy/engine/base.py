@@ -371,7 +371,10 @@ class EngineBase(ABC):
         return found
 
     def ranks(self) -> list[dict[str, Any]]:
-        """The devices that hold the model, one entry a rank of each replica, with their bytes of weights and of the cache."""
+        """The devices of this host that hold the model, with their bytes of weights and of the cache.
+
+        There is one entry a rank of each replica.
+        """
         self._driver.check()
         devices, found = hardware.devices_of(self.config), []
         for rank, memory in enumerate(self._driver.model.memory()):
@@ -385,7 +388,8 @@ class EngineBase(ABC):
 
     def get_world_size(self) -> int:
         """Number of ranks of a replica. A trainer's weight group counts the replicas of an engine as one."""
-        return len(self.ranks()) // self.config.data_parallel_size
+        self._driver.check()
+        return self.config.tensor_parallel_size
 
     def weight_info(self, pattern: str | None = None) -> list[dict[str, Any]]:
         """The weights under their checkpoint names.

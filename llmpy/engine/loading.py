@@ -6,9 +6,10 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _core, environment, hardware
+from ..distributed import _hosts
 from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError
 from ..json_files import damaged, read_json
 from ..options import refuse
@@ -89,12 +90,13 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
 
     Raises:
         DeviceMemoryError: Memory is short; the message names the cache's size and its option.
+        Followed: This is a host from 1 on, and host 0 has closed its engine.
     """
     environment.start()
     device: str | int | None = config.device
     if device is None and config.device_ids:
         device = config.device_ids[0]
-    config = _resolve_sizes(config.replace(device=hardware.choose(device)))
+    config = _resolve_sizes(_hosts.resolve(config.replace(device=hardware.choose(device))))
     try:
         return _load(config, on_progress)
     except MemoryError as error:
@@ -133,8 +135,11 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     config = _resolve_dtypes(config, compiled.config.dtype).replace(vocab_limit=_vocab_limit(config, result))
     options = _model_options(config, compiled.config)
     result.programs = _programs(config, compiled.spec)
-    weights = None if dummy else checkpoint
-    result.model = cores.make_model(config, result.programs, weights, options, on_progress)
+    options["hosts"] = _hosts.core_option(config, options, result.programs, [] if dummy else files.weights)
+    weights, own = None if dummy else checkpoint, _hosts.ranks_here(config)
+    result.model = cores.make_model(config, result.programs[own.start : own.stop], weights, options, on_progress)
+    if config.node_rank:
+        _follow(result.model)
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
     result.engine = cores.make_engine(result.model, _engine_options(result))
@@ -146,6 +151,15 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     if chosen["cache_padding"] > 0.1:
         logger.warning("%s: %.0f %% of the cache's pages is padding", result.name, 100 * chosen["cache_padding"])
     return result
+
+
+def _follow(model: _core.Model) -> NoReturn:
+    """Computes the ranks of this host for host 0 until that one closes its engine."""
+    try:
+        model.follow()
+    finally:
+        model.close()
+    raise _hosts.Followed
 
 
 def _programs(config: EngineConfig, spec: Spec) -> list[Spec]:
@@ -166,7 +180,7 @@ def _resolve_sizes(config: EngineConfig) -> EngineConfig:
         seqs = most_seqs if tokens is None else min(most_seqs, tokens)
     if tokens is None:
         tokens = max(most_tokens, seqs)
-    pool, n_ranks = config.kv_cache_memory_bytes, config.tensor_parallel_size * config.data_parallel_size
+    pool, n_ranks = config.kv_cache_memory_bytes, len(_hosts.ranks_here(config)) * config.data_parallel_size
     if pool is None:  # 0: sized by gpu_memory_utilization after the weights are loaded
         pool = min(total // 4, MAX_CPU_POOL_BYTES) // n_ranks if traits["has_host_memory"] else 0
     elif isinstance(pool, int) and (wanted := pool * n_ranks) > free and traits["has_host_memory"]:

@@ -1,0 +1,373 @@
+"""One model over two processes: the bits of one process, and an end without a hang whatever happens to either process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmpy import LLM, ConfigError, DeviceError, EngineConfig, EngineDeadError, SamplingParams, UnsupportedError
+from llmpy.distributed import _hosts
+
+COMMON = {
+    "device": "cpu", "kv_cache_memory_bytes": "112KiB", "max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 64,
+    "load_format": "dummy", "skip_tokenizer_init": True,
+}  # fmt: skip
+BASE = {
+    "vocab_size": 131, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "torch_dtype": "float32",
+    "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+MODELS = {
+    "dense": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16},
+    "mixture": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 16, "num_experts": 6,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True, "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    "hybrid": {
+        "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "head_dim": 16, "mamba_d_ssm": 64,
+        "mamba_n_heads": 4, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_d_head": 16, "mamba_d_conv": 4,
+        "mamba_chunk_size": 8, "mamba_expand": 1, "rope_theta": 10000.0,
+    },
+}  # fmt: skip
+SETUPS = [
+    ("dense", 2, "auto"), ("dense", 4, "auto"), ("dense", 3, "auto"), ("mixture", 2, "rank"), ("mixture", 4, "width"),
+    ("hybrid", 2, "auto"), ("hybrid", 4, "auto"),
+]  # fmt: skip
+FOLLOW = """
+import json, sys
+import llmpy, llmpy.models.shard
+llmpy.models.shard.default_replicate_bytes = lambda n_ranks: 0
+options = json.loads(sys.argv[1])
+if "version" in options:
+    llmpy.__version__ = options.pop("version")
+llmpy.LLM(**options)
+"""
+
+Open = Callable[..., AbstractContextManager[tuple[LLM, "subprocess.Popen[str]"]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cut_all() -> Iterator[None]:
+    """Cuts every matrix that can be cut; else all matrices of so small a model would be whole on each rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmpy.models.shard.default_replicate_bytes", lambda n_ranks: 0)
+        patch.setenv("LLMPY_HOSTS_TIMEOUT", "30")
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Name -> options of a model with dummy weights."""
+    found = {}
+    for name, config in MODELS.items():
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "config.json").write_text(json.dumps({**BASE, **config}))
+        found[name] = {"model": str(folder), **COMMON}
+    found["hybrid"]["kv_cache_memory_bytes"] = "192KiB"  # its states take pages, too
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def start(options: dict[str, Any], **env: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", FOLLOW, json.dumps(options)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
+
+
+@contextmanager
+def two_hosts(options: dict[str, Any], n_ranks: int, **changes: Any) -> Iterator[tuple[LLM, subprocess.Popen[str]]]:
+    """The engine of host 0, and the process of host 1, which has the changes."""
+    shared = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": free_port(), "tensor_parallel_size": n_ranks}
+    follower = start({**options, **shared, "node_rank": 1, **changes})
+    try:
+        with LLM(**options, **shared, node_rank=0) as llm:
+            yield llm, follower
+        follower.wait(20)
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+def params(index: int, **how: Any) -> SamplingParams:
+    return SamplingParams(
+        **{"temperature": index % 2 * 0.8, "seed": index, "max_tokens": 24, "ignore_eos": True, "logprobs": 3,
+           "prompt_logprobs": 1, **how}
+    )  # fmt: skip
+
+
+def bits(output: Any) -> list[Any]:
+    """Ids, the three logprobs and the alternatives of an output, as bytes."""
+    prompt, one = output.prompt_token_logprobs, output.outputs[0]
+    columns = (one.sampled.raw, one.sampled.full, one.sampled.processed, one.logprobs.values)
+    return [prompt is not None and prompt.tobytes(), one.token_ids, one.finish_reason, *(each.tobytes() for each in columns)]
+
+
+PROMPTS = [[(7 * i + 3 * j) % 120 + 5 for j in range(n)] for i, n in enumerate((3, 90, 1, 40, 70, 17, 85, 33, 80, 66))]
+PROMPTS += [[*PROMPTS[1][:64], 9, 8], [*PROMPTS[1][:80], 7]]
+
+
+def outcome(llm: LLM) -> list[Any]:
+    """The bits of prompts in company, in chunks, with preemptions and beside an abort; then with hits of the prefix cache."""
+    for i, prompt in enumerate(PROMPTS):
+        llm.add_request(prompt, params(i), str(i))
+    ended: dict[str, Any] = {}
+    for number in range(10_000):
+        if not llm.has_unfinished_requests():
+            break
+        ended |= {output.request_id: bits(output) for output in llm.step() if output.finished}
+        if number == 12:
+            llm.abort_request("4")
+    before = llm.stats()
+    hits = [bits(llm.generate([PROMPTS[1]], [params(i, prompt_logprobs=None)])[0]) for i in range(3)]
+    assert before.num_preemptions > 0
+    assert llm.stats().prefix_cache_hits >= before.prefix_cache_hits + 160
+    del ended["4"]
+    assert len(ended) == len(PROMPTS) - 1
+    return [ended[name] for name in sorted(ended)] + hits
+
+
+# ---- results -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wanted(models: dict[str, dict[str, Any]]) -> Callable[[str], list[Any]]:
+    """wanted(name): what one rank in one process gives."""
+    made: dict[str, list[Any]] = {}
+
+    def make(name: str) -> list[Any]:
+        if name not in made:
+            with LLM(**models[name]) as llm:
+                made[name] = outcome(llm)
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "n_ranks", "experts"), SETUPS)
+def test_two_hosts_give_the_bits_of_one_rank(
+    models: dict[str, dict[str, Any]], wanted: Callable[[str], list[Any]], name: str, n_ranks: int, experts: str
+) -> None:
+    with two_hosts({**models[name], "experts": experts}, n_ranks) as (llm, follower):
+        assert outcome(llm) == wanted(name)
+        assert outcome(llm) == wanted(name)
+        assert llm.get_world_size() == n_ranks and len(llm.ranks()) == n_ranks // 2
+        llm.check()
+    assert follower.returncode == 0
+
+
+def test_torchruns_variables(models: dict[str, dict[str, Any]], wanted: Callable[[str], list[Any]], monkeypatch: Any) -> None:
+    port = free_port()
+    shared = {**models["dense"], "nnodes": 2, "tensor_parallel_size": 2}
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+    follower = start(shared, RANK="1", **variables)
+    for name, value in {**variables, "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with LLM(**shared) as llm:
+        assert (llm.config.node_rank, llm.config.master_addr, llm.config.master_port) == (0, "127.0.0.1", port)
+        assert outcome(llm) == wanted("dense")
+    assert follower.wait(20) == 0
+    follower.communicate()
+
+
+def test_all_hosts_have_the_smallest_cache(models: dict[str, dict[str, Any]]) -> None:
+    with LLM(**{**models["dense"], "kv_cache_memory_bytes": "96KiB"}, tensor_parallel_size=2) as one:
+        wanted = one.stats().kv_blocks_total
+    for changes in ({}, {"kv_cache_memory_bytes": "96KiB"}):
+        with two_hosts(models["dense"], 2, **changes) as (llm, follower):
+            assert (llm.stats().kv_blocks_total == wanted) == bool(changes)
+        assert follower.returncode == 0
+
+
+def test_what_needs_all_ranks_here_is_refused(models: dict[str, dict[str, Any]]) -> None:
+    with two_hosts(models["dense"], 2) as (llm, follower):
+        calls = [
+            llm.weight_checksum, lambda: llm.sleep(1), lambda: llm.tap([[1, 2]], llm.tap_names()[0]),
+            lambda: llm.update_weights({}),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(UnsupportedError, match="several hosts \\(nnodes\\)"):
+                call()
+        assert llm.generate([PROMPTS[0]], [params(0)])[0].outputs[0].token_ids
+    assert follower.returncode == 0
+
+
+# ---- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_that_is_killed_ends_the_engine(models: dict[str, dict[str, Any]]) -> None:
+    with two_hosts({**models["dense"], "step_timeout_s": 5.0}, 4) as (llm, follower):
+        killer = threading.Timer(0.3, follower.kill)
+        killer.start()
+        with pytest.raises((DeviceError, EngineDeadError), match=r"host 1 \(127.0.0.1:\d+\)"):
+            for _ in range(10_000):
+                llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
+        with pytest.raises(EngineDeadError):
+            llm.generate([[1, 2]])
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 4 and follower.returncode == -signal.SIGKILL
+
+
+def test_a_follower_that_stands_still_is_late(models: dict[str, dict[str, Any]]) -> None:
+    with two_hosts({**models["dense"], "step_timeout_s": 1.0}, 2) as (llm, follower):
+        follower.send_signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(DeviceError, match=r"host 1 \(127.0.0.1:\d+\) did not send a \w+ within 1 s"):
+            llm.generate([[1, 2]])
+        assert time.monotonic() - begun < 3
+        follower.kill()
+
+
+def test_a_follower_that_stands_still_between_steps_is_late(models: dict[str, dict[str, Any]]) -> None:
+    """Host 0 has noticed it before the next request."""
+    with two_hosts({**models["dense"], "step_timeout_s": 1.0}, 2) as (llm, follower):
+        follower.send_signal(signal.SIGSTOP)
+        time.sleep(4.5)
+        with pytest.raises(DeviceError, match=r"host 1 \(127.0.0.1:\d+\) sent no pulse for 3 s"):
+            llm.generate([[1, 2]])
+        follower.kill()
+
+
+def test_a_follower_ends_with_host_0(models: dict[str, dict[str, Any]]) -> None:
+    shared = {**models["dense"], "nnodes": 2, "master_addr": "127.0.0.1", "master_port": free_port(), "tensor_parallel_size": 2}
+    code = FOLLOW.replace("llmpy.LLM(", "llm = llmpy.LLM(") + "print('up', flush=True); input()"
+    words = [sys.executable, "-c", code, json.dumps({**shared, "node_rank": 0})]
+    first = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    follower = start({**shared, "node_rank": 1})
+    assert first.stdout is not None and first.stdout.readline() == "up\n"
+    first.kill()
+    first.communicate()
+    _, text = follower.communicate(timeout=10)
+    assert follower.returncode == 1 and "DeviceError: host 0 (127.0.0.1:" in text
+
+
+def test_a_follower_ends_with_ctrl_c(models: dict[str, dict[str, Any]]) -> None:
+    with two_hosts(models["dense"], 2) as (llm, follower):
+        llm.generate([[1, 2]])
+        follower.send_signal(signal.SIGINT)
+        follower.communicate(timeout=10)
+        with pytest.raises(DeviceError, match="host 1"):
+            llm.generate([[1, 2]])
+    assert follower.returncode == -signal.SIGINT
+
+
+UNLIKE: list[tuple[dict[str, Any], str]] = [
+    ({"version": "0.0.0"}, "another version of llmpy"),
+    ({"device": "cpu:avx2"}, "another instruction set"),
+    ({"block_size": 32}, "other options"),
+    ({"tensor_parallel_size": 3}, "other options"),
+    ({"hf_overrides": {"rms_norm_eps": 1e-5}}, "another model"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), UNLIKE, ids=[text for _, text in UNLIKE])
+def test_unlike_hosts_are_refused(models: dict[str, dict[str, Any]], changes: dict[str, Any], text: str) -> None:
+    options = {**models["dense"], "device": "cpu:avx512"} if "device" in changes else models["dense"]
+    port = free_port()
+    shared = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port, "tensor_parallel_size": 2}
+    follower = start({**options, **shared, "node_rank": 1, **changes})
+    with pytest.raises(ConfigError, match=rf"host 1 \(127.0.0.1:\d+\) has {text}.* than host 0"):
+        LLM(**options, **shared, node_rank=0)
+    _, error = follower.communicate(timeout=10)
+    assert follower.returncode == 1 and f"has {text}" in error and "refused this host" in error
+
+
+def test_other_weights_are_another_model(tmp_path: Path, write_model: Callable[..., Path]) -> None:
+    """Files of equal shapes."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    paths = [write_model(tmp_path / name) for name in ("one", "two")]
+    file = paths[1] / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 64
+    file.write_bytes(data)
+    digests = []
+    for path in paths:
+        config = EngineConfig(model=str(path), nnodes=2, tensor_parallel_size=2)
+        digests.append(_hosts._digests(config, {"isa": "auto"}, [], [path / "model.safetensors"]))
+    assert digests[0][:3] == digests[1][:3] and digests[0][3] != digests[1][3]
+
+
+def test_a_process_without_the_token_cannot_join(models: dict[str, dict[str, Any]], monkeypatch: Any) -> None:
+    monkeypatch.setenv("LLMPY_HOSTS_TIMEOUT", "6")
+    shared = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": free_port(), "tensor_parallel_size": 2}
+    stranger = start({**models["dense"], **shared, "node_rank": 1}, LLMPY_HOSTS_TOKEN="another")
+    time.sleep(1.5)
+    follower = start({**models["dense"], **shared, "node_rank": 1})
+    with LLM(**models["dense"], **shared, node_rank=0) as llm:
+        assert llm.generate([[1, 2]])[0].outputs[0].token_ids
+    assert follower.wait(10) == 0
+    follower.communicate()
+    _, error = stranger.communicate(timeout=10)
+    assert "set the same LLMPY_HOSTS_TOKEN on all hosts" in error
+
+
+def test_a_host_that_does_not_come(models: dict[str, dict[str, Any]], monkeypatch: Any) -> None:
+    monkeypatch.setenv("LLMPY_HOSTS_TIMEOUT", "0.3")
+    port = free_port()
+    shared = {**models["dense"], "nnodes": 3, "master_addr": "127.0.0.1", "master_port": port, "tensor_parallel_size": 3}
+    with pytest.raises(DeviceError, match=rf"host 1 of 3 did not connect to 127.0.0.1:{port} within 0.3 s"):
+        LLM(**shared, node_rank=0)
+    with pytest.raises(DeviceError, match=rf"host 0 did not answer at 127.0.0.1:{port} within 0.3 s"):
+        LLM(**shared, node_rank=1)
+
+
+def test_a_port_that_is_taken(models: dict[str, dict[str, Any]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        shared = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": server.getsockname()[1], "tensor_parallel_size": 2}
+        with pytest.raises(ConfigError, match=r"cannot listen at 127.0.0.1:\d+: Address already in use") as caught:
+            LLM(**models["dense"], **shared, node_rank=0)
+    assert caught.value.option == "master_port"
+
+
+def test_waiting_for_a_host_ends_with_ctrl_c(models: dict[str, dict[str, Any]]) -> None:
+    shared = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": free_port(), "tensor_parallel_size": 2}
+    for host in (0, 1):
+        threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            LLM(**models["dense"], **shared, node_rank=host)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"node_rank": 2}, "node_rank must be below nnodes=2, got 2"),
+    ({"tensor_parallel_size": 1}, "tensor_parallel_size must be at least nnodes=2"),
+    ({"master_port": 0}, "master_port must be from 1 to 65535"),
+    ({"nnodes": 65}, "nnodes must be from 1 to 64"),
+    ({}, "wanted node_rank, or the variables RANK and WORLD_SIZE=2 .*have WORLD_SIZE=0"),
+    ({"node_rank": 0}, "wanted master_addr or MASTER_ADDR"),
+    ({"node_rank": 0, "master_addr": "127.0.0.1"}, "wanted master_port, or MASTER_PORT"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), BAD, ids=[text for _, text in BAD])
+def test_wrong_options(options: dict[str, Any], text: str, monkeypatch: Any) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=text):
+        _hosts.resolve(EngineConfig(**{"device": "cpu", "nnodes": 2, "tensor_parallel_size": 2, **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"device": "cuda:0"}, "nnodes=2: several hosts run on the CPU only so far, not on cuda:0"),
+     ({"data_parallel_size": 2}, "nnodes=2: replicas of several hosts are not supported yet")],
+)  # fmt: skip
+def test_what_does_not_work_with_hosts(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UnsupportedError, match=text):
+        _hosts.resolve(EngineConfig(**{"device": "cpu", "nnodes": 2, "tensor_parallel_size": 2, **options}))
