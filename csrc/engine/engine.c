@@ -666,7 +666,7 @@ enum rc engine_settle(struct engine *e, struct err *err)
 enum rc engine_fault(struct engine *e, struct err *err)
 {
     if (!atomic_load(&e->is_dead))
-        return RC_OK;
+        return e->config.runner.check ? e->config.runner.check(e->config.runner.ctx, err) : RC_OK;
     *err = e->fault;
     return e->fault.rc;
 }

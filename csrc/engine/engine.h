@@ -127,7 +127,7 @@ void engine_hold_new(struct engine *engine, bool holds);
 enum rc engine_step(struct engine *engine, bool *progressed, struct err *err);
 /* Waits for the steps in flight and processes their results. Afterwards the device is idle. */
 enum rc engine_settle(struct engine *engine, struct err *err);
-/* The fault that poisoned the engine; RC_OK if there is none. Any thread. */
+/* The fault that poisoned the engine, or why the runner's next batch will; RC_OK if there is none. Any thread. */
 enum rc engine_fault(struct engine *engine, struct err *err);
 bool engine_has_unfinished(struct engine *engine);
 uint32_t engine_n_finished(struct engine *engine);  /* final records not yet taken */

@@ -38,6 +38,7 @@ struct hosts {
     pthread_mutex_t lock;      /* of the writes of pulses, and of `reason` while it is set */
     atomic_bool is_lost;
     struct err reason;         /* may be read once is_lost is set */
+    pid_t pid;                 /* of the process that opened it: a forked child has its sockets, too, but says nothing there */
 };
 
 static double now(void)
@@ -79,7 +80,7 @@ static enum rc fail(struct hosts *hosts, const struct err *failure, struct err *
     return hosts->reason.rc;
 }
 
-static enum rc check(struct hosts *hosts, struct err *err)
+enum rc hosts_check(struct hosts *hosts, struct err *err)
 {
     if (!atomic_load(&hosts->is_lost))
         return RC_OK;
@@ -274,6 +275,7 @@ enum rc hosts_open(const struct hosts_options *options, struct hosts **out, stru
     if (!hosts)
         return err_set(err, RC_MEMORY, "hosts: out of memory");
     hosts->options = *options;
+    hosts->pid = getpid();
     hosts->n_peers = options->host ? 1 : options->n_hosts - 1;
     hosts->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&hosts->lock, NULL);
@@ -306,7 +308,7 @@ void hosts_close(struct hosts *hosts)
 {
     if (!hosts)
         return;
-    if (hosts->has_thread) {
+    if (hosts->has_thread && hosts->pid == getpid()) {
         const uint64_t one = 1;
         bool is_woken = write(hosts->wake, &one, sizeof one) == sizeof one;
         (void)is_woken; /* an eventfd of 0 takes 1 */
@@ -338,7 +340,7 @@ static enum rc send_parts(struct hosts *hosts, uint32_t peer, enum wire_kind kin
                           struct err *err)
 {
     struct err failure = {0};
-    enum rc rc = check(hosts, err);
+    enum rc rc = hosts_check(hosts, err);
     if (rc)
         return rc;
     rc = wire_write_parts(hosts->peers[peer].wires[CHANNEL_DATA], kind, parts, hosts->options.step_seconds, &failure);
@@ -356,7 +358,7 @@ static enum rc take_from(struct hosts *hosts, uint32_t peer, enum wire_kind kind
                          size_t *n_bytes, struct err *err)
 {
     struct err failure = {0};
-    enum rc rc = check(hosts, err);
+    enum rc rc = hosts_check(hosts, err);
     if (rc)
         return rc;
     rc = wire_read(hosts->peers[peer].wires[CHANNEL_DATA], kind, bytes, max_bytes, n_bytes, hosts->options.step_seconds,

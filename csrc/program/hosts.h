@@ -27,6 +27,8 @@ void hosts_close(struct hosts *hosts);
 /* Tells the other hosts why this one cannot go on, and ends all waits. */
 void hosts_end(struct hosts *hosts, const char *reason);
 bool hosts_is_first(const struct hosts *hosts); /* this process is host 0 */
+/* Whether all hosts are there, as far as this one knows. Any thread. */
+enum rc hosts_check(struct hosts *hosts, struct err *err);
 /* Sets each value to the largest one of all hosts. Waits as long as pulses come. */
 enum rc hosts_agree(struct hosts *hosts, uint64_t *values, uint32_t n, struct err *err);
 /* `exchange` of struct comm_options; ctx is the hosts. */

@@ -509,6 +509,11 @@ enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, u
     return model_read_states(((struct team *)ctx)->models[0], batch, first, n, rows, err);
 }
 
+enum rc team_check(void *ctx, struct err *err)
+{
+    return hosts_check(((struct team *)ctx)->hosts, err);
+}
+
 uint64_t team_allocations(void *ctx)
 {
     const struct team *team = ctx;

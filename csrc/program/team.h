@@ -41,6 +41,7 @@ enum rc team_share_arenas(struct team *team, void *const *arenas, size_t size_by
 enum rc team_start(void *ctx, struct batch *batch, struct err *err);
 enum rc team_finish(void *ctx, struct batch *batch, struct err *err);
 enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);
+enum rc team_check(void *ctx, struct err *err); /* a team of several hosts alone */
 uint64_t team_allocations(void *ctx);
 enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err);
 enum rc team_restore(void *ctx, uint32_t parts, struct err *err);

@@ -319,7 +319,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
         .runner = {team, team_start, team_finish, model_is_async(model), team_allocations, team_read_states,
                    program_states_width(model_program(model)), !program_has_logits(model_program(model)), team_release,
                    team_restore, program_takes_whole_prompts(model_program(model)),
-                   program_n_token_types(model_program(model))},
+                   program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL},
     };
     return 0;
 }

@@ -28,6 +28,8 @@ struct runner {
     enum rc (*restore)(void *ctx, uint32_t parts, struct err *err);
     bool takes_whole_prompts;           /* all rows of a prompt must be in one step */
     uint32_t n_token_types;             /* 0: tokens have no types */
+    /* Whether further batches can be computed, as far as is known without one; any thread. NULL: always. */
+    enum rc (*check)(void *ctx, struct err *err);
 };
 
 enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* the engine's: it has no memory */ };
