@@ -3,22 +3,20 @@
 The engine does not depend on Ray.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._data import LLMPredictor
+    from ._executor import RayExecutor
     from ._hosts import Followed
 
-__all__ = ["Followed", "LLMPredictor"]
+__all__ = ["Followed", "LLMPredictor", "RayExecutor"]
+
+_MODULES = {"Followed": "_hosts", "LLMPredictor": "_data", "RayExecutor": "ray"}
 
 
 def __getattr__(name: str) -> object:
-    if name == "Followed":
-        from ._hosts import Followed
-
-        return Followed
-    if name != "LLMPredictor":
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._data import LLMPredictor
-
-    return LLMPredictor
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -1,8 +1,9 @@
-"""llmpy on Ray (extra `ray`): a Serve application of replicas, and an actor for rollouts."""
+"""llmpy on Ray (extra `ray`): a Serve application of replicas, an actor for rollouts, and one model over several machines."""
 
 from __future__ import annotations
 
 try:
+    from ._executor import RayExecutor
     from ._rollout import Rollout, RolloutActor
     from ._serve import Front, PrefixRouter, Replica, application
 except ModuleNotFoundError as error:
@@ -10,4 +11,4 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(f"llmpy.distributed.ray needs the package {error.name}; pip install 'llmpy[ray]'") from error
 
-__all__ = ["Front", "PrefixRouter", "Replica", "Rollout", "RolloutActor", "application"]
+__all__ = ["Front", "PrefixRouter", "RayExecutor", "Replica", "Rollout", "RolloutActor", "application"]
