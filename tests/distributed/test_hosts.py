@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,9 +17,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from llmpy import LLM, ConfigError, DeviceError, EngineConfig, EngineDeadError, SamplingParams, UnsupportedError
+from llmpy import LLM, AsyncEngine, ConfigError, DeviceError, EngineConfig, EngineDeadError, SamplingParams, UnsupportedError
 from llmpy.distributed import _hosts
 
 COMMON = {
@@ -193,6 +196,67 @@ def test_all_hosts_have_the_smallest_cache(models: dict[str, dict[str, Any]]) ->
         with two_hosts(models["dense"], 2, **changes) as (llm, follower):
             assert (llm.stats().kv_blocks_total == wanted) == bool(changes)
         assert follower.returncode == 0
+
+
+def test_an_async_engine(models: dict[str, dict[str, Any]]) -> None:
+    """Its thread runs the steps; a host that goes is noticed without a request."""
+    prompt, how = PROMPTS[3], params(4, prompt_logprobs=None)
+
+    async def main(options: dict[str, Any], follower: subprocess.Popen[str] | None) -> list[Any]:
+        async with AsyncEngine(**options) as engine:
+            found = bits(await engine.generate(prompt, how))
+            engine.check_health()
+            if follower is not None:
+                follower.kill()
+                for _ in range(200):
+                    await asyncio.sleep(0.02)
+                    with contextlib.suppress(EngineDeadError):
+                        engine.check_health()
+                        continue
+                    break
+                with pytest.raises(EngineDeadError, match=r"host 1 \(127.0.0.1:\d+\)"):
+                    engine.check_health()
+                with pytest.raises(DeviceError, match="host 1"):
+                    await engine.generate(prompt, how)
+            return found
+
+    wanted = asyncio.run(main(models["dense"], None))
+    shared = {**models["dense"], "nnodes": 2, "master_addr": "127.0.0.1", "master_port": free_port(), "tensor_parallel_size": 2}
+    follower = start({**shared, "node_rank": 1})
+    assert asyncio.run(main({**shared, "node_rank": 0}, follower)) == wanted
+    follower.communicate()
+
+
+def test_the_same_command_serves_on_all_hosts(served_model: str, reserve_port: Callable[[], int]) -> None:
+    port = reserve_port()
+    words = [
+        sys.executable, "-m", "llmpy", "serve", served_model, "--device", "cpu", "--kv-cache-memory-bytes", "8MiB",
+        "--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()),
+    ]  # fmt: skip
+    places = [("--node-rank", "1", "--port", "0"), ("--node-rank", "0", "--port", str(port))]
+    hosts = [subprocess.Popen([*words, *place], stderr=subprocess.PIPE, text=True) for place in places]
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=8), timeout=20) as client:
+            answer = client.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 3})
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 3, answer.text
+        hosts[1].send_signal(signal.SIGTERM)
+        assert [host.wait(20) for host in hosts] == [0, 0]
+    finally:
+        for host in hosts:
+            host.kill()
+            host.communicate()
+
+
+def test_a_forked_child_says_nothing_to_the_hosts(models: dict[str, dict[str, Any]]) -> None:
+    with two_hosts(models["dense"], 2) as (llm, follower):
+        wanted = llm.generate([[1, 2]], temperature=0)[0].outputs[0].token_ids
+        child = os.fork()
+        if not child:
+            llm._driver.model.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert llm.generate([[1, 2]], temperature=0)[0].outputs[0].token_ids == wanted
+    assert follower.returncode == 0
 
 
 def test_what_needs_all_ranks_here_is_refused(models: dict[str, dict[str, Any]]) -> None:
