@@ -108,6 +108,11 @@ static bool is_sound(const struct side *s)
                  b->n_copies <= LIMITS.max_copies && b->n_logits_rows + b->n_state_rows <= LIMITS.max_rows;
     if (!is_in || b->seq_first_row[0] || b->seq_first_row[b->n_seqs] != (int32_t)b->n_rows)
         return false;
+    for (uint32_t i = 0; i < s->tables.n_runs; i++) {
+        const struct table_run *run = &s->tables.runs[i];
+        if (run->first / STRIDE != (run->first + run->count - 1) / STRIDE)
+            return false;
+    }
     for (uint32_t i = 0; i < b->n_seqs; i++)
         if (b->seq_first_row[i] >= b->seq_first_row[i + 1])
             return false;
@@ -142,7 +147,7 @@ TEST(damaged_messages_are_refused_or_sound)
     for (size_t size = 0; size < n + 8; size++)
         if (size != n)
             CHECK_EQ(read_exactly(bytes, size, &second), RC_INVALID);
-    static const int32_t values[] = {-1, 0, 1, 2, 3, 12, 13, 49, 50, 90, 1 << 30, INT32_MAX, INT32_MIN};
+    static const int32_t values[] = {-1, 0, 1, 2, 3, 12, 13, 49, 50, 52, 58, 90, 1 << 30, INT32_MAX, INT32_MIN};
     for (size_t at = 0; at < n; at += 4)
         for (uint32_t v = 0; v < sizeof values / sizeof *values; v++) {
             int32_t before;
