@@ -58,7 +58,8 @@ static void lose(struct hosts *hosts, const struct err *reason)
     hosts->reason = *reason;
     atomic_store(&hosts->is_lost, true);
     for (uint32_t i = 0; i < hosts->n_peers; i++)
-        wire_shut(hosts->peers[i].wires[CHANNEL_DATA]);
+        if (hosts->peers[i].wires[CHANNEL_DATA])
+            wire_shut(hosts->peers[i].wires[CHANNEL_DATA]);
 }
 
 static void lose_locked(struct hosts *hosts, const struct err *reason)
@@ -94,9 +95,11 @@ void hosts_end(struct hosts *hosts, const char *reason)
     struct err ended = {0};
     err_set(&ended, RC_DEVICE, "%.400s", reason);
     pthread_mutex_lock(&hosts->lock);
-    for (uint32_t i = 0; i < hosts->n_peers && !atomic_load(&hosts->is_lost); i++)
-        wire_write(hosts->peers[i].wires[CHANNEL_PULSE], WIRE_END, ended.message, strnlen(ended.message, WIRE_TEXT_BYTES),
-                   PULSE_SECONDS, NULL);
+    for (uint32_t i = 0; i < hosts->n_peers && !atomic_load(&hosts->is_lost); i++) {
+        struct wire *wire = hosts->peers[i].wires[CHANNEL_PULSE];
+        if (wire) /* NULL: the host has not come */
+            wire_write(wire, WIRE_END, ended.message, strnlen(ended.message, WIRE_TEXT_BYTES), PULSE_SECONDS, NULL);
+    }
     lose(hosts, &ended);
     pthread_mutex_unlock(&hosts->lock);
 }
@@ -265,6 +268,18 @@ static enum rc connect_first(struct hosts *hosts, struct err *err)
     return rc;
 }
 
+/* Followers wait until all hosts have come: host 0 sends and reads no pulses before. Then it sends the first one. */
+static enum rc await_all(struct hosts *hosts, struct err *err)
+{
+    if (hosts_is_first(hosts)) {
+        tell_peers(hosts, WIRE_PULSE);
+        return hosts_check(hosts, err);
+    }
+    enum rc rc = wire_await(hosts->peers[0].wires[CHANNEL_PULSE], &hosts->options.patience, err);
+    return rc != RC_DEVICE ? rc : err_set(err, rc, "hosts: the other hosts did not come within %g s (LLMPY_HOSTS_TIMEOUT)",
+                                          hosts->options.patience.seconds);
+}
+
 enum rc hosts_open(const struct hosts_options *options, struct hosts **out, struct err *err)
 {
     *out = NULL;
@@ -284,11 +299,16 @@ enum rc hosts_open(const struct hosts_options *options, struct hosts **out, stru
     if (!rc)
         rc = options->host ? connect_first(hosts, err) : accept_peers(hosts, err);
     if (!rc)
+        rc = await_all(hosts, err);
+    if (!rc)
         rc = start_watch(hosts, err);
-    if (rc)
-        hosts_close(hosts);
-    else
+    if (!rc) {
         *out = hosts;
+        return RC_OK;
+    }
+    if (hosts->peers)
+        hosts_end(hosts, err->message);
+    hosts_close(hosts);
     return rc;
 }
 

@@ -33,6 +33,7 @@ from .tcp_store import StoreClient, is_gone
 if TYPE_CHECKING:
     import numpy
 
+    from ..config import EngineConfig
     from .calls import Weights
 
 ID_KEY = "broadcast_from/0/0"
@@ -538,6 +539,7 @@ class _Groups:
     """Joins and leaves the groups of an engine."""
 
     _weights: Weights
+    config: EngineConfig
 
     def _join_group(
         self, address: str, port: int, rank: int, size: int, name: str, timeout: float, buffer_bytes: int | str, buffers: int
@@ -556,6 +558,10 @@ class _Groups:
             message = f"there is a weight group {name!r}; call destroy_weight_group() first"
             raise InvalidRequestError(message, parameter="name", value=name)
         check_one_device(self._weights.model)
+        if self.config.nnodes > 1:
+            raise UnsupportedError(
+                "init_weight_group() is not supported yet for a model on several hosts (nnodes); use one host"
+            )
         group = WeightGroup(self._weights.device, name, address, port, rank, size, timeout, n_bytes, buffers)
         self._weights.groups[name] = group
         return group

@@ -23,6 +23,7 @@ struct host {
     struct hosts_options options;
     struct hosts *hosts;
     enum rc (*run)(struct host *host, struct err *err);
+    useconds_t comes_after;
     enum rc rc;
     struct err err;
     double ended;
@@ -47,6 +48,8 @@ static double now(void)
 static void *run_host(void *ctx)
 {
     struct host *h = ctx;
+    if (h->comes_after)
+        usleep(h->comes_after);
     h->rc = hosts_open(&h->options, &h->hosts, &h->err);
     if (!h->rc)
         h->rc = h->run(h, &h->err);
@@ -95,10 +98,12 @@ static enum rc agree(struct host *h, struct err *err)
 {
     uint64_t values[3] = {h->options.host, 10 - h->options.host, UINT64_MAX};
     enum rc rc = hosts_agree(h->hosts, values, 3, err);
+    if (rc)
+        return rc;
     CHECK_EQ(values[0], h->options.n_hosts - 1);
     CHECK_EQ(values[1], 10);
     CHECK(values[2] == UINT64_MAX);
-    return rc;
+    return RC_OK;
 }
 
 TEST(hosts_agree_on_the_largest_values)
@@ -174,6 +179,42 @@ TEST(followers_end_when_host_0_closes)
 }
 
 /* ---- failures ---------------------------------------------------------------------------------------------------------- */
+
+/* Host 2 comes later than a pulse may be late. */
+TEST(hosts_wait_for_the_last_one)
+{
+    struct group g = {.n = 3};
+    uint16_t port = free_port();
+    for (uint32_t i = 0; i < 3; i++) {
+        struct host *h = &g.hosts[i];
+        h->run = agree;
+        h->comes_after = i == 2 ? 3600000 : 0;
+        h->options = (struct hosts_options){.address = "127.0.0.1", .port = port, .host = i, .n_hosts = 3,
+                                            .patience = {.seconds = 10}, .step_seconds = 0.5};
+        CHECK_EQ(pthread_create(&h->thread, NULL, run_host, h), 0);
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        pthread_join(g.hosts[i].thread, NULL);
+    check_all_ended_well(&g);
+}
+
+TEST(hosts_that_came_are_told_of_one_that_did_not)
+{
+    struct group g = {.n = 2};
+    uint16_t port = free_port();
+    for (uint32_t i = 0; i < 2; i++) {
+        struct host *h = &g.hosts[i];
+        h->run = agree;
+        h->options = (struct hosts_options){.address = "127.0.0.1", .port = port, .host = i, .n_hosts = 3,
+                                            .patience = {.seconds = i ? 20 : 0.5}, .step_seconds = 5};
+        CHECK_EQ(pthread_create(&h->thread, NULL, run_host, h), 0);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        pthread_join(g.hosts[i].thread, NULL);
+        CHECK_EQ(g.hosts[i].rc, RC_DEVICE);
+        CHECK_CONTAINS(g.hosts[i].err.message, "host 2 of 3 did not connect");
+    }
+}
 
 /* The host that fails says why; all others end with its reason and its name. */
 static enum rc fail_at_host_1(struct host *h, struct err *err)

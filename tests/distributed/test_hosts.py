@@ -263,7 +263,7 @@ def test_what_needs_all_ranks_here_is_refused(models: dict[str, dict[str, Any]])
     with two_hosts(models["dense"], 2) as (llm, follower):
         calls = [
             llm.weight_checksum, lambda: llm.sleep(1), lambda: llm.tap([[1, 2]], llm.tap_names()[0]),
-            lambda: llm.update_weights({}),
+            lambda: llm.update_weights({}), lambda: llm.init_weight_group("127.0.0.1", 1, rank_offset=1, world_size=2),
         ]  # fmt: skip
         for call in calls:
             with pytest.raises(UnsupportedError, match="several hosts \\(nnodes\\)"):
