@@ -27,23 +27,35 @@ struct follower {
     void *message;
 };
 
-static enum rc run_steps(struct follower *f, struct err *err)
+static enum rc run_step(struct follower *f, size_t n_bytes, struct err *err)
 {
-    struct hosts *hosts = team_hosts(f->team);
+    uint64_t step;
+    enum rc rc = step_message_read(f->message, n_bytes, &f->limits, &f->tables, &f->batch, &step, err);
+    if (!rc)
+        rc = team_start(f->team, &f->batch, err);
+    page_tables_settle(&f->tables);
+    if (!rc)
+        rc = team_finish(f->team, &f->batch, err);
+    return rc ? rc : hosts_send_done(team_hosts(f->team), step, err);
+}
+
+/* An order that fails here leaves everything as it was; host 0 then undoes it on the other hosts. */
+static enum rc run_order(struct follower *f, size_t n_bytes, struct err *err)
+{
+    struct err result = {0};
+    enum rc rc = team_obey(f->team, f->message, n_bytes, &result);
+    return hosts_send_result(team_hosts(f->team), rc, &result, err);
+}
+
+static enum rc run_calls(struct follower *f, struct err *err)
+{
     for (;;) {
         size_t n_bytes;
-        uint64_t step;
-        enum rc rc = hosts_read_step(hosts, f->message, f->most_bytes, &n_bytes, err);
-        if (rc || !n_bytes)
+        enum wire_kind kind;
+        enum rc rc = hosts_read_call(team_hosts(f->team), &kind, f->message, f->most_bytes, &n_bytes, err);
+        if (rc || kind == WIRE_CLOSE)
             return rc;
-        rc = step_message_read(f->message, n_bytes, &f->limits, &f->tables, &f->batch, &step, err);
-        if (!rc)
-            rc = team_start(f->team, &f->batch, err);
-        page_tables_settle(&f->tables);
-        if (!rc)
-            rc = team_finish(f->team, &f->batch, err);
-        if (!rc)
-            rc = hosts_send_done(hosts, step, err);
+        rc = kind == WIRE_ORDER ? run_order(f, n_bytes, err) : run_step(f, n_bytes, err);
         if (rc)
             return rc;
     }
@@ -65,7 +77,7 @@ enum rc follower_run(struct team *team, struct err *err)
     if (!rc)
         rc = batch_create(&f.batch, &f.tables, f.limits.max_rows, 1, f.limits.max_copies + 1, &failure);
     if (!rc)
-        rc = run_steps(&f, &failure);
+        rc = run_calls(&f, &failure);
     if (rc) {
         hosts_end(hosts, failure.message);
         if (err)

@@ -28,6 +28,12 @@ struct peer {
     bool is_gone;              /* said goodbye */
 };
 
+/* The answer to an order. */
+struct result {
+    uint32_t rc;
+    char text[WIRE_TEXT_BYTES];
+};
+
 struct hosts {
     struct hosts_options options;
     uint32_t n_peers;          /* host 0: all others; else 1, host 0 */
@@ -457,12 +463,55 @@ enum rc hosts_exchange(void *ctx, const void *own, size_t own_bytes, bool is_to_
     return rc;
 }
 
-enum rc hosts_send_step(struct hosts *hosts, const void *bytes, size_t n_bytes, struct err *err)
+static enum rc send_to_all(struct hosts *hosts, enum wire_kind kind, const void *bytes, size_t n_bytes, struct err *err)
 {
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < hosts->n_peers && !rc; i++)
-        rc = send_to(hosts, i, WIRE_STEP, bytes, n_bytes, err);
+        rc = send_to(hosts, i, kind, bytes, n_bytes, err);
     return rc;
+}
+
+enum rc hosts_send_step(struct hosts *hosts, const void *bytes, size_t n_bytes, struct err *err)
+{
+    return send_to_all(hosts, WIRE_STEP, bytes, n_bytes, err);
+}
+
+enum rc hosts_send_order(struct hosts *hosts, const void *bytes, size_t n_bytes, struct err *err)
+{
+    return send_to_all(hosts, WIRE_ORDER, bytes, n_bytes, err);
+}
+
+/* Results must be read even if a signal comes: the next answers would be taken for them. */
+static enum rc await_result(struct hosts *hosts, uint32_t peer, struct result *result, struct err *err)
+{
+    const struct wire_patience patience = {.seconds = INFINITY};
+    enum rc rc = wire_await(hosts->peers[peer].wires[CHANNEL_DATA], &patience, err);
+    return rc ? rc : take_exactly(hosts, peer, WIRE_RESULT, result, sizeof *result, err);
+}
+
+enum rc hosts_await_results(struct hosts *hosts, struct err *err)
+{
+    enum rc first = RC_OK;
+    for (uint32_t i = 0; i < hosts->n_peers; i++) {
+        struct result result;
+        enum rc rc = await_result(hosts, i, &result, err);
+        if (rc)
+            return rc;
+        if (!result.rc || first)
+            continue;
+        result.text[sizeof result.text - 1] = 0;
+        first = result.rc < RC_INTERNAL ? (enum rc)result.rc : RC_INTERNAL;
+        err_set(err, first, "%s: %s", wire_name(hosts->peers[i].wires[CHANNEL_DATA]).text, result.text);
+    }
+    return first;
+}
+
+enum rc hosts_send_result(struct hosts *hosts, enum rc rc, const struct err *result, struct err *err)
+{
+    struct result sent = {.rc = rc};
+    if (rc)
+        snprintf(sent.text, sizeof sent.text, "%.390s", result->message);
+    return send_to(hosts, 0, WIRE_RESULT, &sent, sizeof sent, err);
 }
 
 enum rc hosts_await_done(struct hosts *hosts, uint64_t step, struct err *err)
@@ -481,23 +530,19 @@ enum rc hosts_await_done(struct hosts *hosts, uint64_t step, struct err *err)
     return rc;
 }
 
-enum rc hosts_read_step(struct hosts *hosts, void *bytes, size_t max_bytes, size_t *n_bytes, struct err *err)
+enum rc hosts_read_call(struct hosts *hosts, enum wire_kind *kind, void *bytes, size_t max_bytes, size_t *n_bytes,
+                        struct err *err)
 {
     struct wire *wire = hosts->peers[0].wires[CHANNEL_DATA];
-    enum wire_kind kind;
     struct err failure = {0};
     *n_bytes = 0;
     enum rc rc = await(hosts, 0, err);
     if (rc)
         return rc;
-    rc = wire_read_any(wire, &kind, bytes, max_bytes, n_bytes, hosts->options.step_seconds, &failure);
-    if (!rc && kind == WIRE_CLOSE) {
-        *n_bytes = 0;
-        return RC_OK;
-    }
-    if (!rc && (kind != WIRE_STEP || !*n_bytes))
+    rc = wire_read_any(wire, kind, bytes, max_bytes, n_bytes, hosts->options.step_seconds, &failure);
+    if (!rc && *kind != WIRE_STEP && *kind != WIRE_ORDER && *kind != WIRE_CLOSE)
         rc = err_set(&failure, RC_DEVICE, "%s: wanted a step, have a message of kind %u with %zu bytes", wire_name(wire).text,
-                     kind, *n_bytes);
+                     *kind, *n_bytes);
     return rc ? fail(hosts, &failure, err) : RC_OK;
 }
 

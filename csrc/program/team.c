@@ -1,29 +1,15 @@
 #include "team.h"
 
 #include "../base/mem.h"
-#include "../base/pool.h"
 #include "follower.h"
 #include "model_state.h"
+#include "team_state.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #define NO_RANK UINT32_MAX
-
-struct team {
-    uint32_t n_ranks;         /* in this process */
-    uint32_t first_rank, n_all_ranks;
-    struct hosts *hosts;      /* NULL: there are no other processes */
-    char *message;            /* host 0: of a step, for the followers */
-    uint64_t n_steps;
-    struct model **models;    /* [n_ranks] */
-    void **ctxs;              /* [n_ranks] contexts of the backend */
-    struct err *errs;         /* [n_ranks] */
-    char (*devices)[32];      /* [n_ranks] names, for errors */
-    struct pool *pool;        /* NULL: one rank here */
-    const struct comm *comm;  /* NULL: not connected */
-};
 
 typedef enum rc (*rank_function)(struct model *model, void *arg, struct err *err);
 
@@ -63,8 +49,7 @@ static bool was_stopped(const struct call *call, uint32_t rank)
     return call->is_meeting && team->comm && team->comm->check(team->ctxs[rank], NULL);
 }
 
-/* Puts the rank's name before an error. */
-static void name_rank(const struct team *team, uint32_t rank, struct err *err)
+void team_name_rank(const struct team *team, uint32_t rank, struct err *err)
 {
     char reason[sizeof err->message];
     if (!err || team->n_all_ranks == 1)
@@ -90,7 +75,7 @@ static enum rc result_of(const struct call *call, struct err *err)
     if (err)
         *err = team->errs[failed];
     if (!is_stopped)
-        name_rank(team, failed, err);
+        team_name_rank(team, failed, err);
     return call->rcs[failed];
 }
 
@@ -521,43 +506,4 @@ uint64_t team_allocations(void *ctx)
     for (uint32_t rank = 0; rank < team->n_ranks; rank++)
         n += model_allocations(team->models[rank]);
     return n;
-}
-
-enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
-{
-    struct team *team = ctx;
-    uint32_t asleep = team->models[0]->asleep, rank = 0;
-    enum rc rc = team_check_one_process(team, "sleep()", err);
-    if (rc)
-        return rc;
-    while (rank < team->n_ranks && !(rc = model_save(team->models[rank], parts, keeps, err)))
-        rank++;
-    if (rc) {
-        name_rank(team, rank, err);
-        return rc;
-    }
-    for (rank = 0; rank < team->n_ranks && !(rc = model_release(team->models[rank], parts, keeps, err));)
-        rank++;
-    if (rc)
-        name_rank(team, rank, err);
-    while (rc && rank-- > 0)
-        model_restore(team->models[rank], parts & ~asleep, NULL);
-    return rc;
-}
-
-enum rc team_restore(void *ctx, uint32_t parts, struct err *err)
-{
-    struct team *team = ctx;
-    enum rc rc = RC_OK;
-    uint32_t rank = 0;
-    while (rank < team->n_ranks && !(rc = model_restore(team->models[rank], parts, err)))
-        rank++;
-    if (rc)
-        name_rank(team, rank, err);
-    while (rc && rank-- > 0) {
-        struct model *model = team->models[rank];
-        if (!model_save(model, parts, model->has_copy, NULL))
-            model_release(model, parts, model->has_copy, NULL);
-    }
-    return rc;
 }

@@ -45,5 +45,7 @@ enum rc team_check(void *ctx, struct err *err); /* a team of several hosts alone
 uint64_t team_allocations(void *ctx);
 enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err);
 enum rc team_restore(void *ctx, uint32_t parts, struct err *err);
+/* A follower: carries out an order of host 0. A failure of its own leaves everything as it was. */
+enum rc team_obey(struct team *team, const void *bytes, size_t n_bytes, struct err *err);
 
 #endif

@@ -11,12 +11,13 @@
 #include <stddef.h>
 
 #define WIRE_KEY_BYTES 32u
-#define WIRE_TEXT_BYTES 400u /* of a refusal, and of the reason why a process ends */
+#define WIRE_TEXT_BYTES 400u /* of a refusal, a result, and the reason why a process ends */
 
 enum wire_kind {
     WIRE_GREETING = 1, WIRE_WELCOME, WIRE_REFUSAL, /* before all others */
     WIRE_VALUES, WIRE_BLOCK, WIRE_STEP, WIRE_DONE, WIRE_CLOSE,
-    WIRE_PULSE, WIRE_END, WIRE_BYE
+    WIRE_PULSE, WIRE_END, WIRE_BYE,
+    WIRE_ORDER, WIRE_RESULT
 };
 
 /* What must be equal on all hosts. */

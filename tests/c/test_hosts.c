@@ -147,10 +147,12 @@ static enum rc follow(struct host *h, struct err *err)
 {
     char bytes[64];
     size_t n_bytes;
+    enum wire_kind kind;
     for (uint64_t step = 1;; step++) {
-        enum rc rc = hosts_read_step(h->hosts, bytes, sizeof bytes, &n_bytes, err);
-        if (rc || !n_bytes)
+        enum rc rc = hosts_read_call(h->hosts, &kind, bytes, sizeof bytes, &n_bytes, err);
+        if (rc || kind == WIRE_CLOSE)
             return rc;
+        CHECK_EQ(kind, WIRE_STEP);
         CHECK_EQ(n_bytes, step);
         rc = hosts_send_done(h->hosts, step, err);
         if (rc)
@@ -175,6 +177,52 @@ TEST(followers_end_when_host_0_closes)
 {
     struct group g;
     group_run(&g, 3, 5, steps);
+    check_all_ended_well(&g);
+}
+
+/* Each follower answers with the code that the order has for it. */
+static enum rc answer(struct host *h, struct err *err)
+{
+    uint32_t codes[MAX_HOSTS] = {0};
+    size_t n_bytes;
+    enum wire_kind kind;
+    for (;;) {
+        enum rc rc = hosts_read_call(h->hosts, &kind, codes, sizeof codes, &n_bytes, err);
+        if (rc || kind == WIRE_CLOSE)
+            return rc;
+        CHECK_EQ(kind, WIRE_ORDER);
+        CHECK_EQ(n_bytes, sizeof codes);
+        struct err result = {0};
+        err_set(&result, codes[h->options.host], "no room at %u", h->options.host);
+        rc = hosts_send_result(h->hosts, codes[h->options.host], &result, err);
+        if (rc)
+            return rc;
+    }
+}
+
+static enum rc order(struct host *h, struct err *err)
+{
+    static const uint32_t orders[][MAX_HOSTS] = {{0, 0, 0}, {0, RC_MEMORY, RC_DEVICE}, {0, 0, RC_DEVICE_MEMORY}, {0, 99, 0}};
+    static const enum rc wanted[] = {RC_OK, RC_MEMORY, RC_DEVICE_MEMORY, RC_INTERNAL};
+    static const char *const texts[] = {"", "no room at 1", "no room at 2", "no room at 1"};
+    if (h->options.host)
+        return answer(h, err);
+    for (uint32_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        struct err result = {0};
+        enum rc rc = hosts_send_order(h->hosts, orders[i], sizeof orders[i], err);
+        if (rc)
+            return rc;
+        CHECK_EQ(hosts_await_results(h->hosts, &result), wanted[i]);
+        CHECK_CONTAINS(result.message, texts[i]);
+        CHECK_EQ(hosts_check(h->hosts, err), RC_OK);
+    }
+    return RC_OK;
+}
+
+TEST(orders_have_the_result_of_the_first_host_that_fails)
+{
+    struct group g;
+    group_run(&g, 3, 5, order);
     check_all_ended_well(&g);
 }
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -20,7 +21,18 @@ from typing import Any
 import httpx
 import pytest
 
-from llmpy import LLM, AsyncEngine, ConfigError, DeviceError, EngineConfig, EngineDeadError, SamplingParams, UnsupportedError
+from llmpy import (
+    LLM,
+    AsyncEngine,
+    ConfigError,
+    DeviceError,
+    DeviceMemoryError,
+    EngineAsleepError,
+    EngineConfig,
+    EngineDeadError,
+    SamplingParams,
+    UnsupportedError,
+)
 from llmpy.distributed import _hosts
 
 COMMON = {
@@ -259,10 +271,30 @@ def test_a_forked_child_says_nothing_to_the_hosts(models: dict[str, dict[str, An
     assert follower.returncode == 0
 
 
+def test_all_hosts_sleep_or_none(models: dict[str, dict[str, Any]]) -> None:
+    with two_hosts(models["dense"], 4) as (llm, follower):
+        wanted = bits(llm.generate([PROMPTS[3]], [params(1)])[0])
+        limit = resource.prlimit(follower.pid, resource.RLIMIT_DATA)
+        for level, tags in ((0, None), (1, None), (1, ["kv_cache"]), (1, ["weights"])):
+            llm.sleep(level, tags=tags)
+            with pytest.raises(EngineAsleepError):
+                llm.generate([[1, 2]])
+            if tags != ["kv_cache"] and level:
+                resource.prlimit(follower.pid, resource.RLIMIT_DATA, (1 << 20, limit[1]))
+                with pytest.raises(DeviceMemoryError, match=r"host 1 \(127.0.0.1:\d+\): rank 2 \(cpu\): .* no memory"):
+                    llm.wake_up()
+                assert "asleep" in repr(llm)
+                resource.prlimit(follower.pid, resource.RLIMIT_DATA, limit)
+            llm.wake_up()
+            assert bits(llm.generate([PROMPTS[3]], [params(1)])[0]) == wanted
+        llm.check()
+    assert follower.returncode == 0
+
+
 def test_what_needs_all_ranks_here_is_refused(models: dict[str, dict[str, Any]]) -> None:
     with two_hosts(models["dense"], 2) as (llm, follower):
         calls = [
-            llm.weight_checksum, lambda: llm.sleep(1), lambda: llm.tap([[1, 2]], llm.tap_names()[0]),
+            llm.weight_checksum, lambda: llm.sleep(2), lambda: llm.tap([[1, 2]], llm.tap_names()[0]),
             lambda: llm.update_weights({}), lambda: llm.init_weight_group("127.0.0.1", 1, rank_offset=1, world_size=2),
         ]  # fmt: skip
         for call in calls:

@@ -1,0 +1,39 @@
+/* team_state.h: the inside of a team, shared by team.c (which makes and runs it) and team_sleep.c. */
+#ifndef LLMPY_TEAM_STATE_H
+#define LLMPY_TEAM_STATE_H
+
+#include "../base/pool.h"
+#include "team.h"
+
+/* What host 0 tells all hosts to do between two steps, beside itself. */
+enum team_call {
+    TEAM_SAVE,    /* the first half of a release, which changes nothing: model_save */
+    TEAM_RELEASE,
+    TEAM_RESTORE,
+    TEAM_UNDO     /* of the order before, if it was carried out here: it failed on another host */
+};
+
+struct team_order {
+    uint32_t call, parts, keeps;
+};
+
+struct team {
+    uint32_t n_ranks;         /* in this process */
+    uint32_t first_rank, n_all_ranks;
+    struct hosts *hosts;      /* NULL: there are no other processes */
+    char *message;            /* host 0: of a step, for the followers */
+    uint64_t n_steps;
+    struct model **models;    /* [n_ranks] */
+    void **ctxs;              /* [n_ranks] contexts of the backend */
+    struct err *errs;         /* [n_ranks] */
+    char (*devices)[32];      /* [n_ranks] names, for errors */
+    struct pool *pool;        /* NULL: one rank here */
+    const struct comm *comm;  /* NULL: not connected */
+    struct team_order done;   /* the last order that was carried out here; parts 0: none, or it is undone */
+    uint32_t asleep_before;   /* it */
+};
+
+/* Puts the rank's name before an error. */
+void team_name_rank(const struct team *team, uint32_t rank, struct err *err);
+
+#endif
