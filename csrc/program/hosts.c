@@ -68,20 +68,29 @@ static void lose(struct hosts *hosts, const struct err *reason)
             wire_shut(hosts->peers[i].wires[CHANNEL_DATA]);
 }
 
-static void lose_locked(struct hosts *hosts, const struct err *reason)
+void hosts_end(struct hosts *hosts, const char *reason)
 {
+    struct err ended = {0};
+    err_set(&ended, RC_DEVICE, "%.400s", reason);
+    err_name(&ended, "hosts", NULL);
     pthread_mutex_lock(&hosts->lock);
-    lose(hosts, reason);
+    for (uint32_t i = 0; i < hosts->n_peers && !atomic_load(&hosts->is_lost); i++) {
+        struct wire *wire = hosts->peers[i].wires[CHANNEL_PULSE];
+        if (wire) /* NULL: the host has not come */
+            wire_write(wire, WIRE_END, ended.message, strnlen(ended.message, WIRE_TEXT_BYTES), PULSE_SECONDS, NULL);
+    }
+    lose(hosts, &ended);
     pthread_mutex_unlock(&hosts->lock);
 }
 
-/* The error of a message that failed. The reason may be on its way on the other connection: it tells more. */
+/* The error of a message that failed. The reason may be on its way on the other connection: it tells more. Else the other hosts
+ * are told this one. */
 static enum rc fail(struct hosts *hosts, const struct err *failure, struct err *err)
 {
     double end = now() + REASON_SECONDS;
     while (!atomic_load(&hosts->is_lost) && strstr(failure->message, "connection was lost") && now() < end)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
-    lose_locked(hosts, failure);
+    hosts_end(hosts, failure->message);
     if (err)
         *err = hosts->reason;
     return hosts->reason.rc;
@@ -94,20 +103,6 @@ enum rc hosts_check(struct hosts *hosts, struct err *err)
     if (err)
         *err = hosts->reason;
     return hosts->reason.rc;
-}
-
-void hosts_end(struct hosts *hosts, const char *reason)
-{
-    struct err ended = {0};
-    err_set(&ended, RC_DEVICE, "%.400s", reason);
-    pthread_mutex_lock(&hosts->lock);
-    for (uint32_t i = 0; i < hosts->n_peers && !atomic_load(&hosts->is_lost); i++) {
-        struct wire *wire = hosts->peers[i].wires[CHANNEL_PULSE];
-        if (wire) /* NULL: the host has not come */
-            wire_write(wire, WIRE_END, ended.message, strnlen(ended.message, WIRE_TEXT_BYTES), PULSE_SECONDS, NULL);
-    }
-    lose(hosts, &ended);
-    pthread_mutex_unlock(&hosts->lock);
 }
 
 /* ---- pulses ------------------------------------------------------------------------------------------------------------ */

@@ -357,6 +357,8 @@ enum rc wire_accept(int listener, const struct wire_greeting *own, const struct 
     while (!(rc = await_event(listener, POLLIN, patience, end, err))) {
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         bool is_stranger = true;
+        if (fd < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+            return err_set(err, RC_IO, "hosts: no connection can be accepted: %s", strerror(errno));
         if (fd < 0)
             continue;
         rc = make(fd, "a host", wire, err);
@@ -368,6 +370,8 @@ enum rc wire_accept(int listener, const struct wire_greeting *own, const struct 
         *wire = NULL;
         if (!is_stranger)
             return rc;
+        if (now() >= end)
+            return err_set(err, RC_DEVICE, "hosts: only processes without the token came within %g s", patience->seconds);
     }
     return rc;
 }

@@ -1,5 +1,5 @@
-/* Hosts of one model (csrc/program/hosts.c), each a thread here: values that all agree on, steps, exchanges, gathers of CPU ranks,
- * and ends of every kind. */
+/* Hosts of one model (csrc/program/hosts.c), each a thread here: values that all agree on, steps, exchanges, gathers of CPU
+ * ranks, and ends of every kind. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -468,6 +469,79 @@ TEST(gathers_of_all_kinds_cover_all_hosts)
         group_run(&g, n, 5, gather);
         check_all_ended_well(&g);
     }
+}
+
+/* ---- damaged blocks ------------------------------------------------------------------------------------------------------ */
+
+/* What another host would send: a header, the rank's part, and its values. */
+struct block {
+    uint32_t gather, kind, n_rows, width, n_parts, n_ranks;
+    uint32_t first, n_columns;
+    int32_t first_id, end_id;
+    float values[ROWS * WIDTH];
+};
+
+struct other {
+    struct block block;
+    size_t n_bytes;
+};
+
+static enum rc give_block(void *ctx, const void *own, size_t own_bytes, bool is_to_first, void *others, size_t max_bytes,
+                          size_t *others_bytes, struct err *err)
+{
+    const struct other *other = ctx;
+    (void)own, (void)own_bytes, (void)is_to_first, (void)err;
+    *others_bytes = other->n_bytes < max_bytes ? other->n_bytes : max_bytes;
+    memcpy(others, &other->block, *others_bytes);
+    return RC_OK;
+}
+
+/* Rank 0 of 2 gathers once; its memory is as large as the value. */
+static enum rc gather_once(struct other *other, enum gather_kind kind, float *whole)
+{
+    static const int32_t ids[ROWS] = {0, 1, 1};
+    struct cpu cpu = {.n_threads = 1, .n_processors = 1, .options = {.device = "cpu"}};
+    void *ctx = &cpu, *memory = whole;
+    struct err err;
+    const struct comm_options options = {.timeout_seconds = 5, .n_all_ranks = 2, .exchange_ctx = other, .exchange = give_block};
+    struct gather_args args = {.kind = kind, .n_rows = ROWS, .whole = {whole, WIDTH, WIDTH}, .n_columns = WIDTH / 2,
+                               .token_ids = ids, .end_id = 1};
+    CHECK_OK(pool_create(1, "test", &cpu.pool, &err));
+    CHECK_OK(cpu_comm.open(&ctx, 1, &options, &err));
+    CHECK_OK(cpu_comm.share(&ctx, 1, COMM_ARENA, &memory, ROWS * WIDTH * sizeof *whole, &err));
+    enum rc rc = cpu_comm.gather(&cpu, &args, NULL);
+    cpu_comm.close(&ctx, 1);
+    pool_destroy(cpu.pool);
+    return rc;
+}
+
+TEST(damaged_blocks_are_errors_and_stay_in_the_value)
+{
+    static const int32_t words[] = {0, 1, 2, 3, 7, 8, 14, 15, 1 << 30, INT32_MAX, INT32_MIN, -1};
+    uint32_t n_failed = 0, n_taken = 0;
+    for (enum gather_kind kind = GATHER_COLUMNS; kind <= GATHER_ROWS; kind++) {
+        const uint32_t n_values = kind == GATHER_ROWS ? 2 * WIDTH : ROWS * WIDTH / 2;
+        const struct other right = {{1, kind, ROWS, WIDTH, 1, 1, WIDTH / 2, WIDTH / 2, 1, 2, {0}},
+                                    offsetof(struct block, values) + n_values * sizeof(float)};
+        float *whole = mem_calloc(ROWS * WIDTH, sizeof *whole);
+        struct other other = right;
+        CHECK_EQ(gather_once(&other, kind, whole), RC_OK);
+        for (size_t n_bytes = 0; n_bytes < right.n_bytes; n_bytes++) {
+            other.n_bytes = n_bytes;
+            CHECK_EQ(gather_once(&other, kind, whole), RC_DEVICE);
+        }
+        for (size_t at = 0; at < offsetof(struct block, values); at += 4)
+            for (uint32_t i = 0; i < sizeof words / sizeof *words; i++) {
+                other = right;
+                memcpy((char *)&other.block + at, &words[i], 4);
+                enum rc rc = gather_once(&other, kind, whole);
+                CHECK(rc == RC_OK || rc == RC_DEVICE);
+                n_failed += rc != RC_OK;
+                n_taken += rc == RC_OK;
+            }
+        mem_free(whole);
+    }
+    CHECK(n_failed > 100 && n_taken > 10);
 }
 
 /* Host 1 goes after its first gathers. */
