@@ -27,6 +27,9 @@ BLOCKS: dict[str, tuple[int, int, list[int]]] = {
     "float32": (4, 1, []), "float16": (2, 1, []), "bfloat16": (2, 1, []), "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]),
     "q4_1": (20, 32, [0, 2]), "q5_0": (22, 32, [0]), "q5_1": (24, 32, [0, 2]), "q2_k": (84, 256, [80, 82]),
     "q3_k": (110, 256, [108]), "q4_k": (144, 256, [0, 2]), "q5_k": (176, 256, [0, 2]), "q6_k": (210, 256, [208]),
+    "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]), "iq3_xxs": (98, 256, [0]), "iq3_s": (110, 256, [0]),
+    "iq2_xxs": (66, 256, [0]), "iq2_xs": (74, 256, [0]), "iq2_s": (82, 256, [0]), "iq1_s": (50, 256, [0]),
+    "tq1_0": (54, 256, [52]), "tq2_0": (66, 256, [64]), "mxfp4": (17, 32, []),
 }  # fmt: skip
 
 
@@ -40,6 +43,8 @@ def random_rows(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> n
     raw = rng.integers(0, 256, (rows, cols // n_values, n_bytes), dtype=np.uint8)
     for offset in scales:
         raw[:, :, offset : offset + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    if dtype == "mxfp4":
+        raw[:, :, 0] = 120
     return raw
 
 

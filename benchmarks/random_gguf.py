@@ -8,11 +8,14 @@ import numpy as np
 # Qwen3-0.6B's shape
 SHAPE = {"hidden": 1024, "layers": 28, "heads": 16, "kv_heads": 8, "head_dim": 128, "ffn": 3072, "vocab": 151936}
 NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+NAMES += ("iq4_nl", "iq4_xs", "iq3_xxs", "iq3_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_s", "tq1_0", "tq2_0")
 TYPES = {name: getattr(gguf.GGMLQuantizationType, name.upper()) for name in NAMES}
 # Offsets of a block's float16 scales. Random bits might be infinite there, so scales get small finite values.
 SCALES = {
     "q8_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2),
     "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+    "iq4_nl": (0,), "iq4_xs": (0,), "iq3_xxs": (0,), "iq3_s": (0,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq2_s": (0,),
+    "iq1_s": (0,), "tq1_0": (52,), "tq2_0": (64,),
 }  # fmt: skip
 
 

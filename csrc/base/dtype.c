@@ -3,7 +3,15 @@
  * the offset. The results therefore need the build's -ffp-contract=off. */
 #include "dtype.h"
 
+#include "iq_grids.h"
+
 #include <string.h>
+
+#define GRID(name, n) const uint16_t grid_##name[n] = {
+#define GRID_END };
+#include "iq_grids.def"
+#undef GRID
+#undef GRID_END
 
 static float f32_from_bits(uint32_t bits)
 {
@@ -220,6 +228,182 @@ static void q6_k_block(const uint8_t *b, float *y)
     }
 }
 
+/* ---- IQ types: a number is one of a few levels; IQ2, IQ3 and IQ1 take 4 or 8 numbers at a time from a grid ---- */
+
+static const float IQ4_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+static void iq4_values(float scale, const uint8_t *qs, float *y)
+{
+    for (int j = 0; j < 16; j++) {
+        y[j] = scale * IQ4_LEVELS[qs[j] & 15];
+        y[j + 16] = scale * IQ4_LEVELS[qs[j] >> 4];
+    }
+}
+
+static void iq4_nl_block(const uint8_t *b, float *y)
+{
+    iq4_values(load_f16(b), b + 2, y);
+}
+
+static void iq4_xs_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b);
+    uint32_t high = load_u16(b + 2);
+    for (int j = 0; j < 8; j++) {
+        int s = (b[4 + j / 2] >> (j % 2 * 4) & 15) | (int)(high >> (2 * j) & 3) << 4;
+        iq4_values(d * (float)(s - 32), b + 8 + 16 * j, y + 32 * j);
+    }
+}
+
+/* 8 signs from 7 bits: the eighth bit makes the number of negative signs even. */
+static uint32_t even_signs(uint32_t bits)
+{
+    uint32_t parity = bits ^ bits >> 4;
+    parity ^= parity >> 2;
+    return bits | ((parity ^ parity >> 1) & 1) << 7;
+}
+
+/* Four groups of 7 bits, in the order of the groups. */
+static uint32_t even_signs_of(uint32_t packed, int group)
+{
+    return even_signs(packed >> (7 * group) & 127);
+}
+
+static void iq2_group(float scale, uint32_t entry, uint32_t signs, float *y)
+{
+    static const float levels[4] = {8, 25, 43};
+    for (int j = 0; j < 8; j++) {
+        float value = scale * levels[entry >> (2 * j) & 3];
+        y[j] = signs >> j & 1 ? -value : value;
+    }
+}
+
+static void iq2_xxs_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b);
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *index = b + 2 + 8 * j;
+        uint32_t packed = load_u32(index + 4);
+        float scale = d * (0.5f + (float)(packed >> 28)) * 0.25f;
+        for (int g = 0; g < 4; g++)
+            iq2_group(scale, grid_iq2_xxs[index[g]], even_signs_of(packed, g), y + 32 * j + 8 * g);
+    }
+}
+
+static void iq2_xs_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b);
+    for (int g = 0; g < 32; g++) {
+        uint32_t index = load_u16(b + 2 + 2 * g), s = b[66 + g / 4] >> (g / 2 % 2 * 4) & 15;
+        iq2_group(d * (0.5f + (float)s) * 0.25f, grid_iq2_xs[index & 511], even_signs(index >> 9), y + 8 * g);
+    }
+}
+
+static void iq2_s_block(const uint8_t *b, float *y)
+{
+    const uint8_t *qs = b + 2, *signs = b + 34, *high = b + 66, *scales = b + 74;
+    float d = load_f16(b);
+    for (int g = 0; g < 32; g++) {
+        uint32_t index = qs[g] | (uint32_t)(high[g / 4] >> (g % 4 * 2) & 3) << 8, s = scales[g / 4] >> (g / 2 % 2 * 4) & 15;
+        iq2_group(d * (0.5f + (float)s) * 0.25f, grid_iq2_s[index], signs[g], y + 8 * g);
+    }
+}
+
+/* 8 numbers: two entries of 4. */
+static void iq3_group(float scale, const float *levels, uint32_t first, uint32_t second, uint32_t signs, float *y)
+{
+    uint32_t entries = first | second << 16;
+    for (int j = 0; j < 8; j++) {
+        float value = scale * levels[entries >> (4 * j) & 7];
+        y[j] = signs >> j & 1 ? -value : value;
+    }
+}
+
+static void iq3_xxs_block(const uint8_t *b, float *y)
+{
+    static const float levels[8] = {4, 12, 20, 28, 36, 44, 52, 62};
+    float d = load_f16(b);
+    for (int j = 0; j < 8; j++) {
+        const uint8_t *index = b + 2 + 8 * j;
+        uint32_t packed = load_u32(b + 66 + 4 * j);
+        float scale = d * (0.5f + (float)(packed >> 28)) * 0.5f;
+        for (int g = 0; g < 4; g++)
+            iq3_group(scale, levels, grid_iq3_xxs[index[2 * g]], grid_iq3_xxs[index[2 * g + 1]], even_signs_of(packed, g),
+                      y + 32 * j + 8 * g);
+    }
+}
+
+static void iq3_s_block(const uint8_t *b, float *y)
+{
+    static const float levels[8] = {1, 3, 5, 7, 9, 11, 13, 15};
+    const uint8_t *qs = b + 2, *signs = b + 74;
+    float d = load_f16(b);
+    for (int g = 0; g < 32; g++) {
+        uint32_t high = b[66 + g / 4] >> (g % 4 * 2), s = b[106 + g / 8] >> (g / 4 % 2 * 4) & 15;
+        uint32_t first = qs[2 * g] | (high & 1) << 8, second = qs[2 * g + 1] | (high >> 1 & 1) << 8;
+        iq3_group(d * (float)(1 + 2 * s), levels, grid_iq3_s[first], grid_iq3_s[second], signs[g], y + 8 * g);
+    }
+}
+
+/* 8 numbers of -1, 0 and 1, all moved by 1/8 up or down. */
+static void iq1_group(float scale, uint32_t entry, int is_down, float *y)
+{
+    float delta = is_down ? -0.125f : 0.125f;
+    for (int j = 0; j < 8; j++)
+        y[j] = scale * ((float)((int)(entry >> (2 * j) & 3) - 1) + delta);
+}
+
+static void iq1_s_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b);
+    for (int g = 0; g < 32; g++) {
+        uint32_t high = load_u16(b + 34 + g / 4 * 2), index = b[2 + g] | (high >> (g % 4 * 3) & 7) << 8;
+        iq1_group(d * (float)(2 * (high >> 12 & 7) + 1), grid_iq1[index], high >> 15 & 1, y + 8 * g);
+    }
+}
+
+/* The float16 scale is the highest 4 bits of the four words that hold the 3-bit scales of 16 columns. */
+static void iq1_m_block(const uint8_t *b, float *y)
+{
+    uint32_t words[4], half = 0;
+    for (int i = 0; i < 4; i++) {
+        words[i] = load_u16(b + 48 + 2 * i);
+        half |= words[i] >> 12 << (4 * i);
+    }
+    float d = f32_from_f16((uint16_t)half);
+    for (int g = 0; g < 32; g++) {
+        uint32_t high = b[32 + g / 2] >> (g % 2 * 4), index = b[g] | (high & 7) << 8, s = words[g / 8] >> (g / 2 % 4 * 3) & 7;
+        iq1_group(d * (float)(2 * s + 1), grid_iq1[index], high >> 3 & 1, y + 8 * g);
+    }
+}
+
+/* ---- TQ types: -1, 0 or 1 times the scale ---- */
+
+/* Digit n of a byte that holds base-3 digits as a fraction of 256. */
+static float ternary(uint8_t byte, int n)
+{
+    static const uint8_t powers[5] = {1, 3, 9, 27, 81};
+    return (float)((uint8_t)(byte * powers[n]) * 3 / 256 - 1);
+}
+
+static void tq1_0_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b + 52);
+    for (int n = 0; n < 5; n++)
+        for (int j = 0; j < 48; j++)
+            y[j < 32 ? 32 * n + j : 160 + 16 * n + j - 32] = d * ternary(b[j], n);
+    for (int n = 0; n < 4; n++)
+        for (int j = 0; j < 4; j++)
+            y[240 + 4 * n + j] = d * ternary(b[48 + j], n);
+}
+
+static void tq2_0_block(const uint8_t *b, float *y)
+{
+    float d = load_f16(b + 64);
+    for (int v = 0; v < 256; v++)
+        y[v] = d * (float)((b[v / 128 * 32 + v % 32] >> (v % 128 / 32 * 2) & 3) - 1);
+}
+
 /* Microscaling: an exponent, then 4-bit floats (e2m1). The table has twice their values; the scale has the factor 1/2. */
 static void mxfp4_block(const uint8_t *b, float *y)
 {
@@ -263,12 +447,23 @@ static const struct {
     [DTYPE_Q4_K] = {{"q4_k", 256, 144}, NULL, q4_k_block},
     [DTYPE_Q5_K] = {{"q5_k", 256, 176}, NULL, q5_k_block},
     [DTYPE_Q6_K] = {{"q6_k", 256, 210}, NULL, q6_k_block},
+    [DTYPE_IQ2_XXS] = {{"iq2_xxs", 256, 66}, NULL, iq2_xxs_block},
+    [DTYPE_IQ2_XS] = {{"iq2_xs", 256, 74}, NULL, iq2_xs_block},
+    [DTYPE_IQ3_XXS] = {{"iq3_xxs", 256, 98}, NULL, iq3_xxs_block},
+    [DTYPE_IQ1_S] = {{"iq1_s", 256, 50}, NULL, iq1_s_block},
+    [DTYPE_IQ4_NL] = {{"iq4_nl", 32, 18}, NULL, iq4_nl_block},
+    [DTYPE_IQ3_S] = {{"iq3_s", 256, 110}, NULL, iq3_s_block},
+    [DTYPE_IQ2_S] = {{"iq2_s", 256, 82}, NULL, iq2_s_block},
+    [DTYPE_IQ4_XS] = {{"iq4_xs", 256, 136}, NULL, iq4_xs_block},
     [DTYPE_I8] = {{"int8", 1, 1}, NULL, NULL},
     [DTYPE_I16] = {{"int16", 1, 2}, NULL, NULL},
     [DTYPE_I32] = {{"int32", 1, 4}, NULL, NULL},
     [DTYPE_I64] = {{"int64", 1, 8}, NULL, NULL},
     [DTYPE_F64] = {{"float64", 1, 8}, f64_values, NULL},
+    [DTYPE_IQ1_M] = {{"iq1_m", 256, 56}, NULL, iq1_m_block},
     [DTYPE_BF16] = {{"bfloat16", 1, 2}, bf16_values, NULL},
+    [DTYPE_TQ1_0] = {{"tq1_0", 256, 54}, NULL, tq1_0_block},
+    [DTYPE_TQ2_0] = {{"tq2_0", 256, 66}, NULL, tq2_0_block},
     [DTYPE_MXFP4] = {{"mxfp4", 32, 17}, NULL, mxfp4_block},
     [DTYPE_U8] = {{"uint8", 1, 1}, NULL, NULL},
     [DTYPE_BOOL] = {{"bool", 1, 1}, NULL, NULL},

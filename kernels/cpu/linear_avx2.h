@@ -4,6 +4,7 @@
  *   linear_layout_avx2.c  moves weights between the file's layout, panels and exact values
  *   linear_mxfp4_avx2.c   the same for MXFP4
  *   linear_fp8_avx2.c     the same for FP8, and its product with one row
+ *   linear_iq_avx2.c      the same for GGUF's IQ and TQ types, by the templates of linear_rows_avx2.h
  *   linear_types_avx2.c   the table of weight types */
 #ifndef LLMPY_LINEAR_AVX2_H
 #define LLMPY_LINEAR_AVX2_H

@@ -287,6 +287,8 @@ static void prepare_pairs(const float *x, uint32_t stride, uint32_t n_rows, uint
 #define BYTE_ADDEND(half) _mm256_load_ps((const float *)(w + EXPANDED_ADDEND + 32 * (half)))
 #define PAIR_WEIGHTS(p, half) _mm256_cvtepi8_epi16(load_16(w + 32 + 32 * (p) + 16 * (half)))
 #define PAIR_SCALE(half) load_halves(w + 16 * (half))
+#define WORD_WEIGHTS(p, half) load_256(w + 64 * (p) + 32 * (half))
+#define WORD_SCALE(half) _mm256_load_ps((const float *)(w + WORDS_SCALE + 32 * (half)))
 
 #define TILE(name, rows, n_subs, sub_bytes, strip_dwords, s_dword, BODY, QUAD, SCALE, ADDEND)                                  \
     static void name##_tile_##rows(const uint8_t *w, size_t panel_stride, const char *x, float *acc, uint32_t n_blocks,        \
@@ -312,6 +314,8 @@ static void prepare_pairs(const float *x, uint32_t stride, uint32_t n_rows, uint
 TILES(nibbles_offset, 1, 288, 10, 8, BODY_OFFSET, NIBBLE_QUAD, NIBBLE_SCALE, NIBBLE_ADDEND)
 TILES(nibbles_addend, 1, 320, 10, 8, BODY_ADDEND, NIBBLE_QUAD, NIBBLE_SCALE, NIBBLE_ADDEND)
 TILES(pairs, 1, 544, PAIRS_DWORDS, 16, BODY_PAIRS, PAIR_WEIGHTS, PAIR_SCALE, PAIR_SCALE)
+TILES(words, 1, WORDS_SUB_BYTES, PAIRS_DWORDS, 16, BODY_PAIRS, WORD_WEIGHTS, WORD_SCALE, WORD_SCALE)
+TILES(words_k, 8, WORDS_SUB_BYTES, PAIRS_DWORDS, 16, BODY_PAIRS, WORD_WEIGHTS, WORD_SCALE, WORD_SCALE)
 BYTE_TILES(offset, 1, OFFSET)
 BYTE_TILES(five_bits, 1, FIVE_BITS)
 BYTE_TILES(addend_k, 8, ADDEND)
@@ -412,7 +416,7 @@ static void q8_0_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
 
 /* ---- the types ---- */
 
-#define INT8_TYPE(type, label, number, subs, bytes, dwords, expanded, slab, tiles, preparation, expansion)                     \
+#define INT8_TYPE(type, label, number, subs, bytes, dwords, expanded, slab, tiles, first_row, preparation, expansion)          \
     const struct linear_type linear_##type##_int8_avx2 = {                                                                     \
         .name = label " int8",                                                                                                 \
         .dtype = number,                                                                                                       \
@@ -425,12 +429,16 @@ static void q8_0_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
         .max_rows = INT8_ROWS,                                                                                                 \
         .max_panels = 1,                                                                                                       \
         .tile = {{NULL, tiles##_tile_1, tiles##_tile_2, tiles##_tile_3, tiles##_tile_4}},                                      \
-        .gemv = type##_gemv,                                                                                                   \
+        .gemv = first_row,                                                                                                     \
         .prepare = prepare_##preparation,                                                                                      \
         .repack = linear_##type##_repack_avx2,                                                                                 \
         .unpack = linear_##type##_unpack_avx2,                                                                                 \
         .expand = expansion,                                                                                                   \
     }
+/* One row goes through the tiles, too. */
+#define WORDS_TYPE(type, label, number, subs, bytes, tiles)                                                                    \
+    INT8_TYPE(type, label, number, subs, bytes, PAIRS_DWORDS, WORDS_SUB_BYTES, 16 / (subs), tiles, NULL, pairs,                \
+              linear_##type##_expand_avx2)
 #define ROW_GEMV(type, kind)                                                                                                   \
     static void type##_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)                 \
     {                                                                                                                          \
@@ -438,15 +446,15 @@ static void q8_0_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
     }
 #define NIBBLE_TYPE(type, label, number, bytes, kind, tiles, preparation)                                                      \
     ROW_GEMV(type, kind)                                                                                                       \
-    INT8_TYPE(type, label, number, 1, bytes, 10, 0, 32, tiles, preparation, NULL)
+    INT8_TYPE(type, label, number, 1, bytes, 10, 0, 32, tiles, type##_gemv, preparation, NULL)
 #define BYTE_TYPE(type, label, number, subs, bytes, kind, tiles, preparation)                                                  \
     ROW_GEMV(type, kind)                                                                                                       \
     INT8_TYPE(type, label, number, subs, bytes, STRIP_DWORDS(STRIP_##kind), EXPANDED_SUB_BYTES, 16 / (subs), tiles,            \
-              preparation, linear_##type##_expand_avx2)
+              type##_gemv, preparation, linear_##type##_expand_avx2)
 
 NIBBLE_TYPE(q4_0, "q4_0", DTYPE_Q4_0, 288, OFFSET, nibbles_offset, offset_8);
 NIBBLE_TYPE(q4_1, "q4_1", DTYPE_Q4_1, 320, ADDEND, nibbles_addend, addend);
-INT8_TYPE(q8_0, "q8_0", DTYPE_Q8_0, 1, 544, PAIRS_DWORDS, 0, 16, pairs, pairs, NULL);
+INT8_TYPE(q8_0, "q8_0", DTYPE_Q8_0, 1, 544, PAIRS_DWORDS, 0, 16, pairs, q8_0_gemv, pairs, NULL);
 BYTE_TYPE(q5_0, "q5_0", DTYPE_Q5_0, 1, 352, OFFSET, offset, offset_16);
 BYTE_TYPE(q5_1, "q5_1", DTYPE_Q5_1, 1, 384, FIVE_BITS, five_bits, five_bits);
 BYTE_TYPE(q4_k, "q4_k", DTYPE_Q4_K, 8, 2304, ADDEND, addend_k, addend);
@@ -454,3 +462,14 @@ BYTE_TYPE(q5_k, "q5_k", DTYPE_Q5_K, 8, 2816, FIVE_BITS, five_bits_k, five_bits);
 BYTE_TYPE(q6_k, "q6_k", DTYPE_Q6_K, 8, 3360, SC, sc_k, sc_32);
 BYTE_TYPE(q3_k, "q3_k", DTYPE_Q3_K, 8, 1760, SC, sc_k, sc_4);
 BYTE_TYPE(q2_k, "q2_k", DTYPE_Q2_K, 8, 1344, SC_ADDEND, sc_addend_k, sc_addend);
+WORDS_TYPE(iq4_nl, "iq4_nl", DTYPE_IQ4_NL, 1, 288, words);
+WORDS_TYPE(iq4_xs, "iq4_xs", DTYPE_IQ4_XS, 8, 2176, words_k);
+WORDS_TYPE(iq3_xxs, "iq3_xxs", DTYPE_IQ3_XXS, 8, 1568, words_k);
+WORDS_TYPE(iq3_s, "iq3_s", DTYPE_IQ3_S, 8, 1760, words_k);
+WORDS_TYPE(iq2_xxs, "iq2_xxs", DTYPE_IQ2_XXS, 8, 1056, words_k);
+WORDS_TYPE(iq2_xs, "iq2_xs", DTYPE_IQ2_XS, 8, 1184, words_k);
+WORDS_TYPE(iq2_s, "iq2_s", DTYPE_IQ2_S, 8, 1312, words_k);
+WORDS_TYPE(iq1_s, "iq1_s", DTYPE_IQ1_S, 8, 800, words_k);
+WORDS_TYPE(iq1_m, "iq1_m", DTYPE_IQ1_M, 8, 896, words_k);
+WORDS_TYPE(tq1_0, "tq1_0", DTYPE_TQ1_0, 8, 864, words_k);
+WORDS_TYPE(tq2_0, "tq2_0", DTYPE_TQ2_0, 8, 1056, words_k);

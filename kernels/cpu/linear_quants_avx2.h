@@ -223,6 +223,9 @@ QUANT(q2_k, 8, TWO_BIT_PLANE, 320, 0, true, true, q2_quad, q2_k_scales(p, sub, s
 #define EXPANDED_SC 640u /* columns 0..15, then 16..31 */
 #define EXPANDED_MINS 768u
 #define EXPANDED_SUB_BYTES 832u
+/* The same of types of linear_rows_avx2.h: [16 pairs of columns][16 rows][2] int16, then the 16 rows' scales. */
+#define WORDS_SCALE 1024u
+#define WORDS_SUB_BYTES 1088u
 
 /* In linear_layout_avx2.c. The layout of Q8_0: 16 float16 d, then [16 pairs of k][16 rows][2] int8. */
 #define LAYOUT(type)                                                                                                           \
@@ -234,6 +237,8 @@ QUANT(q2_k, 8, TWO_BIT_PLANE, 320, 0, true, true, q2_quad, q2_k_scales(p, sub, s
 EACH_QUANT(LAYOUT)
 EACH_QUANT(EXPAND)
 LAYOUT(q8_0)
+EACH_ROW_TYPE(LAYOUT) /* linear_iq_avx2.c */
+EACH_ROW_TYPE(EXPAND)
 linear_repack linear_mxfp4_repack_avx2; /* linear_mxfp4_avx2.c */
 linear_unpack linear_mxfp4_unpack_avx2;
 linear_expand linear_mxfp4_values_avx2;

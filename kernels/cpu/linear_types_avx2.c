@@ -9,7 +9,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_bf16_avx2,
     &linear_mxfp4_float_avx2,
     &linear_fp8_float_avx2,
-    BOTH(q8_0) EACH_QUANT(BOTH)
+    BOTH(q8_0) EACH_QUANT(BOTH) EACH_ROW_TYPE(BOTH)
 };
 
 const struct linear_type *linear_type_avx2(uint32_t dtype, uint32_t arithmetic)

@@ -3,6 +3,9 @@
 
 extern const struct linear_type linear_mxfp4_float_avx2; /* the same on AVX2 */
 extern const struct linear_type linear_fp8_float_avx2;
+#define DECLARE(type) extern const struct linear_type linear_##type##_float_avx2, linear_##type##_int8_avx2;
+EACH_ROW_TYPE(DECLARE)
+#define BOTH(type) &linear_##type##_float_avx2, &linear_##type##_int8_avx2,
 
 static const struct linear_type *const TYPES[] = {
     &linear_f32_avx512,        &linear_f16_avx512,        &linear_bf16_avx512,       &linear_bf16_pairs_avx512,
@@ -13,6 +16,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_q3_k_float_avx512, &linear_q4_k_float_avx512, &linear_q5_k_float_avx512, &linear_q6_k_float_avx512,
     &linear_mxfp4_float_avx2,
     &linear_fp8_float_avx2,
+    EACH_ROW_TYPE(BOTH)
 };
 
 const struct linear_type *linear_type_avx512(uint32_t dtype, uint32_t arithmetic)

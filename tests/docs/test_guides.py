@@ -34,7 +34,7 @@ TESTS = {
         "tests/kernels/test_shrink.py", "tests/docs/test_vocabulary.py", "tests/engine/test_operations.py",
         "tests/unit/test_header.py",
     ],
-    "adding-a-weight-type": ["tests/unit/test_checkpoint.py", "tests/kernels/test_linear.py", "-k", "iq4_nl or IQ4_NL"],
+    "adding-a-weight-type": ["tests/unit/test_checkpoint.py", "tests/kernels/test_linear.py", "-k", "nvfp4 or NVFP4"],
 }
 
 

@@ -215,8 +215,9 @@ def test_types_of_weights(dtype: str, arithmetic: int, isa: str) -> None:
     assert near(whole, experts.exact(x, routes), 6e-3 if dtype == "bfloat16" else 4e-6)
 
 
-QUANTISED = [("q4_k", "q6_k"), ("q8_0", "q8_0"), ("q4_0", "q4_k")]
+QUANTISED = [("q4_k", "q6_k"), ("q8_0", "q8_0"), ("q4_0", "q4_k"), ("iq2_xxs", "iq4_xs")]
 SCALES = {"q4_k": (0, 4), "q6_k": (208, 210), "q8_0": (0, 2), "q4_0": (0, 2)}  # float16 fields of a block
+SCALES |= {"iq2_xxs": (0, 2), "iq4_xs": (0, 2)}
 
 
 def random_blocks(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> Array:

@@ -12,13 +12,16 @@ Array = np.ndarray
 INT8, FLOAT = 2, 1
 FLOATS = ["float32", "float16", "bfloat16"]
 QUANTS = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+QUANTS += ["iq4_nl", "iq4_xs", "iq3_xxs", "iq3_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_s", "iq1_m", "tq1_0", "tq2_0"]
 CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4", "fp8"]] + [(name, INT8) for name in QUANTS]
 # (bytes of a block, values of a block, offsets of its float16 fields)
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q5_0": (22, 32, [0]),
     "q5_1": (24, 32, [0, 2]), "q2_k": (84, 256, [80, 82]), "q3_k": (110, 256, [108]), "q4_k": (144, 256, [0, 2]),
     "q5_k": (176, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
-    "fp8": (132, 128, []),
+    "fp8": (132, 128, []), "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]), "iq3_xxs": (98, 256, [0]),
+    "iq3_s": (110, 256, [0]), "iq2_xxs": (66, 256, [0]), "iq2_xs": (74, 256, [0]), "iq2_s": (82, 256, [0]),
+    "iq1_s": (50, 256, [0]), "iq1_m": (56, 256, []), "tq1_0": (54, 256, [52]), "tq2_0": (66, 256, [64]),
 }  # fmt: skip
 GGUF_TYPES = {"q2_k": "Q2_K", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 
@@ -38,6 +41,8 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
     for offset in scales:
         scale = rng.uniform(0.001, 0.01, raw.shape[:2]) * rng.choice([-1, 1], raw.shape[:2])
         raw[:, :, offset : offset + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+    if dtype == "iq1_m":
+        scatter_scale(raw, rng.uniform(0.001, 0.01, raw.shape[:2]).astype(np.float16))
     if dtype == "mxfp4":
         raw[:, :, 0] = rng.integers(115, 123, raw.shape[:2])
     if dtype == "fp8":
@@ -45,6 +50,12 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
     raw = raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)
+
+
+def scatter_scale(raw: Array, scale: Array) -> None:
+    """Writes the scales of IQ1_M's blocks: 4 bits each at the top of the block's last four words."""
+    for i in range(4):
+        raw[..., 49 + 2 * i] = raw[..., 49 + 2 * i] & 15 | (scale.view(np.uint16) >> 4 * i & 15) << 4
 
 
 def random_fp8(raw: Array, cols: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -223,6 +234,8 @@ def test_extreme_integers(dtype: str, isa: str) -> None:
         raw = np.full((16, 1024 // n_values, n_bytes), byte, np.uint8)
         for offset in scales:
             raw[:, :, offset : offset + 2] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
+        if dtype == "iq1_m":
+            scatter_scale(raw, np.full(raw.shape[:2], 0.5, np.float16))
         raw = raw.reshape(16, -1)
         kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
         values = gguf.quants.dequantize(raw, kind).astype(np.float64).reshape(16, 1024)

@@ -499,20 +499,35 @@ def error_of() -> Callable[[np.ndarray, np.ndarray], float]:
     return relative_error
 
 
-K_QUANTS = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
+# Types of random blocks: where a block has its float16 scales. The package cannot write them; it writes TQ types, but ternary
+# weights of the largest size give no useful model. IQ1_M's scale is spread over four words.
+RANDOM_TYPES = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210), "IQ1_M": (48, 56)}
+RANDOM_TYPES |= dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0, 2))
+RANDOM_TYPES |= {"TQ1_0": (52, 54), "TQ2_0": (64, 66)}
+
+
+def put_scales(blocks: np.ndarray, kind: str, scales: np.ndarray) -> None:
+    """Writes the float16 scales [block, scale] of a type of RANDOM_TYPES."""
+    first, last = RANDOM_TYPES[kind]
+    if kind != "IQ1_M":
+        blocks[:, first:last] = scales.astype("<f2").view(np.uint8)
+        return
+    for i in range(4):  # 4 bits at the top of each word
+        bits = scales[:, 0].astype("<f2").view(np.uint16) >> 4 * i & 15
+        blocks[:, first + 1 + 2 * i] = blocks[:, first + 1 + 2 * i] & 15 | bits << 4
 
 
 def quantised(values: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarray:
-    """Blocks of a type: quantised by the gguf package, or random valid blocks of K types, which the package cannot write."""
+    """Blocks of a type: quantised by the gguf package, or random blocks of RANDOM_TYPES."""
     dtype = gguf.GGMLQuantizationType[kind]
-    if kind not in K_QUANTS:
+    if kind not in RANDOM_TYPES:
         return gguf.quants.quantize(values.astype(np.float32), dtype)
     n_values, n_bytes = gguf.GGML_QUANT_SIZES[dtype]
     blocks = random.integers(0, 256, (values.size // n_values, n_bytes), dtype=np.uint8)
-    first, last = K_QUANTS[kind]  # the float16 scales: of both signs, and such that the weights deviate by 0.06
-    scales = random.normal(0, 1, (len(blocks), (last - first) // 2))
-    blocks[:, first:last] = scales.astype("<f2").view(np.uint8)
-    blocks[:, first:last] = (scales * 0.06 / gguf.quants.dequantize(blocks, dtype).std()).astype("<f2").view(np.uint8)
+    # of both signs, and such that the weights deviate by 0.06
+    scales = random.normal(0, 1, (len(blocks), 2 if kind in ("Q2_K", "Q4_K", "Q5_K") else 1))
+    put_scales(blocks, kind, scales)
+    put_scales(blocks, kind, scales * 0.06 / gguf.quants.dequantize(blocks, dtype).std())
     return blocks.reshape(*values.shape[:-1], -1)
 
 

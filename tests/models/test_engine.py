@@ -1,5 +1,6 @@
 """The engine against the oracle: every family, rope kind and storage type, alone and in a mixed batch in chunks."""
 
+import gguf
 import numpy as np
 import pytest
 
@@ -101,13 +102,20 @@ def test_dtype_converts_at_load(tiny, engine, oracle, prompts):
 
 
 BLOCK_256 = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
-NOT_ON_CUDA = {"Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K"}
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+IQ_TYPES = ["IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"]
+NOT_ON_CUDA = {"Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", *IQ_TYPES}
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
+TYPES += IQ_TYPES
+
+
+def sizes_for(kind: str) -> dict[str, int]:
+    """Sizes of a model whose matrices can be stored in a type."""
+    return BLOCK_256 if gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == 256 else {}
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_gguf_storage_types(tiny, gguf_of, oracle, device, engine, prompts, tmp_path, kind):
-    model = tiny("llama-bias", head_dim=32, **(BLOCK_256 if kind.endswith("K") else {}))
+    model = tiny("llama-bias", head_dim=32, **sizes_for(kind))
     path = gguf_of(model, tmp_path / "tiny.gguf", kind)
     reference = oracle(path)
     if device.startswith("cuda") and kind in NOT_ON_CUDA:
@@ -129,6 +137,19 @@ def test_gguf_storage_types(tiny, gguf_of, oracle, device, engine, prompts, tmp_
         assert all(map(same, chunked.run(prompts[1:], top=99), alone))
     for answer, ids in zip(alone, prompts[1:], strict=True):
         check(answer, ids, reference.logits, 3e-2)
+
+
+@pytest.mark.parametrize("kind", ["IQ4_NL", "IQ4_XS", "IQ2_S"])
+def test_gguf_types_of_ranks(tiny, gguf_of, open_engine, prompts, tmp_path, kind):
+    """Ranks cut matrices between rows; 256 columns are one block of IQ4_XS and IQ2_S."""
+    path = gguf_of(tiny("llama-bias", head_dim=32, **sizes_for(kind)), tmp_path / "tiny.gguf", kind)
+    for arithmetic in ("int8", "float"):
+        found = []
+        for n_ranks in (1, 2):
+            options = {"n_ranks": n_ranks, "replicate_bytes": 0, "devices": ["cpu"] * n_ranks} if n_ranks > 1 else {}
+            with open_engine("cpu", path, activation_dtype=arithmetic, **options) as ranks:
+                found.append([(one.ids, one.prompt.tobytes()) for one in ranks.run(prompts, top=5)])
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("case", ["llama-llama3", "llama-yarn", "mistral", "qwen2", "qwen3", "llama-tied"])
@@ -188,7 +209,7 @@ def test_quantised_experts(kind, tiny, gguf_of, oracle, device, engine, prompts,
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_readers_agree(tiny, gguf_of, host_checkpoint, tmp_path, kind):
     """Our C reader and the gguf package give the same tensors, bit for bit."""
-    model = tiny("llama-bias", head_dim=32, **(BLOCK_256 if kind.endswith("K") else {}))
+    model = tiny("llama-bias", head_dim=32, **sizes_for(kind))
     path = gguf_of(model, tmp_path / "tiny.gguf", kind)
     ours, theirs = _core.Checkpoint([str(path)]), host_checkpoint([path])
     assert ours.tensors() == theirs.tensors()

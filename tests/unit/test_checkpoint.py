@@ -18,6 +18,7 @@ from llmpy import _core
 from llmpy.errors import CheckpointError, UnsupportedError
 
 FLOAT_TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
+FLOAT_TYPES += ["IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"]
 NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
