@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from ..errors import ConfigError, UnsupportedError
 if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..models import Spec
+
+logger = logging.getLogger("llmpy")
 
 TAIL_BYTES = 1 << 16
 """Bytes at the end of each file of weights that hosts compare."""
@@ -73,6 +75,33 @@ def resolve(config: EngineConfig) -> EngineConfig:
     return config.replace(node_rank=host, master_addr=address, master_port=port)
 
 
+def announce(config: EngineConfig) -> None:
+    """Logs what this host waits for, and warns if any process of the network can join.
+
+    Args:
+        config: Options that `resolve` has filled in.
+    """
+    if config.nnodes == 1:
+        return
+    place, ranks = f"{config.master_addr}:{config.master_port}", ranks_here(config)
+    if config.node_rank:
+        logger.info("host %d of %d computes the ranks %d to %d for host 0 at %s", config.node_rank, config.nnodes, ranks.start,
+                    ranks.stop - 1, place)  # fmt: skip
+        return
+    logger.info("host 0 of %d waits at %s for the other hosts", config.nnodes, place)
+    if not environment.hosts_token() and not _is_loopback(str(config.master_addr)):
+        logger.warning("LLMPY_HOSTS_TOKEN is not set: every process that reaches %s can join", place)
+
+
+def _is_loopback(address: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
 def core_option(
     config: EngineConfig, options: dict[str, Any], programs: Sequence[Spec], weights: Sequence[Path]
 ) -> tuple[Any, ...] | None:
@@ -89,6 +118,8 @@ def core_option(
     """
     if config.nnodes == 1:
         return None
+    import hashlib
+
     token = hashlib.sha256(environment.hosts_token().encode()).digest()
     return (
         config.master_addr,
@@ -105,6 +136,8 @@ def core_option(
 
 def _digests(config: EngineConfig, options: dict[str, Any], programs: Sequence[Spec], weights: Sequence[Path]) -> list[bytes]:
     """Digests of what must be equal on all hosts, in the order of `enum wire_digest` in csrc/program/wire.h."""
+    import hashlib
+
     from .. import __version__
 
     isa = options["isa"] if options["isa"] != "auto" else next(iter(_core.cpu_isas()), "")

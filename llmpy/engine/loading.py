@@ -137,6 +137,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.programs = _programs(config, compiled.spec)
     options["hosts"] = _hosts.core_option(config, options, result.programs, [] if dummy else files.weights)
     weights, own = None if dummy else checkpoint, _hosts.ranks_here(config)
+    _hosts.announce(config)
     result.model = cores.make_model(config, result.programs[own.start : own.stop], weights, options, on_progress)
     if config.node_rank:
         _follow(result.model)

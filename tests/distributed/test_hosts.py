@@ -185,9 +185,22 @@ def test_two_hosts_give_the_bits_of_one_rank(
     with two_hosts({**models[name], "experts": experts}, n_ranks) as (llm, follower):
         assert outcome(llm) == wanted(name)
         assert outcome(llm) == wanted(name)
+        assert llm.stats().allocations_since_warmup == 0
         assert llm.get_world_size() == n_ranks and len(llm.ranks()) == n_ranks // 2
         llm.check()
     assert follower.returncode == 0
+
+
+def test_three_hosts(models: dict[str, dict[str, Any]], wanted: Callable[[str], list[Any]]) -> None:
+    """The hosts have one, one and two ranks; host 0 passes the values of each follower on to the other one."""
+    shared = {**models["dense"], "nnodes": 3, "master_addr": "127.0.0.1", "master_port": free_port(), "tensor_parallel_size": 4}
+    followers = [start({**shared, "node_rank": host}) for host in (2, 1)]
+    with LLM(**shared, node_rank=0) as llm:
+        assert len(llm.ranks()) == 1
+        assert outcome(llm) == wanted("dense")
+    assert [follower.wait(20) for follower in followers] == [0, 0]
+    for follower in followers:
+        follower.communicate()
 
 
 def test_torchruns_variables(models: dict[str, dict[str, Any]], wanted: Callable[[str], list[Any]], monkeypatch: Any) -> None:
@@ -520,6 +533,25 @@ def test_waiting_for_a_host_ends_with_ctrl_c(models: dict[str, dict[str, Any]]) 
         threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             LLM(**models["dense"], **shared, node_rank=host)
+
+
+def test_hosts_say_what_they_wait_for(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    def said(**options: Any) -> list[tuple[str, str]]:
+        caplog.clear()
+        place = {"nnodes": 3, "tensor_parallel_size": 7, "master_addr": "10.0.0.1", "master_port": 9, "device": "cpu"}
+        _hosts.announce(EngineConfig(**{**place, **options}))
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    caplog.set_level("INFO", logger="llmpy")
+    waits = ("INFO", "host 0 of 3 waits at 10.0.0.1:9 for the other hosts")
+    assert said(node_rank=0) == [
+        waits, ("WARNING", "LLMPY_HOSTS_TOKEN is not set: every process that reaches 10.0.0.1:9 can join"),
+    ]  # fmt: skip
+    assert said(node_rank=1) == [("INFO", "host 1 of 3 computes the ranks 2 to 3 for host 0 at 10.0.0.1:9")]
+    assert len(said(node_rank=0, master_addr="127.0.0.1")) == len(said(node_rank=0, master_addr="localhost")) == 1
+    assert said(nnodes=1) == []
+    monkeypatch.setenv("LLMPY_HOSTS_TOKEN", "secret")
+    assert said(node_rank=0) == [waits]
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
