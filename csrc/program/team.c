@@ -162,9 +162,9 @@ static enum rc connect(struct team *team, double timeout_seconds, struct err *er
     const struct backend *backend = team->models[0]->backend;
     if (team->n_all_ranks == 1)
         return RC_OK;
-    if (team->hosts && !backend->traits->has_host_memory)
-        return err_set(err, RC_UNSUPPORTED, "nnodes: several hosts are not supported yet on %s, which needs gathers over NCCL; "
-                       "use one host, or device=\"cpu\"", backend->name);
+    if (team->hosts && strcmp(backend->name, "cpu") != 0) /* others take no `exchange` */
+        return err_set(err, RC_UNSUPPORTED, "nnodes: several hosts run on the CPU only so far, not on %s; use one host, or "
+                       "device=\"cpu\"", backend->name);
     for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
         team->ctxs[rank] = team->models[rank]->ctx;
         if (team->models[rank]->backend != backend)
@@ -279,9 +279,9 @@ static enum rc agree_cache(struct team *team, struct err *err)
 static enum rc prepare_hosts(struct team *team, struct err *err)
 {
     uint64_t ready = 1;
-    const struct step_limits limits = team_limits(team);
     if (!team->hosts)
         return RC_OK;
+    const struct step_limits limits = team_limits(team);
     if (hosts_is_first(team->hosts) && !(team->message = mem_alloc(step_message_most_bytes(&limits))))
         return err_set(err, RC_MEMORY, "team: out of memory");
     return hosts_agree(team->hosts, &ready, 1, err);
