@@ -44,8 +44,9 @@ def struct(name: str, **fields: Any) -> Any:
 
 def dtype_number(name: str) -> int:
     """The enum dtype of a checkpoint's type name, such as "bfloat16"; DTYPE_NONE if unknown."""
-    short = name.upper().replace("BFLOAT", "BF").replace("FLOAT", "F").replace("UINT", "U").replace("INT", "I")
-    return header().enums.get(f"DTYPE_{short}", header().enums["DTYPE_NONE"])
+    enums, whole = header().enums, name.upper()
+    short = whole.replace("BFLOAT", "BF").replace("FLOAT", "F").replace("UINT", "U").replace("INT", "I")
+    return enums.get(f"DTYPE_{whole}", enums.get(f"DTYPE_{short}", enums["DTYPE_NONE"]))
 
 
 def address(array: Array) -> int:

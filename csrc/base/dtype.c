@@ -427,6 +427,42 @@ static void fp8_block(const uint8_t *b, float *y)
     }
 }
 
+/* (q - zero) * scale. The scale has the upper 24 bits of the header: all of a float16 or a bfloat16. */
+static void int4_values(const uint8_t *b, int n, float *y)
+{
+    uint32_t header = load_u32(b);
+    float scale = f32_from_bits(header & 0xffffff00u);
+    for (int j = 0; j < n; j++)
+        y[j] = (float)((b[4 + j / 2] >> j % 2 * 4 & 15) - (int)(header & 0xff)) * scale;
+}
+
+static void int8_values(const uint8_t *b, int n, float *y)
+{
+    float scale = f32_from_bits(load_u32(b));
+    for (int j = 0; j < n; j++)
+        y[j] = (float)(int8_t)b[4 + j] * scale;
+}
+
+static void int4_g128_block(const uint8_t *b, float *y)
+{
+    int4_values(b, 128, y);
+}
+
+static void int4_g32_block(const uint8_t *b, float *y)
+{
+    int4_values(b, 32, y);
+}
+
+static void int8_g128_block(const uint8_t *b, float *y)
+{
+    int8_values(b, 128, y);
+}
+
+static void int8_g32_block(const uint8_t *b, float *y)
+{
+    int8_values(b, 32, y);
+}
+
 typedef void (*values_reader)(const uint8_t *stored, float *values, size_t n);
 typedef void (*block_reader)(const uint8_t *block, float *values);
 
@@ -468,6 +504,10 @@ static const struct {
     [DTYPE_U8] = {{"uint8", 1, 1}, NULL, NULL},
     [DTYPE_BOOL] = {{"bool", 1, 1}, NULL, NULL},
     [DTYPE_FP8] = {{"fp8", 128, 132}, NULL, fp8_block},
+    [DTYPE_INT4_G128] = {{"int4_g128", 128, 68}, NULL, int4_g128_block},
+    [DTYPE_INT4_G32] = {{"int4_g32", 32, 20}, NULL, int4_g32_block},
+    [DTYPE_INT8_G128] = {{"int8_g128", 128, 132}, NULL, int8_g128_block},
+    [DTYPE_INT8_G32] = {{"int8_g32", 32, 36}, NULL, int8_g32_block},
 };
 #define N_TYPES (sizeof TYPES / sizeof *TYPES)
 

@@ -41,7 +41,12 @@ enum dtype {
     DTYPE_COUNT = 42, /* GGUF's numbers are below; types that GGUF lacks are above */
     DTYPE_U8 = 64,
     DTYPE_BOOL = 65,
-    DTYPE_FP8 = 66, /* a float32 scale, then 128 bytes of e4m3; the last block of a row may hold fewer columns */
+    /* The last block of a row of these types may hold fewer columns. */
+    DTYPE_FP8 = 66,       /* a float32 scale, then 128 bytes of e4m3 */
+    DTYPE_INT4_G128 = 67, /* a float32 scale whose lowest byte is the zero, then 128 nibbles, the first in the low half */
+    DTYPE_INT4_G32 = 68,  /* the same with 32 nibbles */
+    DTYPE_INT8_G128 = 69, /* a float32 scale, then 128 signed bytes */
+    DTYPE_INT8_G32 = 70,  /* the same with 32 bytes */
     DTYPE_NONE = 255
 };
 

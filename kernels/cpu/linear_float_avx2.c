@@ -3,6 +3,7 @@
  * + 8 << 16, so that one shift and one mask widen 16 weights). Strips are [k][n_rows] floats. The tiles multiply the exact
  * values of quantised types too (value tiles). A tile is 6 rows x 16 weights. A 2-core Zen 3 reaches 96 to 99 % of its read
  * bandwidth with one row of bfloat16 and 70 to 80 % of its multiply peak with many. */
+#include "linear_group.h"
 #include "linear_quants_avx2.h"
 
 #include <string.h>
@@ -29,7 +30,7 @@ static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n
     prepare_blocks(x, stride, n_rows, n_cols, 32, strip);
 }
 
-static void prepare_fp8(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+static void prepare_128(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
 {
     prepare_blocks(x, stride, n_rows, n_cols, 128, strip);
 }
@@ -140,7 +141,7 @@ V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_p
     }
 
 TILES(f32, f32_weights, 32)
-TILES(f32_fp8, f32_weights, 128)
+TILES(f32_128, f32_weights, 128)
 TILES(f32_k, f32_weights, 256)
 TILES(f16, f16_weights, 32)
 TILES(bf16, bf16_weights, 32)
@@ -284,4 +285,10 @@ VALUES_TYPE(iq1_s, "iq1_s", DTYPE_IQ1_S, 8, 800, f32_k);
 VALUES_TYPE(iq1_m, "iq1_m", DTYPE_IQ1_M, 8, 896, f32_k);
 VALUES_TYPE(tq1_0, "tq1_0", DTYPE_TQ1_0, 8, 864, f32_k);
 VALUES_TYPE(tq2_0, "tq2_0", DTYPE_TQ2_0, 8, 1056, f32_k);
-UNPACKED_TYPE(fp8, "fp8", DTYPE_FP8, 4, 2112, f32_fp8, linear_fp8_gemv_avx2, prepare_fp8);
+UNPACKED_TYPE(fp8, "fp8", DTYPE_FP8, 4, 2112, f32_128, linear_fp8_gemv_avx2, prepare_128);
+UNPACKED_TYPE(int4_g128, "int4_g128", DTYPE_INT4_G128, 4, GROUP_BLOCK_BYTES(4, 128), f32_128, linear_int4_g128_gemv_avx2,
+              prepare_128);
+UNPACKED_TYPE(int4_g32, "int4_g32", DTYPE_INT4_G32, 1, GROUP_BLOCK_BYTES(4, 32), f32, linear_int4_g32_gemv_avx2, prepare);
+UNPACKED_TYPE(int8_g128, "int8_g128", DTYPE_INT8_G128, 4, GROUP_BLOCK_BYTES(8, 128), f32_128, linear_int8_g128_gemv_avx2,
+              prepare_128);
+UNPACKED_TYPE(int8_g32, "int8_g32", DTYPE_INT8_G32, 1, GROUP_BLOCK_BYTES(8, 32), f32, linear_int8_g32_gemv_avx2, prepare);

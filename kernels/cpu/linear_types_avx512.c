@@ -1,4 +1,5 @@
 /* The weight types of AVX-512. */
+#include "linear_group.h"
 #include "linear_quants_avx512.h"
 
 extern const struct linear_type linear_mxfp4_float_avx2; /* the same on AVX2 */
@@ -6,6 +7,8 @@ extern const struct linear_type linear_fp8_float_avx2;
 #define DECLARE(type) extern const struct linear_type linear_##type##_float_avx2, linear_##type##_int8_avx2;
 EACH_ROW_TYPE(DECLARE)
 #define BOTH(type) &linear_##type##_float_avx2, &linear_##type##_int8_avx2,
+
+#define FLOAT_ONLY(type, bits, columns) &linear_##type##_float_avx512,
 
 static const struct linear_type *const TYPES[] = {
     &linear_f32_avx512,        &linear_f16_avx512,        &linear_bf16_avx512,       &linear_bf16_pairs_avx512,
@@ -17,6 +20,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_mxfp4_float_avx2,
     &linear_fp8_float_avx2,
     EACH_ROW_TYPE(BOTH)
+    EACH_GROUP_TYPE(FLOAT_ONLY)
 };
 
 const struct linear_type *linear_type_avx512(uint32_t dtype, uint32_t arithmetic)

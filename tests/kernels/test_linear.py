@@ -13,7 +13,8 @@ INT8, FLOAT = 2, 1
 FLOATS = ["float32", "float16", "bfloat16"]
 QUANTS = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 QUANTS += ["iq4_nl", "iq4_xs", "iq3_xxs", "iq3_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_s", "iq1_m", "tq1_0", "tq2_0"]
-CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4", "fp8"]] + [(name, INT8) for name in QUANTS]
+GROUPS = ["int4_g128", "int4_g32", "int8_g128", "int8_g32"]
+CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4", "fp8", *GROUPS]] + [(name, INT8) for name in QUANTS]
 # (bytes of a block, values of a block, offsets of its float16 fields)
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q5_0": (22, 32, [0]),
@@ -22,6 +23,8 @@ BLOCKS = {
     "fp8": (132, 128, []), "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]), "iq3_xxs": (98, 256, [0]),
     "iq3_s": (110, 256, [0]), "iq2_xxs": (66, 256, [0]), "iq2_xs": (74, 256, [0]), "iq2_s": (82, 256, [0]),
     "iq1_s": (50, 256, [0]), "iq1_m": (56, 256, []), "tq1_0": (54, 256, [52]), "tq2_0": (66, 256, [64]),
+    "int4_g128": (68, 128, []), "int4_g32": (20, 32, []), "int8_g128": (132, 128, []),
+    "int8_g32": (36, 32, []),
 }  # fmt: skip
 GGUF_TYPES = {"q2_k": "Q2_K", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 
@@ -47,6 +50,8 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
         raw[:, :, 0] = rng.integers(115, 123, raw.shape[:2])
     if dtype == "fp8":
         return random_fp8(raw, cols, rng)
+    if dtype in GROUPS:
+        return random_group(raw, 4 if "int4" in dtype else 8, cols, rng)
     raw = raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)
@@ -64,6 +69,21 @@ def random_fp8(raw: Array, cols: int, rng: np.random.Generator) -> tuple[Array, 
     scales = rng.uniform(1e-4, 1e-3, raw.shape[:2]).astype(np.float32)
     raw[:, :, :4] = scales[..., None].view(np.uint8)
     values = raw[:, :, 4:].view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[..., None]
+    return raw.reshape(len(raw), -1), np.ascontiguousarray(values.reshape(len(raw), -1)[:, :cols])
+
+
+def random_group(raw: Array, bits: int, cols: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Gives random blocks random scales of both signs, and zeros at 4 bits. A header is a scale; a zero is its last byte."""
+    scales = rng.uniform(1e-3, 1e-2, raw.shape[:2]) * rng.choice([-1, 1], raw.shape[:2]) * 2.0 ** (4 - bits)
+    scales = scales.astype(np.float32)
+    zeros = np.zeros(raw.shape[:2], np.uint32)
+    numbers = raw[:, :, 4:].view(np.int8).astype(np.float32)
+    if bits == 4:
+        scales = (scales.view(np.uint32) & 0xFFFFFF00).view(np.float32)
+        zeros = rng.integers(0, 16, raw.shape[:2], dtype=np.uint32)
+        numbers = np.stack([raw[:, :, 4:] & 15, raw[:, :, 4:] >> 4], -1).reshape(*raw.shape[:2], -1).astype(np.float32)
+    raw[:, :, :4] = (scales.view(np.uint32) | zeros)[..., None].view(np.uint8)
+    values = (numbers - zeros.astype(np.float32)[..., None]) * scales[..., None]
     return raw.reshape(len(raw), -1), np.ascontiguousarray(values.reshape(len(raw), -1)[:, :cols])
 
 
@@ -132,10 +152,10 @@ def test_read_back(dtype: str, arithmetic: int, isa: str) -> None:
     assert equal_bits(rows, values[ids] * np.float32(3.7))
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, "fp8"])
+@pytest.mark.parametrize("dtype", [*FLOATS, "fp8", *GROUPS])
 @pytest.mark.parametrize("k", [1, 24, 40, 95, 96, 128, 129, 300])
 def test_any_columns(dtype: str, k: int, isa: str) -> None:
-    """Float types and FP8 take any number of columns; the rest of the last FP8 block has no effect."""
+    """Float types, FP8 and groups take any number of columns; the rest of the last block has no effect."""
     rng = np.random.default_rng(3)
     backend = Backend("cpu", isa, 2)
     raw, values = random_weights(dtype, 19, k, rng)
