@@ -88,7 +88,7 @@ class NcclGroup:
 class Checkpoint:
     """One GGUF file, or the safetensors files of a model, mapped and validated."""
 
-    def __new__(cls, paths: Sequence[str], /) -> Self: ...
+    def __new__(cls, paths: Sequence[str], /, scheme: str = "") -> Self: ...  # scheme: of packed weights, "gptq", ...
     @property
     def format(self) -> str: ...  # "gguf" | "safetensors"
     @property

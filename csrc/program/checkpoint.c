@@ -4,6 +4,7 @@
 #include "../base/mem.h"
 #include "companions.h"
 #include "gguf.h"
+#include "packed.h"
 #include "safetensors.h"
 
 #include <inttypes.h>
@@ -210,6 +211,8 @@ enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkp
     size_t row_bytes = dtype_row_bytes(tensor->dtype, tensor->shape[tensor->n_dims - 1]);
     if (!row_bytes || !n_rows)
         return RC_OK;
+    if (tensor->packing)
+        return packed_rows(checkpoint, tensor, first, step, n_rows, rows, err);
     if (tensor->companion)
         return read_scaled(checkpoint, tensor, first, step, n_rows, rows, err);
     return checkpoint_items(checkpoint, tensor, row_bytes, first, step, n_rows, rows, err);
@@ -217,6 +220,8 @@ enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkp
 
 uint64_t checkpoint_bytes(const struct checkpoint_tensor *tensor)
 {
+    if (tensor->packing)
+        return tensor->shape[0] * dtype_row_bytes(tensor->dtype, tensor->shape[1]);
     if (!tensor->companion)
         return tensor->size_bytes;
     uint64_t cols = tensor->shape[tensor->n_dims - 1], row_bytes = companion_row_bytes(tensor->companion, cols);
@@ -255,6 +260,11 @@ enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct check
     else
         checkpoint_close(checkpoint);
     return rc;
+}
+
+enum rc checkpoint_join(struct checkpoint *checkpoint, const char *scheme, struct err *err)
+{
+    return packed_pair(&checkpoint->list, checkpoint->files, scheme, err);
 }
 
 void checkpoint_close(struct checkpoint *checkpoint)

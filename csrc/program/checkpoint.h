@@ -24,6 +24,15 @@ struct checkpoint_scales {
     uint64_t rows_each;  /* rows of the tensor that share a row of scales */
 };
 
+struct packing; /* packed.h */
+
+/* A tensor of two dimensions that holds one part of packed weights. */
+struct checkpoint_piece {
+    const char *name; /* owned by the checkpoint */
+    uint32_t file, dtype;
+    uint64_t offset, rows, cols;
+};
+
 struct checkpoint_tensor {
     const char *name;                     /* NUL-terminated UTF-8, owned by the checkpoint */
     const char *type;                     /* the type as the file names it: "BF16", "Q4_K", "F8_E4M3" */
@@ -37,6 +46,11 @@ struct checkpoint_tensor {
      * scales. checkpoint_rows joins both into blocks of `dtype`. */
     const struct companion *companion;
     struct checkpoint_scales scales;
+    /* Not NULL: numbers, scales and zeros lie packed in the pieces. checkpoint_rows joins them into blocks of `dtype`. */
+    const struct packing *packing;
+    struct checkpoint_piece pieces[3];    /* numbers, scales, zeros; a piece without a name is absent */
+    uint32_t bits;                        /* of a number */
+    uint64_t n_groups, group;             /* of a row; columns of a group */
 };
 
 /* Recognises the file format by the first bytes. A file opens even if it has tensors of types that llmpy cannot read, since
@@ -45,6 +59,9 @@ struct checkpoint_tensor {
  *   RC_CHECKPOINT   a file is malformed; what = file, tensor
  *   RC_UNSUPPORTED  a GGUF of another version or byte order */
 enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct checkpoint **checkpoint, struct err *err);
+/* Adds the weights that a quantisation scheme packs into several tensors: "gptq", "gptq_v2", "awq", "compressed-tensors". Call
+ * it once, before anything else reads the checkpoint. */
+enum rc checkpoint_join(struct checkpoint *checkpoint, const char *scheme, struct err *err);
 void checkpoint_close(struct checkpoint *checkpoint);
 int checkpoint_is_gguf(const struct checkpoint *checkpoint);
 const struct gguf *checkpoint_gguf(const struct checkpoint *checkpoint); /* key-values (gguf.h); NULL for safetensors */
@@ -67,6 +84,16 @@ enum rc checkpoint_items(const struct checkpoint *checkpoint, const struct check
 /* Reads the rows first, first + step, ... of the last dimension without gaps, as blocks of the tensor's type. */
 enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
                         uint64_t step, uint64_t n_rows, void *rows, struct err *err);
+/* A span holds a range of rows of a packed tensor in memory, which any thread may then join. Tensors that are stored by columns
+ * are read in spans of checkpoint_span_rows rows; 0: checkpoint_rows reads a few rows as fast. */
+struct checkpoint_span;
+uint64_t checkpoint_span_rows(const struct checkpoint_tensor *tensor);
+enum rc checkpoint_span_open(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
+                             uint64_t n_rows, struct checkpoint_span **span, struct err *err);
+/* As checkpoint_rows; first counts the rows of the tensor. */
+enum rc checkpoint_span_read(const struct checkpoint_span *span, uint64_t first, uint64_t step, uint64_t n_rows, uint8_t *rows,
+                             struct err *err);
+void checkpoint_span_close(struct checkpoint_span *span);
 /* Checks that the file still has all bytes of the tensor. */
 enum rc checkpoint_has(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, struct err *err);
 uint64_t checkpoint_bytes(const struct checkpoint_tensor *tensor); /* of all rows, as checkpoint_rows gives them */

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#define FP8_BLOCK 128u
+#define BLOCK 128u
 
 struct companion {
     const char *numbers, *scales; /* endings of both names */
@@ -45,14 +45,14 @@ static enum companion_fault mxfp4_join(const struct checkpoint_tensor *tensor, c
     return COMPANION_FINE;
 }
 
-/* ---- FP8: e4m3 [rows, cols], scales of 128 x 128 blocks, of rows, or of the tensor ---- */
+/* ---- FP8 and INT8: bytes [rows, cols], scales of 128 x 128 blocks, of rows, or of the tensor ---- */
 
-static bool fp8_fits(const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined)
+static bool bytes_fit(const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined)
 {
     if (joined->n_dims != 2 || (scales->dtype != DTYPE_F32 && scales->dtype != DTYPE_F16 && scales->dtype != DTYPE_BF16))
         return false;
     uint64_t rows = joined->shape[0], cols = joined->shape[1], size_bytes;
-    uint64_t block_rows = rows / FP8_BLOCK + (rows % FP8_BLOCK != 0), block_cols = cols / FP8_BLOCK + (cols % FP8_BLOCK != 0);
+    uint64_t block_rows = rows / BLOCK + (rows % BLOCK != 0), block_cols = cols / BLOCK + (cols % BLOCK != 0);
     uint64_t n = 1, last = scales->n_dims ? scales->shape[scales->n_dims - 1] : 1;
     if (scales->n_dims > 2 || !cols || __builtin_mul_overflow(rows, cols, &size_bytes) || size_bytes != joined->size_bytes)
         return false;
@@ -61,7 +61,7 @@ static bool fp8_fits(const struct checkpoint_tensor *scales, struct checkpoint_t
     bool is_blocks = scales->n_dims == 2 && scales->shape[0] == block_rows && last == block_cols;
     bool is_rows = scales->n_dims == 2 && n == rows && last == 1;
     joined->scales.cols = is_blocks ? block_cols : 1;
-    joined->scales.rows_each = is_rows ? 1 : is_blocks ? FP8_BLOCK : UINT64_MAX;
+    joined->scales.rows_each = is_rows ? 1 : is_blocks ? BLOCK : UINT64_MAX;
     return n > 0 && (is_blocks || is_rows || n == 1);
 }
 
@@ -73,34 +73,40 @@ static bool has_nan(const uint8_t *numbers, uint64_t n)
     return found;
 }
 
-static enum companion_fault fp8_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
-                                     uint8_t *to)
+/* Bytes with a float32 scale before each block. */
+static enum companion_fault bytes_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
+                                       uint8_t *to)
 {
     uint64_t cols = tensor->shape[1];
     size_t item = dtype_info(tensor->scales.dtype)->block_bytes;
-    if (has_nan(numbers, cols))
-        return COMPANION_BAD_NUMBER;
-    for (uint64_t first = 0; first < cols; first += FP8_BLOCK, to += 4 + FP8_BLOCK) {
-        uint64_t n = cols - first < FP8_BLOCK ? cols - first : FP8_BLOCK;
+    for (uint64_t first = 0; first < cols; first += BLOCK, to += 4 + BLOCK) {
+        uint64_t n = cols - first < BLOCK ? cols - first : BLOCK;
         float scale;
         dtype_to_float(tensor->scales.dtype, scales, &scale, 1);
         if (!__builtin_isfinite(scale))
             return COMPANION_BAD_SCALE;
         memcpy(to, &scale, 4);
         memcpy(to + 4, numbers + first, n);
-        memset(to + 4 + n, 0, FP8_BLOCK - n);
+        memset(to + 4 + n, 0, BLOCK - n);
         if (tensor->scales.cols > 1)
             scales += item;
     }
     return COMPANION_FINE;
 }
 
+static enum companion_fault fp8_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
+                                     uint8_t *to)
+{
+    return has_nan(numbers, tensor->shape[1]) ? COMPANION_BAD_NUMBER : bytes_join(tensor, scales, numbers, to);
+}
+
 /* ---- the table -------------------------------------------------------------------------------------------------------- */
 
 static const struct companion COMPANIONS[] = {
     {"_blocks", "_scales", "", "U8", "MXFP4", DTYPE_MXFP4, 32, 16, mxfp4_fits, mxfp4_join},
-    {".weight", ".weight_scale_inv", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, fp8_fits, fp8_join},
-    {".weight", ".weight_scale", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, fp8_fits, fp8_join},
+    {".weight", ".weight_scale_inv", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, bytes_fit, fp8_join},
+    {".weight", ".weight_scale", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, bytes_fit, fp8_join},
+    {".weight", ".weight_scale", ".weight", "I8", "I8", DTYPE_INT8_G128, 1, 1, bytes_fit, bytes_join},
 };
 
 /* Finds stem + ending in the list. */

@@ -147,6 +147,47 @@ static enum rc write_columns(struct loader *l, uint32_t w, uint32_t part, const 
     return rc;
 }
 
+/* Rows of a span, joined by the backend's threads or here. */
+struct span_source {
+    const struct checkpoint_span *span;
+    uint64_t first, step;
+};
+
+static enum rc read_span(void *ctx, uint32_t first, uint32_t n_rows, void *to, struct err *err)
+{
+    const struct span_source *source = ctx;
+    return checkpoint_span_read(source->span, source->first + first * source->step, source->step, n_rows, to, err);
+}
+
+/* Writes a run of rows of a tensor that is stored by columns, span by span. */
+static enum rc write_spans(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor,
+                           const struct row_run *run, uint32_t most, struct err *err)
+{
+    const struct backend *backend = l->weights->backend;
+    struct stored *stored = &l->weights->stored[w];
+    uint64_t at_once = checkpoint_span_rows(tensor) / run->step;
+    enum rc rc = RC_OK;
+    at_once = at_once ? at_once : 1;
+    if (!backend->matrix_load)
+        at_once = at_once < most ? at_once : most;
+    for (uint32_t row = 0, n; row < run->n_rows && !rc; row += n) {
+        struct checkpoint_span *span = NULL;
+        struct span_source from = {NULL, run->source_row + row * run->step, run->step};
+        struct row_source source = {read_span, &from};
+        n = run->n_rows - row < at_once ? run->n_rows - row : (uint32_t)at_once;
+        rc = checkpoint_span_open(l->checkpoint, tensor, from.first, (n - 1) * run->step + 1, &span, err);
+        from.span = span;
+        if (!rc && backend->matrix_load)
+            rc = backend->matrix_load(l->weights->ctx, stored->matrix, part, run->first_row + row, n, &source, err);
+        else if (!rc)
+            rc = read_span(&from, 0, n, l->gathered, err);
+        if (!rc && !backend->matrix_load)
+            rc = write_rows(l, w, part, tensor->dtype, run->first_row + row, n, l->gathered, err);
+        checkpoint_span_close(span);
+    }
+    return rc;
+}
+
 /* A run of rows that the backend reads through read_run. */
 struct run_source {
     const struct loader *loader;
@@ -175,6 +216,8 @@ static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const str
         run = layout_run(p, row, layout_slice(p));
         if (p->is_transposed) {
             rc = write_columns(l, w, part, tensor, &run, most, err);
+        } else if (checkpoint_span_rows(tensor)) {
+            rc = write_spans(l, w, part, tensor, &run, most, err);
         } else if (tensor->dtype == stored->dtypes[part] && run.step == 1 && backend->matrix_load) {
             struct run_source from = {l, tensor, run.source_row};
             struct row_source source = {read_run, &from};

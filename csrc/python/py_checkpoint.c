@@ -43,11 +43,12 @@ static PyObject *encode_paths(PyObject *sequence, const char ***paths, uint32_t 
 
 static PyObject *checkpoint_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"", NULL};
+    static char *names[] = {"", "scheme", NULL};
     PyObject *sequence;
+    const char *scheme = "";
     const char **paths = NULL;
     uint32_t n = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Checkpoint", names, &sequence))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|s:Checkpoint", names, &sequence, &scheme))
         return NULL;
     if (PyUnicode_Check(sequence) || PyBytes_Check(sequence))
         return PyErr_Format(PyExc_TypeError, "Checkpoint: wanted a sequence of paths, have one %R", sequence);
@@ -62,6 +63,7 @@ static PyObject *checkpoint_new(PyTypeObject *type, PyObject *args, PyObject *kw
     enum rc rc;
     Py_BEGIN_ALLOW_THREADS
     rc = checkpoint_open(paths, n, &self->checkpoint, &err);
+    rc = rc ? rc : checkpoint_join(self->checkpoint, scheme, &err);
     Py_END_ALLOW_THREADS
     if (rc != RC_OK) {
         py_raise(&err);
@@ -265,11 +267,11 @@ static uint64_t n_rows_of(const struct checkpoint_tensor *tensor)
     return row_bytes ? checkpoint_bytes(tensor) / row_bytes : 0;
 }
 
-/* Reads a whole tensor, with numbers and scales of two tensors joined. Called without the GIL. */
+/* Reads a whole tensor, joined if several tensors hold it. Called without the GIL. */
 static enum rc read_whole(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, void *to,
                           struct err *err)
 {
-    if (!tensor->companion)
+    if (!tensor->companion && !tensor->packing)
         return checkpoint_read(checkpoint, tensor, 0, tensor->size_bytes, to, err);
     return checkpoint_rows(checkpoint, tensor, 0, 1, n_rows_of(tensor), to, err);
 }
@@ -349,7 +351,7 @@ static PyGetSetDef properties[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     (void *)"Checkpoint(paths, /)\n--\n\nOne GGUF file, or the safetensors files of a model, opened and validated."},
+     (void *)"Checkpoint(paths, /, scheme='')\n--\n\nOne GGUF file, or the safetensors files of a model, open and validated."},
     {Py_tp_new, (void *)checkpoint_new},
     {Py_tp_dealloc, (void *)checkpoint_dealloc},
     {Py_tp_methods, methods},

@@ -22,10 +22,10 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 def run(chosen: Namespace) -> int:
     """Prints the description of the model."""
-    from .. import _core, hub, models
+    from .. import hub, models
 
     files = hub.resolve(model_path(chosen), weights=not chosen.config_only)
-    checkpoint = None if chosen.config_only else _core.Checkpoint([str(path) for path in files.weights])
+    checkpoint = None if chosen.config_only else models.open_checkpoint(files)
     compiled = models.load(files, checkpoint, max_model_len=chosen.max_model_len)
     spec, tensors = compiled.spec, checkpoint.tensors() if checkpoint is not None else {}
     print(f"{files.name}: {spec['architecture']}, {compiled.config.dtype}, {files.directory or files.weights[0]}")

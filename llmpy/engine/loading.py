@@ -121,7 +121,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.name = files.name
     result.generation_defaults = _generation_defaults(config, files)
     dummy = config.load_format == "dummy"
-    checkpoint = None if dummy and files.kind != "gguf" else _core.Checkpoint([str(path) for path in files.weights])
+    checkpoint = None if dummy and files.kind != "gguf" else models.open_checkpoint(files, config.hf_overrides)
     wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
     compiled = models.load(files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted)
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from .. import _core
     from ..hub import ModelFiles
 
-__all__ = ["Block", "Compiled", "Model", "ModelConfig", "Overrides", "Rope", "Spec", "Value", "architecture", "load"]
+__all__ = [
+    "Block", "Compiled", "Model", "ModelConfig", "Overrides", "Rope", "Spec", "Value", "architecture", "load",
+    "open_checkpoint",
+]  # fmt: skip
 
 Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
 
@@ -56,6 +59,25 @@ class Compiled:
     pooling: str = "last"
 
 
+def open_checkpoint(files: ModelFiles, hf_overrides: Overrides | None = None) -> _core.Checkpoint:
+    """Opens a model's files, with the packed weights that its configuration names joined.
+
+    Args:
+        files: The model's files and its config.json.
+        hf_overrides: As of `load`.
+
+    Returns:
+        The tensors.
+
+    Raises:
+        CheckpointError: a file is malformed.
+    """
+    from .. import _core
+
+    scheme = quantized.scheme_of(_overridden(dict(files.config), hf_overrides)) if files.kind != "gguf" else ""
+    return _core.Checkpoint([str(path) for path in files.weights], scheme=scheme)
+
+
 def load(
     files: ModelFiles,
     checkpoint: _core.Checkpoint | None,
@@ -88,7 +110,7 @@ def load(
         raw, source, unused = dict(files.config), Source(), ()
     where = file if source.is_gguf else f"{files.directory}/config.json"
     raw = _overridden(raw, hf_overrides)
-    scales = quantized.check(raw, tensors, where)
+    scales = quantized.check(raw, checkpoint, where)
     found = registry.find(ModelConfig(raw, where).architecture)
     config = ModelConfig(found.fields(raw), where, max_model_len)
     model = Model(config, tensors, source, file)

@@ -1,34 +1,64 @@
 """Which schemes of `quantization_config` load, and the checks of their tensors (docs/use/quantization.md)."""
 
+import re
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import UnsupportedError
+from . import packed
 from .config import Raw
+from .packed import FLOATS, Options, fail
 from .program import Tensors
 
 BLOCK = 128
 """Rows and columns of a weight that share one scale."""
+GROUPS = (-1, 32, 64, 128, 256, 512, 1024)
+"""Columns of a row that share one scale; -1: all."""
 
 _SCALES = ("_scale_inv", "_scale")
-_PLAIN = ("float32", "float16", "bfloat16")
-_KEPT = "weights stay in FP8 and activations in float"
+_KEPT = "weights stay quantised and activations in float"
+_FORMATS = {"float-quantized": "float", "naive-quantized": "float", "pack-quantized": "packed", "int-quantized": "int"}
+_STRATEGIES = {
+    "float": ("tensor", "channel", "block"),
+    "packed": ("channel", "group"),
+    "int": ("tensor", "channel"),
+}
+_NUMBERS = {"float": ("float", (8,)), "packed": ("int", (4, 8)), "int": ("int", (8,))}
 
 
-def check(raw: Raw, tensors: Tensors | None, source: str) -> tuple[str, ...]:
+class Reader(Protocol):
+    """What the checks need of a checkpoint."""
+
+    def tensors(self) -> Tensors:
+        """Types, shapes and files by name."""
+
+    def read(self, name: str, /) -> bytes:
+        """A tensor's bytes."""
+
+
+def scheme_of(raw: Raw) -> str:
+    """The scheme by which the core joins packed tensors; "" for none."""
+    scheme = raw.get("quantization_config")
+    method = scheme.get("quant_method") if isinstance(scheme, Mapping) else None
+    if method == "gptq" and isinstance(scheme, Mapping):
+        return "gptq_v2" if scheme.get("checkpoint_format") == "gptq_v2" else "gptq"
+    return method if method in ("awq", "compressed-tensors") else ""
+
+
+def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
     """Checks the quantisation scheme of a configuration and the tensors that the scheme stores.
 
     Args:
         raw: The configuration.
-        tensors: The checkpoint's tensors; None: there are none to check.
+        reader: The checkpoint; None: there are no tensors to check.
         source: The configuration's file, for messages.
 
     Returns:
-        Patterns of names of scales, which are no weights of the model.
+        Patterns of names of scales and packed numbers, which are no weights of the model.
 
     Raises:
         UnsupportedError: the scheme, or one of its options, is not supported.
-        CheckpointError: an FP8 weight has no scale, or a scale of another shape, or a scale has no FP8 weight.
+        CheckpointError: a quantised weight has no scale, or a scale of another shape, or a scale has no weight.
     """
     scheme = raw.get("quantization_config")
     if not scheme:
@@ -37,13 +67,21 @@ def check(raw: Raw, tensors: Tensors | None, source: str) -> tuple[str, ...]:
     if method == "mxfp4" and str(raw.get("architectures")).startswith("['GptOss"):
         return ()  # the checkpoint's reader joins blocks and scales
     if not isinstance(scheme, Mapping) or method not in _METHODS:
+        known = ", ".join(sorted(_METHODS))
         raise UnsupportedError(
-            f"{source}: quantization_config with quant_method {method!r} is not supported; fp8 and GGUF files are"
+            f"{source}: quantization_config with quant_method {method!r} is not supported; {known} and GGUF files are"
         )
-    _METHODS[method](scheme, f"{source}: quantization_config ({method})")
-    if tensors is not None:
-        _check_tensors(tensors)
-    return tuple(f"*.weight{scale}" for scale in _SCALES)
+    where = f"{source}: quantization_config ({method})"
+    _METHODS[method](scheme, where)
+    if reader is None:
+        return ()
+    if method in ("gptq", "awq"):
+        return _check_columns(scheme, method == "awq", reader, where)
+    tensors = reader.tensors()
+    if method == "compressed-tensors":
+        packed.check(packed.ROWS, False, lambda module: _group_of(scheme, module, where), tensors, reader.read)
+    _check_scales(tensors, "int8" if method == "compressed-tensors" else "f8_e4m3")
+    return tuple(f"*{ending}" for ending in (*packed.ROWS.endings, *(f".weight{scale}" for scale in _SCALES)))
 
 
 def dummies_are_mxfp4(raw: Raw, source: str) -> bool:
@@ -62,7 +100,16 @@ def _refuse(where: str, option: str, value: object, wanted: str) -> NoReturn:
     raise UnsupportedError(f"{where}: {option} {value!r} is not supported; wanted {wanted}")
 
 
-def _check_fp8(scheme: Mapping[str, object], where: str) -> None:
+def _among(scheme: Options, where: str, option: str, wanted: tuple[object, ...], default: object = None) -> None:
+    value = scheme.get(option, default)
+    if value not in wanted:
+        _refuse(where, option, value, " or ".join(repr(each) for each in wanted))
+
+
+# ---- the schemes' options
+
+
+def _check_fp8(scheme: Options, where: str) -> None:
     """Options of quant_method "fp8"."""
     if scheme.get("activation_scheme", "dynamic") != "dynamic":
         _refuse(where, "activation_scheme", scheme["activation_scheme"], f"'dynamic': {_KEPT}")
@@ -72,43 +119,125 @@ def _check_fp8(scheme: Mapping[str, object], where: str) -> None:
         _refuse(where, "fmt", scheme["fmt"], "'e4m3'")
 
 
-def _check_compressed(scheme: Mapping[str, object], where: str) -> None:
+def _check_gptq(scheme: Options, where: str) -> None:
+    """Options of quant_method "gptq"; `dynamic` may change bits and group_size of some modules."""
+    _among(scheme, where, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    dynamic = scheme.get("dynamic")
+    changes = dynamic if isinstance(dynamic, Mapping) else {}
+    for pattern, change in ({"": {}} | dict(changes)).items():
+        if isinstance(change, Mapping) and not pattern.startswith("-:"):
+            at = f"{where}: dynamic[{pattern!r}]" if pattern else where
+            options = {**scheme, **change}
+            _among(options, at, "bits", (4, 8))
+            _among(options, at, "group_size", GROUPS)
+            if options["bits"] == 8:
+                _among(options, f"{at}: 8 bits", "sym", (True,), True)
+
+
+def _check_awq(scheme: Options, where: str) -> None:
+    """Options of quant_method "awq"."""
+    _among(scheme, where, "bits", (4,))
+    _among(scheme, where, "group_size", GROUPS)
+    if str(scheme.get("version", "gemm")).lower() != "gemm":
+        _refuse(where, "version", scheme.get("version"), "'gemm'")
+    _among(scheme, where, "zero_point", (True,), True)
+    _among(scheme, where, "backend", ("autoawq",), "autoawq")
+
+
+def _check_compressed(scheme: Options, where: str) -> None:
     """Options of quant_method "compressed-tensors"."""
-    if scheme.get("format") not in ("float-quantized", "naive-quantized"):
-        _refuse(where, "format", scheme.get("format"), "'float-quantized'")
+    if scheme.get("format") != "mixed-precision":
+        _among(scheme, where, "format", tuple(_FORMATS))
     if scheme.get("kv_cache_scheme"):
         _refuse(where, "kv_cache_scheme", scheme["kv_cache_scheme"], "null: the KV cache stays in float")
+    sparsity = scheme.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        _refuse(where, "sparsity_config format", sparsity["format"], "'dense'")
+    for name, group in _groups(scheme).items():
+        _check_group(group, str(group.get("format") or scheme.get("format")), f"{where}: config_groups[{name!r}]")
+
+
+def _groups(scheme: Options) -> dict[str, Options]:
     groups = scheme.get("config_groups")
-    for name, group in groups.items() if isinstance(groups, Mapping) else ():
-        _check_group(group if isinstance(group, Mapping) else {}, f"{where}: config_groups[{name!r}]")
+    found = groups.items() if isinstance(groups, Mapping) else ()
+    return {name: group if isinstance(group, Mapping) else {} for name, group in found}
 
 
-def _check_group(group: Mapping[str, object], where: str) -> None:
+def _check_group(group: Options, stored: str, where: str) -> None:
+    if stored not in _FORMATS:
+        _refuse(where, "format", stored, " or ".join(map(repr, _FORMATS)))
     weights, inputs = group.get("weights"), group.get("input_activations")
     weights = weights if isinstance(weights, Mapping) else {}
-    if (weights.get("type"), weights.get("num_bits")) != ("float", 8):
-        _refuse(where, "weights", {key: weights.get(key) for key in ("type", "num_bits")}, "type 'float', num_bits 8")
-    if weights.get("strategy") not in ("tensor", "channel", "block"):
-        _refuse(where, "strategy of weights", weights.get("strategy"), "'tensor', 'channel' or 'block'")
+    kind, bits = _NUMBERS[_FORMATS[stored]]
+    if weights.get("type", "int") != kind or weights.get("num_bits") not in bits:
+        wanted = f"type {kind!r}, num_bits {' or '.join(map(str, bits))} for format {stored!r}"
+        _refuse(where, "weights", {key: weights.get(key) for key in ("type", "num_bits")}, wanted)
+    strategies = _STRATEGIES[_FORMATS[stored]]
+    if weights.get("strategy") not in strategies:
+        _refuse(where, "strategy of weights", weights.get("strategy"), " or ".join(map(repr, strategies)))
+    if weights.get("strategy") == "group":
+        _among(weights, f"{where}: weights", "group_size", GROUPS)
+    if weights.get("num_bits") == 8 and kind == "int":
+        _among(weights, f"{where}: weights of 8 bits", "symmetric", (True,), True)
     if weights.get("block_structure") not in (None, [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
         _refuse(where, "block_structure of weights", weights["block_structure"], f"[{BLOCK}, {BLOCK}]")
     if isinstance(inputs, Mapping) and not inputs.get("dynamic"):
         _refuse(where, "dynamic of input_activations", inputs.get("dynamic"), f"true: {_KEPT}")
 
 
-_METHODS = {"fp8": _check_fp8, "compressed-tensors": _check_compressed}
+_METHODS = {"fp8": _check_fp8, "gptq": _check_gptq, "awq": _check_awq, "compressed-tensors": _check_compressed}
 
 
-def _check_tensors(tensors: Tensors) -> None:
-    """The reader has joined weights and scales that fit ("fp8"); finds why others did not fit."""
+# ---- the options of one module
+
+
+def _gptq_options(scheme: Options, module: str) -> Options:
+    dynamic = scheme.get("dynamic")
+    for pattern, change in dynamic.items() if isinstance(dynamic, Mapping) else ():
+        is_meant = re.match(pattern.removeprefix("+:").removeprefix("-:"), module)
+        if is_meant and isinstance(change, Mapping) and not pattern.startswith("-:"):
+            return {**scheme, **change}
+    return scheme
+
+
+def _group_of(scheme: Options, module: str, where: str) -> Options:
+    """Bits and columns of a group of a packed module: of the group that names it, or of the one for all linears."""
+    groups = _groups(scheme)
+    for is_class in (False, True):
+        for group in groups.values():
+            targets = group.get("targets")
+            for target in targets if isinstance(targets, list) else ():
+                is_meant = target == "Linear" if is_class else packed.matches(str(target), module)
+                weights = group.get("weights")
+                if is_meant and isinstance(weights, Mapping):
+                    has_groups = weights.get("strategy") == "group"
+                    return {"bits": weights.get("num_bits"), "group_size": weights.get("group_size") if has_groups else -1}
+    raise UnsupportedError(f"{where}: no target of config_groups names the packed module {module}; wanted one that does")
+
+
+# ---- the tensors
+
+
+def _check_columns(scheme: Options, is_awq: bool, reader: Reader, where: str) -> tuple[str, ...]:
+    """The tensors of GPTQ and AWQ. Files of GPTQ may have biases of zeros for linears that have no bias."""
+    tensors = reader.tensors()
+    packed.check(packed.COLUMNS, is_awq, lambda module: _gptq_options(scheme, module), tensors, reader.read)
+    biases = [f"{module}.bias" for module in packed.modules_of(packed.COLUMNS, tensors)]
+    empty = [name for name in biases if name in tensors and not any(reader.read(name))]
+    return (*(f"*{ending}" for ending in packed.COLUMNS.endings), *empty)
+
+
+def _check_scales(tensors: Tensors, also: str) -> None:
+    """The reader has joined numbers and scales that fit ("fp8", "int8_g128"); finds why others did not fit."""
+    unjoined = {"f8_e4m3", also}
     for name, (dtype, shape, file) in tensors.items():
-        if dtype == "f8_e4m3":
-            _explain(name, shape, file, tensors)
+        if dtype in unjoined and name.endswith(".weight"):
+            _explain(name, dtype, shape, file, tensors)
         for ending in _SCALES:
             weight = name.removesuffix(ending)
-            if name.endswith(f".weight{ending}") and tensors.get(weight, ("",))[0] not in ("fp8", "f8_e4m3"):
-                have = tensors[weight][0] if weight in tensors else "none"
-                _fail(name, file, f"wanted a weight {weight} of type f8_e4m3 that it scales, have {have}")
+            is_packed = f"{weight}_packed" in tensors
+            if name.endswith(f".weight{ending}") and not is_packed and _type_of(weight, tensors) not in _SCALED:
+                _fail_scale(name, weight, file, tensors)
         if name.endswith(".input_scale"):
             raise UnsupportedError(
                 f"tensor {name}: a static scale of activations is not supported ({_KEPT}); convert the checkpoint with "
@@ -116,20 +245,29 @@ def _check_tensors(tensors: Tensors) -> None:
             )
 
 
-def _explain(name: str, shape: tuple[int, ...], file: str, tensors: Tensors) -> NoReturn:
-    """Raises the error for an FP8 weight that the reader could not join with its scale."""
+_SCALED = ("fp8", "int8_g128", "f8_e4m3", "int8")
+
+
+def _type_of(name: str, tensors: Tensors) -> str:
+    return tensors[name][0] if name in tensors else "none"
+
+
+def _fail_scale(name: str, weight: str, file: str, tensors: Tensors) -> NoReturn:
+    fail(name, file, f"wanted a weight {weight} of type f8_e4m3 or int8 that it scales, have {_type_of(weight, tensors)}")
+
+
+def _explain(name: str, kind: str, shape: tuple[int, ...], file: str, tensors: Tensors) -> NoReturn:
+    """Raises the error for a weight that the reader could not join with its scale."""
     if len(shape) != 2:
-        raise UnsupportedError(f"tensor {name}: FP8 weights of {len(shape)} dimensions are not supported; wanted 2")
-    found = [f"{name}{ending}" for ending in _SCALES if f"{name}{ending}" in tensors]
+        raise UnsupportedError(f"tensor {name}: {kind} weights of {len(shape)} dimensions are not supported; wanted 2")
+    endings = _SCALES if kind == "f8_e4m3" else _SCALES[1:]
+    scales = [f"{name}{ending}" for ending in endings]
+    found = [scale for scale in scales if scale in tensors]
     if not found:
-        _fail(name, file, f"wanted a tensor {name}_scale_inv or {name}_scale, have neither")
+        fail(name, file, f"wanted a tensor {' or '.join(scales)}, have none")
     dtype, have, file = tensors[found[0]]
-    if dtype not in _PLAIN:
-        raise UnsupportedError(f"tensor {found[0]}: scales of type {dtype} are not supported; wanted {', '.join(_PLAIN)}")
+    if dtype not in FLOATS:
+        raise UnsupportedError(f"tensor {found[0]}: scales of type {dtype} are not supported; wanted {', '.join(FLOATS)}")
     blocks = [-(-size // BLOCK) for size in shape]
     wanted = f"{blocks}, [{shape[0]}, 1] or [1] for the weight of {list(shape)}"
-    _fail(found[0], file, f"wanted a shape of {wanted}, have {list(have)}")
-
-
-def _fail(name: str, file: str, why: str) -> NoReturn:
-    raise CheckpointError(f"{file}: tensor {name}: {why}", file=file, tensor=name)
+    fail(found[0], file, f"wanted a shape of {wanted}, have {list(have)}")

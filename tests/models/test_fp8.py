@@ -1,6 +1,5 @@
 """FP8 checkpoints of every layout, written here, against the same model with the exact values in float32."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-import safetensors.torch
 import torch
+from packed_files import answers, change, configure, open_llm
 
-from llmpy import LLM, CheckpointError, SamplingParams, UnsupportedError, _core
+from llmpy import CheckpointError, UnsupportedError, _core
 
 Tensors = dict[str, np.ndarray]
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns and rows
@@ -69,24 +68,6 @@ def quantise(source: Path, to: Path, layout: str) -> Path:
     return to
 
 
-def configure(directory: Path, **fields: object) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, **fields}))
-
-
-def open_llm(path: Path, **options: object) -> LLM:
-    return LLM(path, **{"skip_tokenizer_init": True, "kv_cache_memory_bytes": 32 << 20, "device": "cpu", **options})
-
-
-def answers(path: Path, batch: list[list[int]], **options: object) -> list[tuple[bytes, bytes]]:
-    """Greedy ids and logprob bits."""
-    batch = [prompt[:50] for prompt in batch]
-    params = SamplingParams(temperature=0, max_tokens=8, logprobs=2, ignore_eos=True)
-    with open_llm(path, enable_prefix_caching=False, **options) as llm:
-        outputs = llm.generate(batch, params, use_tqdm=False)
-    return [(o.outputs[0].token_ids_array.tobytes(), o.outputs[0].logprobs.values.tobytes()) for o in outputs]
-
-
 @pytest.fixture
 def make(tiny, tmp_path: Path) -> Callable[..., Path]:
     return lambda layout="blocks", case="llama", **fields: quantise(
@@ -138,13 +119,6 @@ def test_memory_and_types(make: Callable[..., Path]) -> None:
         assert plain_bytes - packed_bytes == values * 4 - values // 128 * 132
 
 
-def change(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    (file,) = path.glob("*.safetensors")
-    tensors = safetensors.torch.load_file(file)
-    edit(tensors)
-    safetensors.torch.save_file(tensors, file)
-
-
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
 SCALE = f"{WEIGHT}_scale_inv"
 
@@ -173,7 +147,8 @@ def test_malformed(make: Callable[..., Path], name: str, value: torch.Tensor | N
     ({**FP8, "activation_scheme": "static"}, r"\(fp8\): activation_scheme 'static'"),
     ({**FP8, "weight_block_size": [64, 64]}, r"\(fp8\): weight_block_size \[64, 64\]"),
     ({**FP8, "fmt": "e5m2"}, "fmt 'e5m2'"),
-    ({**COMPRESSED, "format": "pack-quantized"}, r"\(compressed-tensors\): format 'pack-quantized'"),
+    ({**COMPRESSED, "format": "marlin-24"}, r"\(compressed-tensors\): format 'marlin-24'"),
+    ({**COMPRESSED, "format": "pack-quantized"}, r"config_groups\['group_0'\]: weights .* for format 'pack-quantized'"),
     ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "int", "num_bits": 8}}}}, r"config_groups\['g'\]: weights"),
     ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}}, "strategy"),

@@ -1,0 +1,163 @@
+"""The tensors of packed weights (GPTQ, AWQ, pack-quantized): which shapes a scheme wants, and why tensors do not fit together.
+
+The core joins tensors that fit into one tensor NAME.weight. Names: a module is the part before the endings, such as
+"model.layers.0.mlp.up_proj".
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..errors import CheckpointError, UnsupportedError
+from .program import Tensors
+
+FLOATS = ("float32", "float16", "bfloat16")
+Options = Mapping[str, object]
+Read = Callable[[str], bytes]
+
+
+@dataclass(frozen=True)
+class Way:
+    """The names and shapes of one way to pack weights.
+
+    Attributes:
+        numbers: Ending of the name of the packed numbers.
+        scales: The same for the scales.
+        zeros: The same for the zeros.
+        order: The same for the group of each column.
+        shape: The same for the tensor with rows and columns; "": the numbers' shape gives them.
+        needs_zeros: Whether the zeros must exist.
+    """
+
+    numbers: str
+    scales: str
+    zeros: str
+    order: str
+    shape: str = ""
+    needs_zeros: bool = True
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """All endings."""
+        return tuple(filter(None, (self.numbers, self.scales, self.zeros, self.order, self.shape)))
+
+
+COLUMNS = Way(".qweight", ".scales", ".qzeros", ".g_idx")
+"""GPTQ and AWQ: all tensors are transposed."""
+ROWS = Way(".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape", needs_zeros=False)
+"""compressed-tensors, format pack-quantized."""
+
+
+def modules_of(way: Way, tensors: Tensors) -> list[str]:
+    """The modules with packed numbers."""
+    return [name.removesuffix(way.numbers) for name in tensors if name.endswith(way.numbers)]
+
+
+def check(way: Way, is_awq: bool, options_of: Callable[[str], Options], tensors: Tensors, read: Read) -> None:
+    """Checks the tensors of all packed weights.
+
+    Args:
+        way: How the scheme packs weights.
+        is_awq: Whether words of numbers go along the rows of the weight.
+        options_of: A module's `bits` and `group_size`.
+        tensors: The checkpoint's tensors.
+        read: Reads a tensor's bytes.
+
+    Raises:
+        UnsupportedError: an order of columns, or a group, that the core does not join.
+        CheckpointError: a tensor is missing, or has another type or shape.
+    """
+    modules = modules_of(way, tensors)
+    for module in modules:
+        _check_module(way, is_awq, module, options_of(module), tensors, read)
+    for name, (_, _, file) in tensors.items():
+        ending = next((ending for ending in way.endings if name.endswith(ending)), None)
+        stem = name.removesuffix(ending or "")
+        if ending and ending != ".weight_scale" and f"{stem}{way.numbers}" not in tensors:
+            fail(name, file, f"wanted a tensor {stem}{way.numbers} that it belongs to, have none")
+
+
+def _check_module(way: Way, is_awq: bool, module: str, options: Options, tensors: Tensors, read: Read) -> None:
+    numbers = f"{module}{way.numbers}"
+    wanted = [way.numbers, way.scales, *([way.zeros] if way.needs_zeros else []), *([way.shape] if way.shape else [])]
+    for ending in wanted:
+        if f"{module}{ending}" not in tensors:
+            fail(numbers, tensors[numbers][2], f"wanted a tensor {module}{ending} beside it, have none")
+    for ending in (way.numbers, way.scales, way.zeros):
+        name = f"{module}{ending}"
+        types = FLOATS if ending == way.scales else ("int32",)
+        if name in tensors and tensors[name][0] not in types:
+            fail(name, tensors[name][2], f"wanted type {' or '.join(types)}, have {tensors[name][0]}")
+    for ending, shape in _shapes(way, is_awq, module, options, tensors, read).items():
+        name = f"{module}{ending}"
+        if name in tensors and tensors[name][1] != shape:
+            have = list(tensors[name][1])
+            fail(name, tensors[name][2], f"wanted a shape of {list(shape)} by quantization_config, have {have}")
+    if f"{module}.weight" not in tensors:
+        _explain_order(way, module, tensors, read)
+
+
+def _shapes(
+    way: Way, is_awq: bool, module: str, options: Options, tensors: Tensors, read: Read
+) -> dict[str, tuple[int, ...]]:
+    """The shapes that a module's tensors must have, by ending."""
+    name = f"{module}{way.numbers}"
+    bits, group = _number(options, "bits", module), _number(options, "group_size", module)
+    stored = tensors[name][1]
+    if len(stored) != 2:
+        fail(name, tensors[name][2], f"wanted 2 dimensions, have {len(stored)}")
+    per_word = 32 // bits
+    if way.shape:
+        rows, cols = _stated_shape(f"{module}{way.shape}", tensors, read)
+    elif is_awq:
+        rows, cols = stored[1] * per_word, stored[0]
+    else:
+        rows, cols = stored[1], stored[0] * per_word
+    groups = 1 if group == -1 else -(-cols // group)
+    row_words = -(-rows // per_word)
+    if way.shape:
+        return {way.numbers: (rows, -(-cols // per_word)), way.scales: (rows, groups), way.zeros: (row_words, groups)}
+    return {way.scales: (groups, rows), way.zeros: (groups, row_words)}
+
+
+def _number(options: Options, key: str, module: str) -> int:
+    value = options.get(key)
+    if not isinstance(value, int):
+        raise UnsupportedError(f"quantization_config: {key} of {module} is {value!r}; wanted an integer")
+    return value
+
+
+def _stated_shape(name: str, tensors: Tensors, read: Read) -> tuple[int, int]:
+    """The rows and columns of a tensor such as weight_shape."""
+    dtype, shape, file = tensors[name]
+    if dtype not in ("int32", "int64") or shape != (2,):
+        fail(name, file, f"wanted 2 integers, have {dtype} {list(shape)}")
+    rows, cols = array("i" if dtype == "int32" else "q", read(name))
+    if rows < 1 or cols < 1:
+        fail(name, file, f"wanted rows and columns, have {rows} and {cols}")
+    return rows, cols
+
+
+def _explain_order(way: Way, module: str, tensors: Tensors, read: Read) -> NoReturn:
+    """Raises the error for tensors that fit but were not joined."""
+    name = f"{module}{way.order}"
+    if name in tensors:
+        raise UnsupportedError(
+            f"tensor {name}: act-order (desc_act or actorder), which gives adjacent columns to different groups, is not "
+            "supported; use a checkpoint with desc_act=false or actorder 'weight', or GGUF"
+        )
+    fail(f"{module}{way.numbers}", tensors[f"{module}{way.numbers}"][2], "wanted tensors that form one matrix")
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Whether a target of compressed-tensors names a module: "re:" and a regular expression, or the name or its end."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return module == pattern or module.endswith(f".{pattern}")
+
+
+def fail(name: str, file: str, why: str) -> NoReturn:
+    """Raises a CheckpointError about a tensor."""
+    raise CheckpointError(f"{file}: tensor {name}: {why}", file=file, tensor=name)

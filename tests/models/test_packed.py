@@ -1,0 +1,72 @@
+"""GPTQ, AWQ, pack-quantized and INT8 checkpoints, written here, against the same model with the exact values in float32."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from packed_files import LAYOUTS, answers, open_llm, quantise
+
+from llmpy import _core
+
+RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns and rows
+
+
+@pytest.fixture
+def make(tiny, tmp_path: Path) -> Callable[..., Path]:
+    return lambda layout="gptq", case="llama", **fields: quantise(
+        tiny(case, **({**RAGGED, **fields} if case == "llama" else fields)).directory, tmp_path, LAYOUTS[layout]
+    )
+
+
+def scheme(layout: str) -> str:
+    method = str(LAYOUTS[layout].config["quant_method"])
+    return "gptq_v2" if LAYOUTS[layout].config.get("checkpoint_format") == "gptq_v2" else method
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(make: Callable[..., Path], layout: str, prompts) -> None:
+    """Exact values, and the bits of float32 weights: alone, in a batch and in chunks."""
+    path = make(layout)
+    (file,) = (path / "packed").glob("*.safetensors")
+    reader = _core.Checkpoint([str(file)], scheme=scheme(layout))
+    exact = safetensors.numpy.load_file(path / "plain" / file.name)
+    for name, value in exact.items():
+        bits = LAYOUTS[layout].bits
+        assert reader.tensors()[name][0].startswith(f"int{bits}_g") == (".layers." in name and value.ndim == 2)
+        read = np.frombuffer(reader.read_float32(name), np.float32).reshape(value.shape)
+        assert np.array_equal(read, value.astype(np.float32))
+    wanted = answers(path / "plain", prompts, dtype="float32")
+    assert answers(path / "packed", prompts, dtype="float32") == wanted
+    assert answers(path / "packed", prompts, dtype="float32", max_num_batched_tokens=16, max_num_seqs=2) == wanted
+    for prompt, one in zip(prompts, wanted, strict=True):
+        assert answers(path / "packed", [prompt], dtype="float32") == [one]
+
+
+@pytest.mark.parametrize("layout", ["gptq-32", "awq-32", "rows-32", "int8"])
+@pytest.mark.parametrize("case", ["qwen3", "phi3", "gemma2", "glm4", "mixtral", "qwen2_moe"])
+def test_families(make: Callable[..., Path], layout: str, case: str, prompts) -> None:
+    """Fused parts in the file or here, norms and biases beside them, experts."""
+    path = make(layout, case)
+    assert answers(path / "packed", prompts, dtype="float32") == answers(path / "plain", prompts, dtype="float32")
+
+
+@pytest.mark.parametrize("layout", ["gptq-32", "awq-32", "rows-asym", "int8"])
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_ranks(make: Callable[..., Path], layout: str, case: str, prompts) -> None:
+    """Ranks take rows of a word that other ranks use, too."""
+    path = make(layout, case)
+    ranks = {"tensor_parallel_size": 2, "dtype": "float32"}
+    assert answers(path / "packed", prompts, **ranks) == answers(path / "plain", prompts, dtype="float32")
+
+
+def test_memory(make: Callable[..., Path]) -> None:
+    """4 bits and a header of 4 bytes for 128 columns of a row."""
+    path = make("awq", hidden_size=128, intermediate_size=256, vocab_size=16)
+    with open_llm(path / "packed") as llm, open_llm(path / "plain") as plain:
+        types = {info["name"]: info["dtype"] for info in llm.weight_info()}
+        packed_bytes, plain_bytes = (each.ranks()[0]["weights_bytes"] for each in (llm, plain))
+        values = sum(np.prod(info["shape"]) for info in plain.weight_info() if types[info["name"]] == "int4_g128")
+        assert types["lm_head.weight"] == "float32"
+        assert plain_bytes - packed_bytes == values * 4 - values // 128 * 68
