@@ -103,7 +103,7 @@ def test_dtype_converts_at_load(tiny, engine, oracle, prompts):
 
 BLOCK_256 = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
 IQ_TYPES = ["IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"]
-NOT_ON_CUDA = {"Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", *IQ_TYPES}
+NOT_ON_CUDA = {*IQ_TYPES} - {"IQ4_NL", "IQ4_XS"}
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
 TYPES += IQ_TYPES
 

@@ -22,8 +22,15 @@ static constexpr struct cuda_type CUDA_TYPES[] = {
     {DTYPE_Q8_0,   false, false,    1,        DTYPE_NONE},
     {DTYPE_Q4_0,   false, false,    1,        DTYPE_NONE},
     {DTYPE_Q4_1,   false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q5_0,   false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q5_1,   false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q2_K,   false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q3_K,   false, false,    1,        DTYPE_NONE},
     {DTYPE_Q4_K,   false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q5_K,   false, false,    1,        DTYPE_NONE},
     {DTYPE_Q6_K,   false, false,    1,        DTYPE_NONE},
+    {DTYPE_IQ4_NL, false, false,    1,        DTYPE_NONE},
+    {DTYPE_IQ4_XS, false, false,    1,        DTYPE_NONE},
     {DTYPE_MXFP4,  false, true,     1,        DTYPE_BF16},
 };
 #define N_CUDA_TYPES (sizeof CUDA_TYPES / sizeof *CUDA_TYPES)

@@ -57,19 +57,81 @@ template <> struct weight_format<DTYPE_Q4_1> : weight_block<DTYPE_Q4_1, 32, 20> 
     }
 };
 
+template <> struct weight_format<DTYPE_Q5_0> : weight_block<DTYPE_Q5_0, 32, 22> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        uint32_t v = k % 32, high = b[2 + v / 8] >> (v % 8) & 1;
+        return half_at(b) * (float)((nibble(b + 6, v) | (int)high << 4) - 16);
+    }
+};
+
+template <> struct weight_format<DTYPE_Q5_1> : weight_block<DTYPE_Q5_1, 32, 24> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        uint32_t v = k % 32, high = b[4 + v / 8] >> (v % 8) & 1;
+        return half_at(b) * (float)(nibble(b + 8, v) | (int)high << 4) + half_at(b + 2);
+    }
+};
+
+/* 2 bits of value v of 256. */
+static __device__ __forceinline__ int two_bits(const uint8_t *p, uint32_t v)
+{
+    return p[v / 128 * 32 + v % 32] >> (v % 128 / 32 * 2) & 3;
+}
+
+template <> struct weight_format<DTYPE_Q2_K> : weight_block<DTYPE_Q2_K, 256, 84> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        uint32_t v = k % 256;
+        int s = b[v / 16];
+        return half_at(b + 80) * (float)(s & 15) * (float)two_bits(b + 16, v) - half_at(b + 82) * (float)(s >> 4);
+    }
+};
+
+template <> struct weight_format<DTYPE_Q3_K> : weight_block<DTYPE_Q3_K, 256, 110> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes, *scales = b + 96;
+        uint32_t v = k % 256, j = v / 16;
+        int low = j < 8 ? scales[j] & 15 : scales[j - 8] >> 4, s = (low | (scales[8 + j % 4] >> (j / 4 * 2) & 3) << 4) - 32;
+        int q = two_bits(b + 32, v) - (b[v % 32] >> (v / 32) & 1 ? 0 : 4);
+        return half_at(b + 108) * (float)s * (float)q;
+    }
+};
+
+/* The 6-bit scale and minimum of sub-block j from the 12 bytes that Q4_K and Q5_K have in common. */
+static __device__ __forceinline__ void k_scale(const uint8_t *packed, uint32_t j, int *scale, int *minimum)
+{
+    if (j < 4) {
+        *scale = packed[j] & 63;
+        *minimum = packed[j + 4] & 63;
+    } else {
+        *scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
+        *minimum = packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
+    }
+}
+
 template <> struct weight_format<DTYPE_Q4_K> : weight_block<DTYPE_Q4_K, 256, 144> {
     static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
     {
-        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes, *packed = b + 4;
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
         uint32_t v = k % 256, j = v / 32;
         int q = b[16 + j / 2 * 32 + v % 32] >> (j % 2 * 4) & 15, scale, minimum;
-        if (j < 4) {
-            scale = packed[j] & 63;
-            minimum = packed[j + 4] & 63;
-        } else {
-            scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
-            minimum = packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
-        }
+        k_scale(b + 4, j, &scale, &minimum);
+        return half_at(b) * (float)scale * (float)q - half_at(b + 2) * (float)minimum;
+    }
+};
+
+template <> struct weight_format<DTYPE_Q5_K> : weight_block<DTYPE_Q5_K, 256, 176> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        uint32_t v = k % 256, j = v / 32;
+        int q = (b[48 + j / 2 * 32 + v % 32] >> (j % 2 * 4) & 15) | (b[16 + v % 32] >> j & 1) << 4, scale, minimum;
+        k_scale(b + 4, j, &scale, &minimum);
         return half_at(b) * (float)scale * (float)q - half_at(b + 2) * (float)minimum;
     }
 };
@@ -82,6 +144,31 @@ template <> struct weight_format<DTYPE_Q6_K> : weight_block<DTYPE_Q6_K, 256, 210
         int q = b[64 * half + part % 2 * 32 + l] >> (part / 2 * 4) & 15;
         q |= (b[128 + 32 * half + l] >> (part * 2) & 3) << 4;
         return half_at(b + 208) * (float)(int8_t)b[192 + 8 * half + part * 2 + l / 16] * (float)(q - 32);
+    }
+};
+
+/* The 16 levels of IQ4. */
+static __device__ __forceinline__ float iq4_level(int q)
+{
+    const uint64_t low = 0xf6eaddcfbfad9881, high = 0x7159453526190d01; /* a byte a level, the first lowest */
+    return (float)(int8_t)((q < 8 ? low : high) >> (q % 8 * 8));
+}
+
+template <> struct weight_format<DTYPE_IQ4_NL> : weight_block<DTYPE_IQ4_NL, 32, 18> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        return half_at(b) * iq4_level(nibble(b + 2, k % 32));
+    }
+};
+
+template <> struct weight_format<DTYPE_IQ4_XS> : weight_block<DTYPE_IQ4_XS, 256, 136> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        uint32_t j = k % 256 / 32;
+        int s = (b[4 + j / 2] >> (j % 2 * 4) & 15) | (b[2 + j / 4] >> (j % 4 * 2) & 3) << 4;
+        return half_at(b) * (float)(s - 32) * iq4_level(nibble(b + 8 + 16 * j, k % 32));
     }
 };
 
