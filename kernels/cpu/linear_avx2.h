@@ -2,7 +2,7 @@
  *   linear_float_avx2.c   float arithmetic
  *   linear_int8_avx2.c    integer arithmetic
  *   linear_layout_avx2.c  moves weights between the file's layout, panels and exact values
- *   linear_mxfp4_avx2.c   the same for MXFP4
+ *   linear_mxfp4_avx2.c   the same for MXFP4, and its product with one row
  *   linear_fp8_avx2.c     the same for FP8, and its product with one row
  *   linear_iq_avx2.c      the same for GGUF's IQ and TQ types, by the templates of linear_rows_avx2.h
  *   linear_types_avx2.c   the table of weight types */

@@ -91,5 +91,6 @@ linear_unpack bf16_avx512_unpack;
 
 extern const struct linear_type linear_f32_avx512, linear_f16_avx512, linear_bf16_avx512;
 extern const struct linear_type linear_bf16_pairs_avx512; /* linear_bf16_avx512.c */
+extern const struct linear_type linear_mxfp4_float_avx512; /* linear_mxfp4_avx512.c */
 
 #endif

@@ -264,7 +264,7 @@ FLOAT_TYPE(bf16, "bfloat16", DTYPE_BF16, 32, 16);
 #define VALUES_TYPE(type, label, number, subs, bytes, tiles)                                                                   \
     UNPACKED_TYPE(type, label, number, subs, bytes, tiles, NULL, prepare)
 VALUES_TYPE(q8_0, "q8_0", DTYPE_Q8_0, 1, 544, f32);
-VALUES_TYPE(mxfp4, "mxfp4", DTYPE_MXFP4, 1, 288, f32);
+UNPACKED_TYPE(mxfp4, "mxfp4", DTYPE_MXFP4, 1, 288, f32, linear_mxfp4_gemv_avx2, prepare);
 VALUES_TYPE(q4_0, "q4_0", DTYPE_Q4_0, 1, 288, f32);
 VALUES_TYPE(q4_1, "q4_1", DTYPE_Q4_1, 1, 320, f32);
 VALUES_TYPE(q5_0, "q5_0", DTYPE_Q5_0, 1, 352, f32);

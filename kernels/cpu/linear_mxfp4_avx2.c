@@ -55,3 +55,48 @@ void linear_mxfp4_values_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *valu
 {
     linear_mxfp4_unpack_avx2(w, n_blocks, (float *)values);
 }
+
+/* Adds columns 0..15 (their bits: the low halves) or 16..31 of a block of n_panels panels to the sums c. */
+V_INLINE void add_half(const uint8_t *w, size_t panel_bytes, const uint32_t n_panels, const int shift, const float *x,
+                       __m256 (*scale)[2], __m256 (*c)[2])
+{
+    for (uint32_t j = 0; j < 16; j++) {
+        __m256 xj = _mm256_broadcast_ss(x + j);
+        UNROLL for (uint32_t q = 0; q < n_panels; q++) {
+            __m128i bits = and_16(_mm_srli_epi16(load_16(w + q * panel_bytes + 16 * j), shift), 15);
+            c[q][0] = _mm256_fmadd_ps(xj, values_of(bits, scale[q][0]), c[q][0]);
+            c[q][1] = _mm256_fmadd_ps(xj, values_of(_mm_srli_si128(bits, 8), scale[q][1]), c[q][1]);
+        }
+    }
+}
+
+/* One row: the weights become values in registers, in the chain of the tiles. Two panels hide the latency of the additions. */
+V_INLINE void panels(const uint8_t *w, const uint32_t n_panels, const float *x, float *acc, uint32_t n_blocks)
+{
+    size_t panel_bytes = (size_t)n_blocks * BLOCK_BYTES;
+    __m256 c[2][2], scale[2][2];
+    UNROLL for (uint32_t q = 0; q < n_panels; q++)
+        c[q][0] = c[q][1] = _mm256_setzero_ps();
+    for (uint32_t block = 0; block < n_blocks; block++, w += BLOCK_BYTES, x += 32) {
+        UNROLL for (uint32_t q = 0; q < n_panels; q++) {
+            __m128i exponents = load_16(w + q * panel_bytes + 256);
+            scale[q][0] = power_of_two(half_bytes(exponents, 0));
+            scale[q][1] = power_of_two(half_bytes(exponents, 1));
+        }
+        add_half(w, panel_bytes, n_panels, 0, x, scale, c);
+        add_half(w, panel_bytes, n_panels, 4, x + 16, scale, c);
+    }
+    UNROLL for (uint32_t q = 0; q < n_panels; q++) {
+        _mm256_storeu_ps(acc + 16 * q, c[q][0]);
+        _mm256_storeu_ps(acc + 16 * q + 8, c[q][1]);
+    }
+}
+
+void linear_mxfp4_gemv_avx2(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)
+{
+    size_t panel_bytes = (size_t)n_blocks * BLOCK_BYTES;
+    for (; n_panels >= 2; n_panels -= 2, w += 2 * panel_bytes, acc += 32)
+        panels(w, 2, (const float *)x, acc, n_blocks);
+    if (n_panels)
+        panels(w, 1, (const float *)x, acc, n_blocks);
+}

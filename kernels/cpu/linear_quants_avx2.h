@@ -242,6 +242,7 @@ EACH_ROW_TYPE(EXPAND)
 linear_repack linear_mxfp4_repack_avx2; /* linear_mxfp4_avx2.c */
 linear_unpack linear_mxfp4_unpack_avx2;
 linear_expand linear_mxfp4_values_avx2;
+linear_gemv linear_mxfp4_gemv_avx2;
 extern const struct linear_type linear_mxfp4_float_avx2;
 linear_repack linear_fp8_repack_avx2; /* linear_fp8_avx2.c */
 linear_unpack linear_fp8_unpack_avx2;

@@ -99,6 +99,14 @@ static void read_q3_k(const uint8_t *b, int j, struct block *block)
         block->u[l] = (uint8_t)((b[32 + 32 * (j / 4) + l] >> (2 * (j % 4)) & 3) | (b[l] >> j & 1) << 2);
 }
 
+static void read_iq4_xs(const uint8_t *b, int j, struct block *block)
+{
+    block->scale[0] = (uint8_t)(((b[4 + j / 2] >> (4 * (j % 2)) & 15) | (b[2 + j / 4] >> (2 * (j % 4)) & 3) << 4) - 32);
+    block->scale[1] = 0;
+    memcpy(block->tail, b, 2);
+    read_nibbles(b + 8 + 16 * j, NULL, block->u);
+}
+
 /* ---- into panels ---------------------------------------- */
 
 /* Writes row r's bytes of the planes of `bits` bits, taken from bit `from` of u on. */
@@ -244,3 +252,5 @@ FORM(q3_k, "q3_k", Q3_K, 110, read_q3_k, k_tile)
 FORM(q4_k, "q4_k", Q4_K, 144, read_q4_k, k_tile)
 FORM(q5_k, "q5_k", Q5_K, 176, read_q5_k, k_tile)
 FORM(q6_k, "q6_k", Q6_K, 210, read_q6_k, k_tile)
+FORM(iq4_nl, "iq4_nl", IQ4_NL, 18, NULL, f32_avx512_tile)
+FORM(iq4_xs, "iq4_xs", IQ4_XS, 136, read_iq4_xs, k_tile)

@@ -10,19 +10,22 @@
  *   Q6_K, Q3_K  2 x int8
  *   Q4_K, Q5_K  6-bit scale, 6-bit minimum
  *   Q2_K        2 x (scale | minimum << 4)
+ *   IQ4_XS      int8, a byte unused
  * Eight blocks of a K type make a super-block, which ends with its float16 d (and dmin). All-zero bytes are zero weights. */
 #ifndef LLMPY_LINEAR_QUANTS_AVX512_H
 #define LLMPY_LINEAR_QUANTS_AVX512_H
 
 #include "linear_avx512.h"
 
-enum form { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
+enum form { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS };
 
 /* Constant expressions of a form, for tables too. */
 #define FORM_IS_K(f) ((f) >= Q2_K)
 #define FORM_HAS_MIN(f) ((f) == Q4_1 || (f) == Q5_1 || (f) == Q2_K || (f) == Q4_K || (f) == Q5_K)
 #define FORM_SCALES(f) ((f) == Q2_K || (f) == Q3_K || (f) == Q6_K ? 2 : 1) /* of a block of 32 */
-#define FORM_OFFSET(f) ((f) == Q8_0 ? 128 : (f) == Q4_0 ? 8 : (f) == Q5_0 ? 16 : (f) == Q6_K ? 32 : (f) == Q3_K ? 4 : 0)
+#define FORM_IS_IQ4(f) ((f) == IQ4_NL || (f) == IQ4_XS) /* 4 bits select one of 16 levels */
+#define FORM_OFFSET(f)                                                                                                         \
+    ((f) == Q8_0 || FORM_IS_IQ4(f) ? 128 : (f) == Q4_0 ? 8 : (f) == Q5_0 ? 16 : (f) == Q6_K ? 32 : (f) == Q3_K ? 4 : 0)
 #define FORM_BITS(f)                                                                                                           \
     ((f) == Q8_0 ? 8 : (f) == Q6_K ? 6 : (f) == Q5_0 || (f) == Q5_1 || (f) == Q5_K ? 5 : (f) == Q3_K ? 3 : (f) == Q2_K ? 2 : 4)
 #define FORM_BLOCKS(f) (FORM_IS_K(f) ? 8 : 1)    /* blocks of 32 in a block of the type */
@@ -51,6 +54,13 @@ INLINE __m512i merge_bits(__m512i low, __m512i bits, const int mask)
     return _mm512_ternarylogic_epi32(low, bits, _mm512_set1_epi8((char)mask), 0xf8);
 }
 
+/* The levels of IQ4 plus 128. */
+INLINE __m512i iq4_levels(__m512i index)
+{
+    const __m128i levels = _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), index);
+}
+
 /* Quad p of a block as unsigned bytes. */
 INLINE __m512i form_quad(const uint8_t *w, const int p, const enum form f)
 {
@@ -61,6 +71,9 @@ INLINE __m512i form_quad(const uint8_t *w, const int p, const enum form f)
     case Q4_1:
     case Q4_K:
         return quad_nibble(w, p);
+    case IQ4_NL:
+    case IQ4_XS:
+        return iq4_levels(quad_nibble(w, p));
     case Q5_0:
     case Q5_1:
     case Q5_K:
@@ -90,7 +103,7 @@ INLINE __m512 form_scale(const uint8_t *w, const uint8_t *tail, const int s, con
     if (!FORM_IS_K(f))
         return load_half(scales);
     __m512i integer = load_bytes(scales + 16 * s);
-    if (f == Q6_K || f == Q3_K)
+    if (f == Q6_K || f == Q3_K || f == IQ4_XS)
         integer = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(scales + 16 * s)));
     if (f == Q2_K)
         integer = _mm512_and_si512(integer, _mm512_set1_epi32(15));
@@ -122,5 +135,7 @@ DECLARE_FORM(q3_k);
 DECLARE_FORM(q4_k);
 DECLARE_FORM(q5_k);
 DECLARE_FORM(q6_k);
+DECLARE_FORM(iq4_nl);
+DECLARE_FORM(iq4_xs);
 
 #endif

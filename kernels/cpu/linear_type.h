@@ -66,9 +66,10 @@ static inline size_t linear_scratch_bytes(uint32_t max_rows, size_t max_cols)
     return EXPANDED_MAX_BYTES + accumulators + (size_t)STRIP_MAX_ROWS * max_cols * (STRIP_VALUE_BYTES + sizeof(float));
 }
 
-/* The types of linear_iq_avx2.c, whose blocks stay as in the file (linear_rows_avx2.h). */
-#define EACH_ROW_TYPE(M)                                                                                                       \
-    M(iq4_nl) M(iq4_xs) M(iq3_xxs) M(iq3_s) M(iq2_xxs) M(iq2_xs) M(iq2_s) M(iq1_s) M(iq1_m) M(tq1_0) M(tq2_0)
+/* The types of linear_iq_avx2.c, whose blocks stay as in the file (linear_rows_avx2.h). AVX-512 has kernels for IQ4 alone. */
+#define EACH_GRID_TYPE(M)                                                                                                      \
+    M(iq3_xxs) M(iq3_s) M(iq2_xxs) M(iq2_xs) M(iq2_s) M(iq1_s) M(iq1_m) M(tq1_0) M(tq2_0)
+#define EACH_ROW_TYPE(M) M(iq4_nl) M(iq4_xs) EACH_GRID_TYPE(M)
 
 /* In linear_types_avx2.c and linear_types_avx512.c. Returns NULL if the type does not have this arithmetic. linear_type_avx512
  * may return a type of AVX2. */

@@ -2,10 +2,9 @@
 #include "linear_group.h"
 #include "linear_quants_avx512.h"
 
-extern const struct linear_type linear_mxfp4_float_avx2; /* the same on AVX2 */
-extern const struct linear_type linear_fp8_float_avx2;
+extern const struct linear_type linear_fp8_float_avx2; /* the same on AVX2 */
 #define DECLARE(type) extern const struct linear_type linear_##type##_float_avx2, linear_##type##_int8_avx2;
-EACH_ROW_TYPE(DECLARE)
+EACH_GRID_TYPE(DECLARE)
 #define BOTH(type) &linear_##type##_float_avx2, &linear_##type##_int8_avx2,
 
 #define FLOAT_ONLY(type, bits, columns) &linear_##type##_float_avx512,
@@ -17,9 +16,10 @@ static const struct linear_type *const TYPES[] = {
     &linear_q5_k_int8_avx512,  &linear_q6_k_int8_avx512,  &linear_q8_0_float_avx512, &linear_q4_0_float_avx512,
     &linear_q4_1_float_avx512, &linear_q5_0_float_avx512, &linear_q5_1_float_avx512, &linear_q2_k_float_avx512,
     &linear_q3_k_float_avx512, &linear_q4_k_float_avx512, &linear_q5_k_float_avx512, &linear_q6_k_float_avx512,
-    &linear_mxfp4_float_avx2,
+    &linear_iq4_nl_int8_avx512, &linear_iq4_nl_float_avx512, &linear_iq4_xs_int8_avx512, &linear_iq4_xs_float_avx512,
+    &linear_mxfp4_float_avx512,
     &linear_fp8_float_avx2,
-    EACH_ROW_TYPE(BOTH)
+    EACH_GRID_TYPE(BOTH)
     EACH_GROUP_TYPE(FLOAT_ONLY)
 };
 
