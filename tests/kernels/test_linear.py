@@ -275,6 +275,8 @@ def test_refusals(isa: str) -> None:
     assert backend.supports("q4_k") and not backend.supports("int8")
     with pytest.raises(Exception, match="multiples of 256"):
         backend.matrix([("q4_k", 1, np.zeros(144, np.uint8))], 96)
+    with pytest.raises(Exception, match="iq2_xxs wants columns in multiples of 256, have 128"):
+        backend.matrix([("iq2_xxs", 1, np.zeros(66, np.uint8))], 128)
     with pytest.raises(Exception, match="int32"):
         backend.matrix([("int32", 1, np.zeros(512, np.int32))], 512)
     with pytest.raises(Exception, match="max_cols"):

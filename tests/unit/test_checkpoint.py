@@ -81,6 +81,22 @@ def test_random_blocks_have_the_values_that_the_gguf_package_gives(
     np.testing.assert_array_equal(have[finite].view(np.uint32), wanted[finite].view(np.uint32))
 
 
+@pytest.mark.parametrize("name", ["IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"])
+def test_every_entry_of_a_grid(tmp_path: Path, name: str) -> None:
+    """Enough random indices that each of up to 2048 entries occurs."""
+    kind, path = GGMLQuantizationType[name], tmp_path / "grid.gguf"
+    blocks = np.random.default_rng(2).integers(0, 256, (1500, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+    blocks[:, :2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor(name, blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    have = np.frombuffer(open_one(path).read_float32(name), np.float32)
+    np.testing.assert_array_equal(have, gguf.dequantize(blocks, kind).ravel())
+
+
 def test_safetensors_files_of_the_safetensors_package(tmp_path: Path) -> None:
     torch.manual_seed(0)
     kinds = {
