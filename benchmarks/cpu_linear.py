@@ -22,6 +22,8 @@ from binding import Backend
 SHAPES = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
 HEAD = (151936, 1024)
 MAX_HEAD_ROWS = 64
+HEADER = 0x3B800008
+"""The scale of a block of FP8 or of a group, 2^-8; at 4 bits its lowest byte is the zero, 8."""
 # bytes and values of a block, offsets of its float16 scales
 BLOCKS: dict[str, tuple[int, int, list[int]]] = {
     "float32": (4, 1, []), "float16": (2, 1, []), "bfloat16": (2, 1, []), "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]),
@@ -30,6 +32,8 @@ BLOCKS: dict[str, tuple[int, int, list[int]]] = {
     "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]), "iq3_xxs": (98, 256, [0]), "iq3_s": (110, 256, [0]),
     "iq2_xxs": (66, 256, [0]), "iq2_xs": (74, 256, [0]), "iq2_s": (82, 256, [0]), "iq1_s": (50, 256, [0]),
     "tq1_0": (54, 256, [52]), "tq2_0": (66, 256, [64]), "mxfp4": (17, 32, []),
+    "fp8": (132, 128, []), "int4_g128": (68, 128, []), "int4_g32": (20, 32, []), "int8_g128": (132, 128, []),
+    "int8_g32": (36, 32, []),
 }  # fmt: skip
 
 
@@ -45,6 +49,9 @@ def random_rows(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> n
         raw[:, :, offset : offset + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
     if dtype == "mxfp4":
         raw[:, :, 0] = 120
+    elif not scales:
+        raw[:, :, :4] = np.frombuffer(np.uint32(HEADER).tobytes(), np.uint8)
+        raw[:, :, 4:] &= 0x77  # FP8 without NaN
     return raw
 
 
