@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from modules import load
+from packed_files import LAYOUTS, quantise, quantise_fp8
 from safetensors.numpy import save_file
 
 from llmpy import _core, hub, models
@@ -73,10 +74,14 @@ def tensors(config: dict[str, object], family: str) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """A directory with a tiny checkpoint of a family in a type ("float32", "bfloat16", "float16")."""
+    """A directory with a tiny checkpoint of a family in a type: "float32", "bfloat16", "float16", "fp8" or one of LAYOUTS."""
     made: dict[tuple[str, str], Path] = {}
 
     def make(family: str, dtype: str = "float32") -> Path:
+        if (family, dtype) not in made and (dtype in LAYOUTS or dtype == "fp8"):
+            plain, to = make(family), tmp_path_factory.mktemp(f"{family}-{dtype}")
+            is_fp8 = dtype == "fp8"
+            made[family, dtype] = quantise_fp8(plain, to / dtype) if is_fp8 else quantise(plain, to, LAYOUTS[dtype]) / "packed"
         if (family, dtype) not in made:
             path = tmp_path_factory.mktemp(f"{family}-{dtype}")
             config = BASE | FAMILIES[family] | {"torch_dtype": dtype}

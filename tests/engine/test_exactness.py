@@ -15,7 +15,9 @@ Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
 MODELS = [
     ("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("mistral-window", "float16", 1), ("qwen2-mixed", "float32", 1),
     ("llama", "float32", 2), ("qwen3", "bfloat16", 3), ("mixtral", "bfloat16", 2),
+    ("llama", "fp8", 1), ("qwen3", "gptq-32", 1), ("llama", "rows-asym", 1), ("mixtral", "int8", 2),
 ]  # fmt: skip
+CPU_ONLY = ("fp8", "gptq-32", "rows-asym", "int8")
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
 
@@ -78,6 +80,8 @@ def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> 
     *which, n_ranks = request.param
     if n_ranks > 1 and each_device.startswith("cuda"):
         pytest.skip("LLM refuses several ranks on CUDA")
+    if which[1] in CPU_ONLY and each_device.startswith("cuda"):
+        pytest.skip(f"the CUDA backend refuses {which[1]}")
     path = tiny_model(*which)
     wanted = alone(path, prompts(), each_device)
     with pytest.MonkeyPatch.context() as patch:

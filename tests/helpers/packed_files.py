@@ -5,14 +5,16 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
-import safetensors.torch
-import torch
 
 from llmpy import LLM, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 Tensors = dict[str, np.ndarray]
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -165,13 +167,28 @@ def quantise(source: Path, to: Path, layout: Layout, chosen: Callable[[str, np.n
     return to
 
 
+def quantise_fp8(source: Path, to: Path) -> Path:
+    """Writes `source` with its linears rounded to FP8, one scale a tensor."""
+    shutil.copytree(source, to)
+    (file,) = source.glob("*.safetensors")
+    tensors = safetensors.numpy.load_file(file)
+    for name in [name for name, value in tensors.items() if is_packed(name, value)]:
+        scale = np.abs(tensors[name]).max(keepdims=True).reshape(1).astype(np.float32) / 448
+        tensors |= {name: (tensors[name] / scale).astype(ml_dtypes.float8_e4m3fn), f"{name}_scale": scale}
+    safetensors.numpy.save_file(tensors, to / file.name)
+    configure(to, quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+    return to
+
+
 def configure(directory: Path, **fields: object) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **fields}))
 
 
-def change(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+def change(path: Path, edit: Callable[[dict[str, "torch.Tensor"]], object]) -> None:
     """Rewrites a model's tensors."""
+    import safetensors.torch
+
     (file,) = path.glob("*.safetensors")
     tensors = safetensors.torch.load_file(file)
     edit(tensors)
