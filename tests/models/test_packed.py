@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from packed_files import LAYOUTS, answers, open_llm, quantise
+from packed_files import LAYOUTS, answers, configure, is_packed, open_llm, quantise
 
-from llmpy import _core
+from llmpy import CheckpointError, _core
 
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns and rows
 
@@ -70,3 +70,52 @@ def test_memory(make: Callable[..., Path]) -> None:
         values = sum(np.prod(info["shape"]) for info in plain.weight_info() if types[info["name"]] == "int4_g128")
         assert types["lm_head.weight"] == "float32"
         assert plain_bytes - packed_bytes == values * 4 - values // 128 * 68
+
+
+def is_attention(name: str, value: np.ndarray) -> bool:
+    return is_packed(name, value) and "self_attn" in name
+
+
+def is_mlp(name: str, value: np.ndarray) -> bool:
+    return is_packed(name, value) and "mlp" in name
+
+
+def twice(source: Path, to: Path, first: str, second: str, config: dict[str, object]) -> tuple[Path, Path]:
+    """A model with the linears of attention in one layout and those of the MLP in another, and its values in float32."""
+    quantise(source, to / "a", LAYOUTS[first], is_attention)
+    packed = quantise(to / "a" / "packed", to / "b", LAYOUTS[second], is_mlp) / "packed"
+    configure(packed, quantization_config=config)
+    return packed, quantise(to / "a" / "plain", to / "c", LAYOUTS[second], is_mlp) / "plain"
+
+
+def test_several_groups(tiny, tmp_path: Path, prompts) -> None:
+    """Each group of config_groups has its own format, bits and columns of a group."""
+    groups = {}
+    for layout, target in (("rows-32", "re:.*self_attn.*"), ("int8", "down_proj"), ("int8", "Linear")):
+        (group,) = LAYOUTS[layout].config["config_groups"].values()  # type: ignore[attr-defined]
+        groups[target] = {**group, "targets": [target], "format": LAYOUTS[layout].config["format"]}
+    config = {**LAYOUTS["int8"].config, "format": "mixed-precision", "config_groups": groups}
+    packed, plain = twice(tiny("llama").directory, tmp_path, "rows-32", "int8", config)
+    assert answers(packed, prompts, dtype="float32") == answers(plain, prompts, dtype="float32")
+
+
+def test_dynamic(tiny, tmp_path: Path, prompts) -> None:
+    """`dynamic` of GPTQ gives modules other bits and groups, and leaves some in float."""
+    dynamic = {"-:.*lm_head.*": {}, "+:.*mlp.*": {"bits": 8, "group_size": 32, "sym": True}}
+    config = {**LAYOUTS["gptq-column"].config, "dynamic": dynamic}
+    packed, plain = twice(tiny("llama").directory, tmp_path, "gptq-column", "gptq-8-32", config)
+    assert answers(packed, prompts, dtype="float32") == answers(plain, prompts, dtype="float32")
+    configure(packed, quantization_config={**config, "dynamic": {}})
+    with pytest.raises(CheckpointError, match=r"mlp.*scales: wanted a shape of .* by quantization_config"):
+        open_llm(packed)
+
+
+@pytest.mark.parametrize("layout", ["gptq-32", "awq", "rows", "int8"])
+def test_head(tiny, tmp_path: Path, layout: str, prompts) -> None:
+    """lm_head may be quantised, and any module may stay in float."""
+    source = tiny("llama", vocab_size=160).directory
+    path = quantise(source, tmp_path, LAYOUTS[layout], lambda name, _: "lm_head" in name or "q_proj" in name)
+    with open_llm(path / "packed") as llm:
+        types = {info["name"]: info["dtype"] for info in llm.weight_info()}
+    assert types["lm_head.weight"].startswith("int") and types["model.layers.0.mlp.up_proj.weight"] == "float32"
+    assert answers(path / "packed", prompts, dtype="float32") == answers(path / "plain", prompts, dtype="float32")
