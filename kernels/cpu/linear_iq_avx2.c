@@ -129,10 +129,10 @@ V_INLINE struct row_sub iq2_s_row(const uint8_t *b, uint32_t sub)
 
 V_INLINE __m256i iq3_numbers(const uint16_t *grid, const uint8_t *index, uint32_t high, __m128i levels, uint32_t signs)
 {
-    uint64_t entries[2] = {0, 0};
+    _Alignas(16) uint16_t entries[8];
     UNROLL for (uint32_t i = 0; i < 8; i++)
-        entries[i / 4] |= (uint64_t)grid[index[i] | (high >> i & 1) << 8] << (i % 4 * 16);
-    __m128i bytes = _mm_set_epi64x((long long)entries[1], (long long)entries[0]);
+        entries[i] = grid[index[i] | (high >> i & 1) << 8];
+    __m128i bytes = _mm_load_si128((const void *)entries);
     __m128i even = and_16(bytes, 15), odd = and_16(_mm_srli_epi16(bytes, 4), 15);
     __m256i number = _mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd));
     return negate(_mm256_shuffle_epi8(both_lanes(levels), number), signs);
