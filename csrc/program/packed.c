@@ -400,6 +400,8 @@ static enum rc write_headers(const struct checkpoint_span *span, uint64_t row, u
         memcpy(&header, &scale, sizeof header);
         if (!__builtin_isfinite(scale))
             return bad(span, SCALES, RC_CHECKPOINT, row, "wanted finite scales, have a NaN or an infinity", err);
+        if (!(__builtin_fabsf(scale) < 0x1p120f)) /* the kernels multiply a scale by up to 31 */
+            return bad(span, SCALES, RC_CHECKPOINT, row, "wanted scales below 2^120", err);
         if (tensor->bits == 4 && (header & 0xff))
             return bad(span, SCALES, RC_UNSUPPORTED, row,
                        "a float32 scale of more than 16 significant bits is not supported; store scales as bfloat16 or float16",

@@ -1,6 +1,6 @@
 /* Integers in groups with float32 scales on AVX-512: layout and value in linear_group.h, y[r] = one chain of fused
  * multiply-adds over k, as on AVX2. Many rows go through the tiles of F32. Bound: one row by the bytes of the weights;
- * unpacking takes 4 instructions for 16 weights beside the multiply-add. */
+ * unpacking takes 3 or 4 instructions for 16 weights beside the multiply-add. */
 #include "linear_avx512.h"
 #include "linear_group.h"
 
@@ -42,22 +42,53 @@ INLINE void unpack(const uint8_t *w, uint32_t n_blocks, float *values, const int
     }
 }
 
-/* One row times 1 or 2 panels; two hide the latency of the additions. */
+/* Scales of a panel's block for the product with one row. */
+struct row_scales {
+    __m512 scale, addend;
+};
+
+INLINE struct row_scales row_scales_of(const uint8_t *dwords, const int bits)
+{
+    __m512i both = _mm512_loadu_si512(dwords);
+    if (bits == 8)
+        return (struct row_scales){_mm512_castsi512_ps(both), _mm512_setzero_ps()};
+    __m512 scale = _mm512_castsi512_ps(_mm512_andnot_si512(_mm512_set1_epi32(255), both));
+    __m512 zero = _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(255)));
+    return (struct row_scales){scale, _mm512_mul_ps(_mm512_sub_ps(_mm512_set1_ps(-16), zero), scale)};
+}
+
+/* As values_of. At 4 bits the number lies in the upper bits of a fraction, which gives 16 + q; (16 + q) * scale - (16 + zero) *
+ * scale is exact, since a scale has 16 significant bits and is below 2^120. */
+INLINE __m512 row_values_of(const uint8_t *sub, const struct row_scales *s, const int bits, const int k)
+{
+    const int shift = GROUP_SHIFT(bits, k);
+    if (bits == 8)
+        return values_of(sub, &(struct scales){s->scale, s->addend}, bits, k);
+    __m512i dwords = _mm512_loadu_si512(sub + 64 * GROUP_VECTOR(bits, k));
+    dwords = shift > 19 ? _mm512_srli_epi32(dwords, (unsigned)(shift - 19)) : _mm512_slli_epi32(dwords, (unsigned)(19 - shift));
+    __m512i q = _mm512_ternarylogic_epi32(dwords, _mm512_set1_epi32(15 << 19), _mm512_set1_epi32(0x41800000), 0xea);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(q), s->scale, s->addend);
+}
+
+/* One row times 1 or 4 panels; four hide the latency of the additions. */
 INLINE void panels(const uint8_t *w, const float *x, float *acc, uint32_t n_blocks, const int bits, const int columns,
                    const int n_panels)
 {
     const size_t block_bytes = GROUP_BLOCK_BYTES((unsigned)bits, (unsigned)columns), panel_bytes = n_blocks * block_bytes;
-    __m512 c[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    struct scales s[2];
+    __m512 c[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    struct row_scales s[4];
     for (uint32_t block = 0; block < n_blocks; block++, w += block_bytes) {
-        UNROLL for (int q = 0; q < n_panels; q++) s[q] = scales_of(w + (size_t)q * panel_bytes + block_bytes - 64, bits);
+        /* behind the end of a panel follow the next panels, not those that run along */
+        bool ends = block * block_bytes + GEMV_AHEAD >= panel_bytes;
+        size_t ahead = GEMV_AHEAD + (ends ? (size_t)(n_panels - 1) * panel_bytes : 0);
+        UNROLL for (int q = 0; q < n_panels; q++) s[q] = row_scales_of(w + (size_t)q * panel_bytes + block_bytes - 64, bits);
         for (int sub = 0; sub < columns / 32; sub++, x += 32) {
             const uint8_t *from = w + (size_t)sub * GROUP_SUB_BYTES((unsigned)bits);
             UNROLL for (int q = 0; q < n_panels; q++)
-                prefetch_lines((const char *)from + (size_t)q * panel_bytes + GEMV_AHEAD, (uint32_t)bits + 1);
+                prefetch_lines((const char *)from + (size_t)q * panel_bytes + ahead, (uint32_t)bits + 1);
             UNROLL for (int k = 0; k < 32; k++)
                 UNROLL for (int q = 0; q < n_panels; q++)
-                    c[q] = _mm512_fmadd_ps(values_of(from + (size_t)q * panel_bytes, &s[q], bits, k), _mm512_set1_ps(x[k]),
+                    c[q] = _mm512_fmadd_ps(row_values_of(from + (size_t)q * panel_bytes, &s[q], bits, k), _mm512_set1_ps(x[k]),
                                            c[q]);
         }
     }
@@ -100,9 +131,9 @@ TILES_128(2)
     {                                                                                                                          \
         const float *xk = (const float *)(const void *)x;                                                                      \
         const size_t panel_bytes = (size_t)n_blocks * GROUP_BLOCK_BYTES(bits##u, columns##u);                                  \
-        for (; n_panels >= 2; n_panels -= 2, w += 2 * panel_bytes, acc += 32)                                                  \
-            panels(w, xk, acc, n_blocks, bits, columns, 2);                                                                    \
-        if (n_panels)                                                                                                          \
+        for (; n_panels >= 4; n_panels -= 4, w += 4 * panel_bytes, acc += 64)                                                  \
+            panels(w, xk, acc, n_blocks, bits, columns, 4);                                                                    \
+        for (; n_panels; n_panels--, w += panel_bytes, acc += 16)                                                              \
             panels(w, xk, acc, n_blocks, bits, columns, 1);                                                                    \
     }                                                                                                                          \
     const struct linear_type linear_##type##_float_avx512 = {                                                                  \

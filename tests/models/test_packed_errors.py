@@ -35,6 +35,7 @@ def make(tiny, tmp_path: Path) -> Callable[..., Path]:
     ("awq", ".qzeros", torch.ones(3, 19, dtype=torch.int32), r"wanted a shape of \[3, 20\].*have \[3, 19\]"),
     ("awq", ".scales", torch.full((3, 160), torch.nan, dtype=torch.float16), "wanted finite scales"),
     ("rows", ".weight_scale", None, "wanted a tensor MODULE.weight_scale beside it"),
+    ("rows", ".weight_scale", torch.full((160, 3), 2e37, dtype=torch.bfloat16), r"wanted scales below 2\^120"),
     ("rows", ".weight_shape", None, "wanted a tensor MODULE.weight_shape beside it"),
     ("rows", ".weight_shape", torch.tensor([160, 320]), r"wanted a shape of \[160, 40\].*have \[160, 36\]"),
     ("rows", ".weight_shape", torch.tensor([-160, 288]), "wanted rows and columns, have -160 and 288"),
