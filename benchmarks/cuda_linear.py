@@ -1,26 +1,32 @@
 """Time of the CUDA backend's linears, bfloat16, beside cuBLASLt's own choice of algorithms (through torch, if it is installed).
 
-    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library]
+    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library] [--fp8 SCALES] [--out DIR]
 
 Each shape has several copies of random weights, together far larger than the L2 cache, that take turns in a CUDA graph. The
 backend is used through its C ABI (kernels/backend.h). A line has the microseconds of a call, TB/s of weights, TFLOP/s, and the
 time over cuBLASLt's. gate_up* also computes the gated product. The totals use it instead of gate_up, but cuBLASLt's gate_up.
+
+--fp8: weights in FP8 with a scale for every row ("rows") or 128 rows ("blocks") and 128 columns, bfloat16 activations that the
+backend rounds to FP8 (a launch before each linear, which the times include), beside cuBLASLt's times in bfloat16; without the
+head. A line has the share of the 4.55 TB/s that an H200 reads. --out writes results.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import ctypes
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from ctypes import addressof, byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmpy import _core, hardware
+from llmpy import _core, devices, hardware
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from header import Header
@@ -42,7 +48,9 @@ ROWS = (1, 8, 32, 64, 128, 256, 1024, 8192)
 COLD_BYTES, HEAD_ROWS = 400 << 20, 256
 PRODUCT = 1  # enum linear_output
 LINEAR, LOGITS = 1, 16  # enum matrix_use
-BF16 = 30  # csrc/base/dtype.h
+BF16, FP8 = 30, 66  # csrc/base/dtype.h
+FP8_ROWS = (1, 8, 32, 64, 128, 1024, 4096)
+READ_TBS = 4.55
 
 
 class Backend:
@@ -86,6 +94,14 @@ class Backend:
         self("matrix_fill", made, c_uint32(0), byref(STRUCTS["row_run"](0, n, 0, 1)), ctypes.c_uint64(key))
         return made
 
+    def fp8_matrix(self, n: int, k: int, rows: np.ndarray) -> c_void_p:
+        """A matrix of n rows of FP8 blocks, given as bytes."""
+        made = c_void_p()
+        part = STRUCTS["matrix_part"](n, FP8)
+        self("matrix_create", byref(STRUCTS["matrix_desc"](addressof(part), 1, k, LINEAR, 0)), byref(made))
+        self("matrix_write", made, c_uint32(0), c_uint32(0), c_uint32(n), rows.ctypes.data_as(c_void_p))
+        return made
+
     def seconds(self, graph: c_void_p, launches: int) -> float:
         """Seconds of this number of launches, one after the other."""
         self("synchronize")
@@ -94,6 +110,24 @@ class Backend:
             self("graph_launch", graph)
         self("synchronize")
         return time.perf_counter() - start
+
+
+def fp8_rows(n: int, k: int, scales: str) -> np.ndarray:
+    """Rows of random FP8 blocks, near normal, as a file has them."""
+    rng = np.random.default_rng(n + k)
+    blocks = np.zeros((n, k // 128, 132), np.uint8)
+    values = rng.uniform(1e-4, 4e-4, (n if scales == "rows" else n // 128, k // 128, 1)).astype(np.float32)
+    blocks[:, :, :4] = values.repeat(n // len(values), 0).view(np.uint8)
+    blocks[:, :, 4:] = _normal_bytes(rng)[rng.integers(0, 4096, (n, k // 128, 128), np.uint16)]
+    return blocks
+
+
+def _normal_bytes(rng: np.random.Generator) -> np.ndarray:
+    """4,096 normal values of standard deviation 64 in e4m3."""
+    values = np.clip(64 * rng.standard_normal(4096), -400, 400)
+    exponents = np.clip(np.floor(np.log2(np.abs(values))), -6, 8)
+    fractions = np.clip(np.round((np.abs(values) / 2**exponents - 1) * 8), 0, 7)
+    return ((exponents + 7) * 8 + fractions + np.where(values < 0, 128, 0)).astype(np.uint8)
 
 
 class Bench:
@@ -119,10 +153,18 @@ class Bench:
             args.output, args.y, args.mid = PRODUCT, View(self.y, n // 2, n // 2), View(self.mid, n, n)
         return args
 
-    def time(self, name: str, n: int, k: int, rows: list[int]) -> dict[int, float]:
-        """Seconds of a call for each number of rows."""
+    def copies(self, name: str, n: int, k: int, scales: str) -> list[c_void_p]:
+        """Equal matrices, together larger than the cache."""
+        count = min(64, max(4, COLD_BYTES // ((1 if scales else 2) * n * k)))
+        if scales:
+            stored = fp8_rows(n, k, scales)
+            return [self.backend.fp8_matrix(n, k, stored) for _ in range(count)]
         use = LINEAR | (LOGITS if name == "head" else 0)
-        copies = [self.backend.matrix(n, k, 2 + i, use) for i in range(min(64, max(4, COLD_BYTES // (2 * n * k))))]
+        return [self.backend.matrix(n, k, 2 + i, use) for i in range(count)]
+
+    def time(self, name: str, n: int, k: int, rows: list[int], scales: str = "") -> dict[int, float]:
+        """Seconds of a call for each number of rows. scales: those of FP8 weights."""
+        copies = self.copies(name, n, k, scales)
         self.backend("prepare")
         found = {}
         for m in rows:
@@ -173,6 +215,41 @@ def time_cublas(n: int, k: int, rows: list[int]) -> dict[int, float]:
     return found
 
 
+def measure_fp8(models: list[str], rows: list[int], with_torch: bool, scales: str) -> Iterable[tuple[str, float]]:
+    """Prints a line per shape and number of rows. Yields (row of results.csv, microseconds), totals of a step's layers last."""
+    for model in models:
+        bench = Bench(max(rows), 0, "")
+        totals = {m: (0.0, 0.0) for m in rows}
+        shapes = [shape for shape in MODELS[model] if shape[0] != "head"]
+        for name, n, k, launches in shapes:
+            ours, theirs = bench.time(name, n, k, rows, scales), time_cublas(n, k, rows) if with_torch else {}
+            for m in rows:
+                a, b, n_bytes = ours[m], theirs.get(m, float("nan")), n * k * 132 / 128
+                totals[m] = (totals[m][0] + launches * a, totals[m][1] + launches * b)
+                print(
+                    f"{model:5}{name:8} {n:6} x {k:5} rows {m:4}: {1e6 * a:8.2f} us {n_bytes / a / READ_TBS * 1e-10:5.1f} % of "
+                    f"{READ_TBS} TB/s {2e-12 * n * k * m / a:7.1f} TFLOP/s {a / b:6.2f}x bfloat16",
+                    flush=True,
+                )
+                yield f"linear.fp8_{scales}.{model}.{name.replace('*', '.product')}.{m}", 1e6 * a
+        bench.close()
+        for m in rows:
+            a, b = totals[m]
+            print(f"{model:5}linears of all layers, rows {m:4}: {1e3 * a:8.3f} ms, bfloat16 {1e3 * b:8.3f} ms, {a / b:.3f}x")
+            yield f"linear.fp8_{scales}.{model}.layers.{m}", 1e6 * a
+
+
+def write_results(out: Path, commit: str, scales: str, found: Iterable[tuple[str, float]]) -> None:
+    """Writes the lines of results.csv as benchmarks/results_h200.csv has them."""
+    name, command = devices()[1]["name"], f"benchmarks/cuda_linear.py --fp8 {scales}"
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "results.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["device", "date", "commit", "command", "row", "value", "unit", "must", "aim"])
+        for row, us in found:
+            writer.writerow([name, time.strftime("%Y-%m-%d"), commit, command, row, f"{us:.2f}", "us", "", ""])
+
+
 def measure(models: list[str], rows: list[int], with_torch: bool, library: str) -> dict[str, dict[int, tuple[float, float]]]:
     """Prints a line per shape and number of rows. Returns (our, cuBLASLt's) seconds of a step's linears by model."""
     totals: dict[str, dict[int, tuple[float, float]]] = {}
@@ -200,13 +277,22 @@ def measure(models: list[str], rows: list[int], with_torch: bool, library: str) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="8b,0.6b")
-    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--rows", default="")
+    parser.add_argument("--fp8", default="", choices=("rows", "blocks"), help="FP8 weights and activations")
+    parser.add_argument("--out", type=Path, help="with --fp8: a directory for results.csv")
+    parser.add_argument("--commit", default="", help="the commit under test")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-library", action="store_true", help="our own kernels alone")
     args = parser.parse_args()
+    rows = [int(m) for m in args.rows.split(",") if m] or [*(FP8_ROWS if args.fp8 else ROWS)]
+    if args.fp8:
+        found = [*measure_fp8(args.models.split(","), rows, not args.no_torch, args.fp8)]
+        if args.out:
+            write_results(args.out, args.commit, args.fp8, found)
+        return
     measure(
         args.models.split(","),
-        [int(m) for m in args.rows.split(",")],
+        rows,
         not args.no_torch,
         "" if args.no_library else hardware.cublaslt_library(),
     )
