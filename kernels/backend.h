@@ -31,8 +31,9 @@ struct view {
 };
 
 /* How a linear treats its activations. FLOAT keeps them in float32. INT8 rounds them to int8 with one scale per 32 elements.
- * BF16 rounds them to bfloat16; only AUTO chooses it, for BF16 weights on processors with bfloat16 products. */
-enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2, ARITHMETIC_BF16 = 3 };
+ * BF16 rounds them to bfloat16; only AUTO chooses it, for BF16 weights on processors with bfloat16 products. FP8 rounds them to
+ * e4m3 with one scale per 128 elements, for FP8 weights. */
+enum arithmetic { ARITHMETIC_AUTO = 0, ARITHMETIC_FLOAT = 1, ARITHMETIC_INT8 = 2, ARITHMETIC_BF16 = 3, ARITHMETIC_FP8 = 4 };
 enum matrix_use {
     MATRIX_LINEAR = 1, MATRIX_EMBED = 2,
     MATRIX_EXPERTS = 4, /* or-ed to LINEAR: only `experts` reads the matrix */

@@ -62,7 +62,7 @@ class EngineConfig:
             them share a quarter of the memory, at most 4 GiB.
         host_cache_bytes: 0: preempted sequences are recomputed.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16".
-        activation_dtype: Arithmetic of quantised weights: "auto", "int8", "float".
+        activation_dtype: Arithmetic of quantised weights: "auto", "int8" (CPU), "fp8" (CUDA), "float".
         block_size: Tokens of a cache block: 16, 32 or 64. Never changes a result.
         enable_prefix_caching: Whether equal prefixes are computed once. Never changes a result.
         enforce_eager: No captured graphs (GPU). Never changes a result.
@@ -113,7 +113,7 @@ class EngineConfig:
     host_cache_bytes: int | str = field(default=0, metadata=option(rules.host_cache))
     kv_cache_dtype: str = field(default="auto", metadata=option(choice(
         "auto", "bfloat16", "float16", "float32", not_yet=("fp8", "fp8_e4m3", "fp8_e5m2"), knob="use 'auto' or 'bfloat16'")))
-    activation_dtype: str = field(default="auto", metadata=option(choice("auto", "int8", "float")))
+    activation_dtype: str = field(default="auto", metadata=option(choice("auto", "int8", "fp8", "float")))
     block_size: int = field(default=16, metadata=option(choice(16, 32, 64)))
     enable_prefix_caching: bool = field(default=True, metadata=option(as_bool))
     enforce_eager: bool = field(default=False, metadata=option(as_bool))

@@ -86,6 +86,7 @@ static int parse_options(PyObject *options, struct model_options *o)
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
                             : strcmp(arithmetic, "float") == 0 ? ARITHMETIC_FLOAT
+                            : strcmp(arithmetic, "fp8") == 0   ? ARITHMETIC_FP8
                                                                : ARITHMETIC_AUTO;
     if (get_count(options, "num_threads", &o->n_threads) || get_count(options, "block_size", &o->block_tokens) ||
         get_count(options, "max_num_seqs", &o->max_num_seqs) ||
@@ -518,7 +519,7 @@ static PyObject *describe(PyObject *self, PyObject *args)
     struct model *model = opened(self);
     if (!model)
         return NULL;
-    static const char *const arithmetic[] = {"auto", "float", "int8"};
+    static const char *const arithmetic[] = {"auto", "float", "int8", "bfloat16", "fp8"};
     const struct kv_layout *layout = model_layout(model);
     return Py_BuildValue("{sssssssssIsIsIsKsIsIsKsd}", "device", model_description(model), "on_host", model_on_host(model),
                          "activation_dtype", arithmetic[model_arithmetic(model)], "kv_dtype",

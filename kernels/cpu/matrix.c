@@ -15,6 +15,8 @@ static enum rc part_type(const struct matrix_desc *desc, uint32_t i, const struc
     const struct dtype_info *info = dtype_info(part->dtype);
     const char *name = info ? info->name : "an unknown type";
     *type = NULL;
+    if (desc->arithmetic == ARITHMETIC_FP8)
+        return err_set(err, RC_UNSUPPORTED, "cpu: wanted float or int8 activations, have fp8; set activation_dtype to 'auto'");
     if (info && desc->arithmetic == ARITHMETIC_AUTO)
         *type = K(linear_type)(part->dtype, ARITHMETIC_BF16);
     if (info && !*type && desc->arithmetic != ARITHMETIC_FLOAT)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.float32]
 
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-INT8_TOLERANCE = 1e-1  # activations are rounded to 8 bits before each product
+ROUNDED_TOLERANCE = 1e-1  # activations are rounded to 8 bits before each product
 
 
 class Difference(NamedTuple):
@@ -56,7 +56,7 @@ def run(chosen: Namespace) -> int:
 def _tolerance(llm: LLM) -> float:
     """The largest difference that rounding can cause."""
     bound = TOLERANCES.get(str(llm.config.dtype), 1e-1)
-    return max(bound, INT8_TOLERANCE) if llm.config.activation_dtype == "int8" else bound
+    return max(bound, ROUNDED_TOLERANCE) if llm.config.activation_dtype in ("int8", "fp8") else bound
 
 
 def _parsed(text: str) -> list[int]:

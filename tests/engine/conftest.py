@@ -34,6 +34,27 @@ FAMILIES = {
 }  # fmt: skip
 
 
+FP8 = {
+    "torch_dtype": "bfloat16", "hidden_size": 192, "intermediate_size": 288,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+
+
+def in_blocks(of: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors with the linears of layers in FP8, and a scale for every 128 rows by 128 columns."""
+    out = {}
+    for name, value in of.items():
+        if ".layers." not in name or value.ndim != 2 or ".gate." in name:
+            out[name] = value
+            continue
+        rows, cols = (np.arange(size) // 128 for size in value.shape)
+        scales = np.zeros((rows[-1] + 1, cols[-1] + 1), np.float32)
+        np.maximum.at(scales, (rows[:, None], cols), np.abs(value.astype(np.float32)) / np.float32(448))
+        out[name] = (value.astype(np.float32) / scales[rows[:, None], cols]).astype(ml_dtypes.float8_e4m3fn)
+        out[f"{name}_scale_inv"] = scales
+    return out
+
+
 def tensors(config: dict[str, object], family: str) -> dict[str, np.ndarray]:
     """Every parameter of the model, random."""
     rng = np.random.default_rng(7)
@@ -74,7 +95,10 @@ def tensors(config: dict[str, object], family: str) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """A directory with a tiny checkpoint of a family in a type: "float32", "bfloat16", "float16", "fp8" or one of LAYOUTS."""
+    """A directory with a tiny checkpoint of a family in a type.
+
+    Types: "float32", "bfloat16", "float16", "fp8" or one of LAYOUTS with float32 beside, "fp8-bfloat16" with bfloat16 beside.
+    """
     made: dict[tuple[str, str], Path] = {}
 
     def make(family: str, dtype: str = "float32") -> Path:
@@ -84,12 +108,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
             made[family, dtype] = quantise_fp8(plain, to / dtype) if is_fp8 else quantise(plain, to, LAYOUTS[dtype]) / "packed"
         if (family, dtype) not in made:
             path = tmp_path_factory.mktemp(f"{family}-{dtype}")
-            config = BASE | FAMILIES[family] | {"torch_dtype": dtype}
-            kind = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[dtype]
-            save_file(
-                {name: value.astype(kind) for name, value in tensors(config, family).items()},
-                path / "model.safetensors",
-            )
+            config = BASE | FAMILIES[family] | (FP8 if dtype == "fp8-bfloat16" else {"torch_dtype": dtype})
+            kinds = {"float32": np.float32, "float16": np.float16}
+            kind = kinds.get(dtype, ml_dtypes.bfloat16)
+            found = {name: value.astype(kind) for name, value in tensors(config, family).items()}
+            save_file(in_blocks(found) if dtype == "fp8-bfloat16" else found, path / "model.safetensors")
             (path / "config.json").write_text(json.dumps(config))
             made[family, dtype] = path
         return made[family, dtype]

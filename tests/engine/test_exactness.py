@@ -15,9 +15,10 @@ Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
 MODELS = [
     ("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("mistral-window", "float16", 1), ("qwen2-mixed", "float32", 1),
     ("llama", "float32", 2), ("qwen3", "bfloat16", 3), ("mixtral", "bfloat16", 2),
-    ("llama", "fp8", 1), ("qwen3", "gptq-32", 1), ("llama", "rows-asym", 1), ("mixtral", "int8", 2),
+    ("llama", "fp8", 1), ("llama", "fp8-bfloat16", 1), ("qwen3", "gptq-32", 1), ("llama", "rows-asym", 1),
+    ("mixtral", "int8", 2),
 ]  # fmt: skip
-CPU_ONLY = ("fp8", "gptq-32", "rows-asym", "int8")
+CPU_ONLY = ("gptq-32", "rows-asym", "int8")
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
 

@@ -19,7 +19,7 @@ NEAR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # of the largest 
 # bytes of a block, values of a block, offsets of its float16 fields
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q4_k": (144, 256, [0, 2]),
-    "q6_k": (210, 256, [208]),
+    "q6_k": (210, 256, [208]), "fp8": (132, 128, []),
 }  # fmt: skip
 
 
@@ -58,6 +58,9 @@ def stored(dtype: str, rows: int, cols: int) -> Array:
     blocks = rng.integers(0, 256, (rows, cols // n_values, n_bytes), dtype=np.uint8)
     for offset in scales:
         blocks[:, :, offset : offset + 2] = np.full((*blocks.shape[:2], 1), 0.003, np.float16).view(np.uint8)
+    if dtype == "fp8":
+        blocks[blocks & 0x7F == 0x7F] = 0x81  # no NaN
+        blocks[:, :, :4] = np.full((*blocks.shape[:2], 1), 5e-4, np.float32).view(np.uint8)
     return np.ascontiguousarray(blocks.reshape(rows, -1))
 
 

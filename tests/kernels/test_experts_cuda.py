@@ -17,9 +17,11 @@ KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 GATED, CLAMPED, PLAIN = range(3)
 SILU, GELU_TANH, RELU2 = 0, 2, 4
 LINEAR, EXPERTS = 1, 4
+FLOAT = 1  # enum arithmetic
 # bytes of a block, values of a block, offsets of its float16 fields
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_k": (144, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
+    "fp8": (132, 128, []),
 }  # fmt: skip
 
 
@@ -40,6 +42,9 @@ def stored(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
         blocks[..., offset : offset + 2] = scale[..., None].view(np.uint8)
     if dtype == "mxfp4":
         blocks[..., 0] = 119
+    if dtype == "fp8":
+        blocks[blocks & 0x7F == 0x7F] = 0x81  # no NaN
+        blocks[..., :4] = rng.uniform(1e-4, 4e-4, blocks.shape[:-1]).astype(np.float32)[..., None].view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
 
 
@@ -75,7 +80,7 @@ class Mixture:
     def linear(self, raw: Array, x: Array, bias: Array | None) -> Array:
         rows = raw.shape[0]
         y = np.empty((len(x), rows), self.kind)
-        matrix = self.backend.matrix([(self.dtype, rows, np.ascontiguousarray(raw))], x.shape[1])
+        matrix = self.backend.matrix([(self.dtype, rows, np.ascontiguousarray(raw))], x.shape[1], LINEAR, FLOAT)
         self.backend.linear(matrix, np.ascontiguousarray(x).view(np.uint16), y.view(np.uint16), bias)
         return y
 
@@ -226,7 +231,7 @@ def test_clamped(dtype: str, opened: Callable[[str], Backend]) -> None:
 
 @pytest.mark.parametrize("dtype", list(BLOCKS))
 def test_quantised(dtype: str, opened: Callable[[str], Backend]) -> None:
-    """Types of GGUF files: the bits of the linears."""
+    """Types of GGUF files and FP8: the bits of the linears."""
     rng = np.random.default_rng(4)
     activations = "float16" if dtype == "mxfp4" else "bfloat16"
     mixture = Mixture(opened(activations), activations, 5, 256, 512, dtype=dtype)

@@ -12,12 +12,14 @@ from llmpy import hardware
 Array = np.ndarray
 KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 LINEAR, LOGITS = 1, 16  # enum matrix_use
+FLOAT = 1  # enum arithmetic
 # bytes of a block, values of a block, offsets of its float16 fields
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q4_k": (144, 256, [0, 2]),
     "q6_k": (210, 256, [208]),
     "q5_0": (22, 32, [0]), "q5_1": (24, 32, [0, 2]), "q2_k": (84, 256, [80, 82]), "q3_k": (110, 256, [108]),
     "q5_k": (176, 256, [0, 2]), "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]),
+    "fp8": (132, 128, []),
 }  # fmt: skip
 
 
@@ -33,10 +35,13 @@ def raw_rows(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> Arra
         raw = (0.05 * rng.standard_normal((rows, cols))).astype(KINDS[dtype]).view(np.uint8).reshape(rows, -1)
     else:
         n_bytes, n_values, scales = BLOCKS[dtype]
-        blocks = rng.integers(0, 256, (rows, cols // n_values, n_bytes), dtype=np.uint8)
+        blocks = rng.integers(0, 256, (rows, -(-cols // n_values), n_bytes), dtype=np.uint8)
         for offset in scales:
             scale = rng.uniform(0.001, 0.01, blocks.shape[:2]).astype(np.float16)
             blocks[:, :, offset : offset + 2] = scale[..., None].view(np.uint8)
+        if dtype == "fp8":
+            blocks[blocks & 0x7F == 0x7F] = 0x81  # no NaN
+            blocks[:, :, :4] = rng.uniform(1e-4, 1e-3, blocks.shape[:2]).astype(np.float32)[..., None].view(np.uint8)
         raw = blocks.reshape(rows, -1)
     return np.ascontiguousarray(raw)
 
@@ -46,7 +51,7 @@ def weights(backend: Backend, dtype: str, rows: int, cols: int, rng: np.random.G
     raw, values = raw_rows(dtype, rows, cols, rng), np.empty((rows, cols), np.float32)
     cpu = Backend("cpu")
     cpu.matrix_read(cpu.matrix([(dtype, rows, raw)], cols), 0, rows, values)
-    return backend.matrix([(dtype, rows, raw)], cols, 3), values
+    return backend.matrix([(dtype, rows, raw)], cols, 3, FLOAT), values
 
 
 def linear(backend: Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
@@ -105,6 +110,23 @@ def test_any_columns_and_places(k: int, activations: str, opened: Callable[[str]
     assert not np.isfinite(bad[[4, 9]]).any()
     rest = [row for row in range(21) if row not in (4, 9)]
     assert bad[rest].tobytes() == plain.astype(np.float32)[rest].tobytes()
+
+
+@pytest.mark.parametrize("activations", list(KINDS))
+@pytest.mark.parametrize("k", [1, 40, 127, 129, 300])
+def test_any_columns_of_fp8(k: int, activations: str, opened: Callable[[str], Backend]) -> None:
+    """The rest of the last block has no effect; the bits are those of the values in float32 where x is float32."""
+    rng = np.random.default_rng(k)
+    backend, kind = opened(activations), KINDS[activations]
+    matrix, values = weights(backend, "fp8", 19, k, rng)
+    x = rng.standard_normal((70, k)).astype(kind)
+    y, exact = linear(backend, matrix, x, 19), x.astype(np.float64) @ values.T.astype(np.float64)
+    assert np.abs(y.astype(np.float64) - exact).max() <= np.abs(exact).max() * (1e-6 if activations == "float32" else 8e-3)
+    if activations == "float32":
+        plain = backend.matrix([("float32", 19, values)], k)
+        assert linear(backend, plain, x, 19).tobytes() == y.tobytes()
+    for rows in (1, 9, 65):
+        assert linear(backend, matrix, x[:rows], 19).tobytes() == y[:rows].tobytes()
 
 
 def spoiled(x: Array, rng: np.random.Generator) -> Array:
@@ -256,9 +278,9 @@ def test_a_share_of_the_rows_has_the_bits_of_the_whole(dtype: str, activations: 
     raw = raw_rows(dtype, n, k, rng)
     x = spoiled(rng.standard_normal((300, k), np.float32).astype(KINDS[activations]), rng)
     for use, kind in ((LINEAR, words), (LINEAR | LOGITS, np.float32)):
-        whole, is_float_out = backend.matrix([(dtype, n, raw)], k, use), use != LINEAR
+        whole, is_float_out = backend.matrix([(dtype, n, raw)], k, use, FLOAT), use != LINEAR
         for first, end in ((0, 512), (512, 1032), (64, 65), (8, 1000), (333, 700)):
-            own = backend.matrix([(dtype, end - first, raw[first:end])], k, use)
+            own = backend.matrix([(dtype, end - first, raw[first:end])], k, use, FLOAT)
             for rows in (1, 5, 64, 65, 300):
                 y, mine = np.zeros((rows, n), kind), np.zeros((rows, end - first), kind)
                 backend.linear(whole, x[:rows].view(words), y, is_float_out=is_float_out)

@@ -83,9 +83,9 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
         backend.linear(of, x[:rows], y)
         return y
 
-    def products(rows: int) -> Array:
+    def products(rows: int, of: object = matrix) -> Array:
         y, mid = np.zeros((rows, 768), np.uint16), np.zeros((rows, 1536), np.uint16)
-        backend.linear(matrix, x[:rows], y, mid=mid)
+        backend.linear(of, x[:rows], y, mid=mid)
         return y
 
     def logits(rows: int, router: object) -> Array:
@@ -109,6 +109,14 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
         assert ways.takers(partial(logits, rows, router)) == ["router"]
         assert ways.takers(partial(sums, rows, other, 40)) == ["parts"]
     assert ways.takers(partial(normed, large)) == ["row_normed"]
+    bytes_of_rows = np.zeros((1536, 9, 132), np.uint8)
+    bytes_of_rows[:, :, :4] = np.full((1536, 9, 1), 1e-3, np.float32).view(np.uint8)
+    bytes_of_rows[:, :, 4:] = rng.integers(0, 0x60, (1536, 9, 128), dtype=np.uint8)
+    fp8 = backend.matrix([("fp8", 1536, bytes_of_rows.reshape(1536, -1))], 1088)
+    for rows in (1, 64, 65, 300):
+        few = ["fp8_few"] if rows <= 64 else []
+        assert ways.takers(partial(sums, rows, fp8)) == [*few, "fp8_many"]
+        assert ways.takers(partial(products, rows, fp8)) == [*few, "fp8_many", "twice"]
     assert {*ways.names} - ways.reached == {"library", "twice"}
     odd = backend.matrix([(dtype, 22, weights[:22].copy())], 1088)  # halves that are no whole eights
     y, mid = np.zeros((3, 11), np.uint16), np.zeros((3, 22), np.uint16)

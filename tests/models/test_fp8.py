@@ -11,7 +11,7 @@ import safetensors.numpy
 import torch
 from packed_files import answers, change, configure, open_llm
 
-from llmpy import CheckpointError, UnsupportedError, _core
+from llmpy import CheckpointError, SamplingParams, UnsupportedError, _core
 
 Tensors = dict[str, np.ndarray]
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns and rows
@@ -76,7 +76,7 @@ def make(tiny, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(make: Callable[..., Path], layout: str, prompts) -> None:
+def test_layouts(make: Callable[..., Path], layout: str, prompts, device: str) -> None:
     """Exact values, fewer bytes, and the bits of float32 weights: alone, in a batch and in chunks."""
     path = make(layout)
     (file,) = (path / "packed").glob("*.safetensors")
@@ -86,18 +86,58 @@ def test_layouts(make: Callable[..., Path], layout: str, prompts) -> None:
         assert (reader.tensors()[name][0] == "fp8") == (".layers." in name and value.ndim == 2)
         read = np.frombuffer(reader.read_float32(name), np.float32).reshape(value.shape)
         assert read.tobytes() == value.astype(np.float32).tobytes()
-    wanted = answers(path / "plain", prompts, dtype="float32")
-    assert answers(path / "packed", prompts, dtype="float32") == wanted
-    assert answers(path / "packed", prompts, dtype="float32", max_num_batched_tokens=16, max_num_seqs=2) == wanted
+    options = {"dtype": "float32", "device": device}
+    wanted = answers(path / "plain", prompts, **options)
+    assert answers(path / "packed", prompts, **options) == wanted
+    assert answers(path / "packed", prompts, **options, max_num_batched_tokens=16, max_num_seqs=2) == wanted
     for prompt, one in zip(prompts, wanted, strict=True):
-        assert answers(path / "packed", [prompt], dtype="float32") == [one]
+        assert answers(path / "packed", [prompt], **options) == [one]
 
 
 @pytest.mark.parametrize("case", ["qwen3", "phi3", "gemma2", "glm4", "olmo2", "mixtral", "qwen2_moe", "deepseek2", "deepseek3"])
-def test_families(make: Callable[..., Path], case: str, prompts) -> None:
+def test_families(make: Callable[..., Path], case: str, prompts, device: str) -> None:
     """Fused parts in the file or here, norms beside them, experts."""
     path = make("blocks", case)
-    assert answers(path / "packed", prompts, dtype="float32") == answers(path / "plain", prompts, dtype="float32")
+    options = {"dtype": "float32", "device": device}
+    assert answers(path / "packed", prompts, **options) == answers(path / "plain", prompts, **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rounded_activations(make: Callable[..., Path], layout: str, prompts, cuda: str) -> None:
+    """CUDA rounds 16-bit activations to FP8 unless it is told not to; the logprobs of both are near float32's."""
+    path = make(layout)
+    prompts = [prompt[:50] for prompt in prompts]
+    values: dict[str, list[np.ndarray]] = {}
+    for name, options in {
+        "exact": {"dtype": "float32"}, "fp8": {}, "float": {"activation_dtype": "float"}, "named": {"activation_dtype": "fp8"},
+    }.items():  # fmt: skip
+        with open_llm(path / "packed", device=cuda, **{"dtype": "bfloat16", **options}) as llm:
+            assert llm.config.activation_dtype == {"exact": "float", "named": "fp8"}.get(name, name)
+            outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+            values[name] = [o.prompt_token_logprobs[1:] for o in outputs]
+    for exact, rounded, floats, named in zip(*(values[name] for name in ("exact", "fp8", "float", "named")), strict=True):
+        assert named.tobytes() == rounded.tobytes() and floats.tobytes() != rounded.tobytes()
+        assert np.abs(floats - exact).max() < 0.1 and np.abs(rounded - exact).max() < 0.5
+
+
+@pytest.mark.parametrize("case", ["mixtral", "deepseek3", "phi3"])
+def test_rounded_activations_of_families(make: Callable[..., Path], case: str, prompts, cuda: str) -> None:
+    """Experts and latent attention beside linears: equal bits alone and in a batch."""
+    path = make("blocks", case)
+    wanted = answers(path / "packed", prompts, device=cuda, dtype="bfloat16")
+    for prompt, one in zip(prompts, wanted, strict=True):
+        assert answers(path / "packed", [prompt], device=cuda, dtype="bfloat16") == [one]
+
+
+def test_refused_arithmetic(make: Callable[..., Path], cuda: str) -> None:
+    path = make("blocks")
+    with pytest.raises(UnsupportedError, match="dtype bfloat16 or float16"):
+        open_llm(path / "packed", device=cuda, dtype="float32", activation_dtype="fp8")
+
+
+def test_the_cpu_rounds_no_activations_to_fp8(make: Callable[..., Path]) -> None:
+    with pytest.raises(UnsupportedError, match="have fp8; set activation_dtype to 'auto'"):
+        open_llm(make("blocks") / "packed", activation_dtype="fp8")
 
 
 @pytest.mark.parametrize("case", ["llama", "mixtral"])

@@ -4,6 +4,7 @@
  * matrix_create allocate. Errors of the driver become RC_DEVICE with the driver's name and code of the error. */
 #include "../attention/kv.cuh"
 #include "../experts/router.cuh"
+#include "fp8_rows.cuh"
 #include "launch.cuh"
 #include "packed.cuh"
 #include "types.cuh"
@@ -273,6 +274,14 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
     mem_free(matrix);
 }
 
+/* Do the products of the matrix round their activations to FP8? Experts have no such kernels, and the tensor cores want parts
+ * of one type. */
+static bool rounds_to_fp8(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
+{
+    return desc->arithmetic != ARITHMETIC_FLOAT && cuda->dtype != DTYPE_F32 && !(desc->use & MATRIX_EXPERTS) &&
+           matrix->is_whole && matrix->n_rows && matrix->parts[0].dtype == DTYPE_FP8;
+}
+
 /* Can all of the matrix lie in packed.cuh's order, for the context's type of activations? */
 static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint32_t use)
 {
@@ -285,8 +294,11 @@ static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint3
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
 {
     device_scope scope(((struct cuda *)ctx)->device);
-    if (desc->arithmetic == ARITHMETIC_INT8)
-        return err_set(err, RC_UNSUPPORTED, "cuda: wanted float activations, have int8; set activation_dtype to 'auto'");
+    const uint32_t arithmetic = desc->arithmetic, activations = ((struct cuda *)ctx)->dtype;
+    if (arithmetic == ARITHMETIC_INT8 || (arithmetic == ARITHMETIC_FP8 && activations == DTYPE_F32))
+        return err_set(err, RC_UNSUPPORTED, "cuda: wanted float activations%s, have %s; set activation_dtype to 'auto'",
+                       arithmetic == ARITHMETIC_INT8 ? "" : " (fp8 ones with dtype bfloat16 or float16)",
+                       arithmetic == ARITHMETIC_INT8 ? "int8" : "fp8 with dtype float32");
     struct matrix *matrix = (struct matrix *)mem_calloc(1, sizeof *matrix + desc->n_parts * sizeof *matrix->parts);
     if (!matrix)
         return err_set(err, RC_MEMORY, "cuda: no memory for a matrix");
@@ -296,16 +308,24 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
     for (uint32_t i = 0; i < desc->n_parts; i++) {
         struct cuda_part *part = &matrix->parts[i];
         const struct dtype_info *info = dtype_info(desc->parts[i].dtype);
-        if (!info || !supports(ctx, desc->parts[i].dtype, desc->use) || desc->n_cols % info->block_values) {
+        const bool is_whole = info && (desc->parts[i].dtype == DTYPE_FP8 || desc->n_cols % info->block_values == 0);
+        if (!is_whole || !supports(ctx, desc->parts[i].dtype, desc->use)) {
             mem_free(matrix);
             return err_set(err, RC_UNSUPPORTED, "cuda: wanted whole blocks of a supported type, have %u columns of %s",
                            desc->n_cols, info ? info->name : "an unknown type");
         }
+        if (desc->arithmetic == ARITHMETIC_FP8 && desc->parts[i].dtype != DTYPE_FP8 && !is_float_type(desc->parts[i].dtype)) {
+            mem_free(matrix);
+            return err_set(err, RC_UNSUPPORTED, "cuda: %s weights have no products with fp8 activations; set activation_dtype "
+                           "to 'auto'", info->name);
+        }
         part->dtype = desc->parts[i].dtype;
         part->first_row = matrix->n_rows;
         part->n_rows = desc->parts[i].n_rows;
-        part->file_row_bytes = (size_t)desc->n_cols / info->block_values * info->block_bytes;
-        part->row_bytes = round_up(part->file_row_bytes, cuda_type_of(part->dtype)->row_step);
+        part->file_row_bytes = dtype_row_bytes(part->dtype, desc->n_cols);
+        part->lead_bytes = part->dtype == DTYPE_FP8 ? fp8_lead_bytes(desc->n_cols) : 0;
+        part->row_bytes = part->dtype == DTYPE_FP8 ? fp8_row_bytes(desc->n_cols)
+                                                   : round_up(part->file_row_bytes, cuda_type_of(part->dtype)->row_step);
         if (i && part->dtype != part[-1].dtype) {
             matrix->bytes = round_up(matrix->bytes, 256);
             matrix->is_whole = false;
@@ -314,6 +334,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->bytes += part->n_rows * part->row_bytes;
     }
     matrix->is_packed = can_pack((struct cuda *)ctx, matrix, desc->use);
+    matrix->rounds_to_fp8 = rounds_to_fp8((struct cuda *)ctx, matrix, desc);
     enum rc rc = cuda_pool_create(ctx, MEMORY_WEIGHTS, matrix->bytes, (void **)&matrix->data, err);
     if (rc) {
         matrix_destroy(ctx, matrix);
@@ -323,7 +344,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
     for (uint32_t i = 0; i < matrix->n_parts; i++) {
         if (i && matrix->parts[i].dtype != matrix->parts[i - 1].dtype)
             at = round_up(at, 256);
-        matrix->parts[i].data = matrix->data + at;
+        matrix->parts[i].data = matrix->data + at + matrix->parts[i].lead_bytes;
         at += matrix->parts[i].n_rows * matrix->parts[i].row_bytes;
     }
     matrix->is_logits = desc->use & MATRIX_LOGITS;
@@ -344,15 +365,14 @@ static size_t matrix_bytes(const struct matrix *matrix)
 
 static uint32_t matrix_arithmetic(const struct matrix *matrix, uint32_t part)
 {
-    (void)matrix;
     (void)part;
-    return ARITHMETIC_FLOAT;
+    return matrix->rounds_to_fp8 ? ARITHMETIC_FP8 : ARITHMETIC_FLOAT;
 }
 
 /* Stores rows of a part: pack(context, the first row's number in the matrix) if the matrix is packed, otherwise
  * copy(context, part, the first row's address). */
 template <class PACK, class COPY>
-static enum rc store_rows(void *ctx, const struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows, PACK pack,
+static enum rc store_rows(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows, PACK pack,
                           COPY copy)
 {
     struct cuda *cuda = (struct cuda *)ctx;
@@ -360,7 +380,14 @@ static enum rc store_rows(void *ctx, const struct matrix *matrix, uint32_t part,
     const struct cuda_part *p = &matrix->parts[part];
     if (!n_rows)
         return RC_OK;
+    linear_changed(matrix);
     return matrix->is_packed ? pack(cuda, p->first_row + first_row) : copy(cuda, p, p->data + first_row * p->row_bytes);
+}
+
+/* Columns of a part of FP8; 0: of another type. */
+static uint32_t fp8_cols(const struct matrix *matrix, const struct cuda_part *part)
+{
+    return part->dtype == DTYPE_FP8 ? matrix->n_cols : 0;
 }
 
 static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
@@ -370,7 +397,8 @@ static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uin
         ctx, matrix, part, first_row, n_rows,
         [&](struct cuda *cuda, uint32_t row) { return cuda_packed_write(cuda, matrix, row, n_rows, data, err); },
         [&](struct cuda *cuda, const struct cuda_part *p, char *to) {
-            return cuda_upload_rows(cuda, to, p->row_bytes, data, p->file_row_bytes, n_rows, err);
+            return cuda_upload_rows(cuda, to - p->lead_bytes, p->row_bytes, data, p->file_row_bytes, n_rows, err,
+                                    fp8_cols(matrix, p));
         });
 }
 
@@ -398,8 +426,24 @@ static enum rc matrix_load(void *ctx, struct matrix *matrix, uint32_t part, uint
         ctx, matrix, part, first_row, n_rows,
         [&](struct cuda *cuda, uint32_t row) { return load_packed(cuda, matrix, row, n_rows, source, err); },
         [&](struct cuda *cuda, const struct cuda_part *p, char *to) {
-            return cuda_upload_source(cuda, to, p->row_bytes, source, p->file_row_bytes, n_rows, err);
+            return cuda_upload_source(cuda, to - p->lead_bytes, p->row_bytes, source, p->file_row_bytes, n_rows, err,
+                                      fp8_cols(matrix, p));
         });
+}
+
+/* A row as the file has it. `stored` has room for the row as the device has it. */
+static enum rc read_row(void *ctx, const struct matrix *matrix, const struct cuda_part *p, uint32_t r, char *row, char *stored,
+                        struct err *err)
+{
+    const char *from = p->data + (r - p->first_row) * p->row_bytes - p->lead_bytes;
+    if (matrix->is_packed)
+        return cuda_packed_read((struct cuda *)ctx, matrix, r, row, err);
+    if (p->dtype != DTYPE_FP8)
+        return download(ctx, row, from, p->file_row_bytes, err);
+    enum rc rc = download(ctx, stored, from, p->row_bytes, err);
+    if (!rc)
+        fp8_join(row, stored, matrix->n_cols);
+    return rc;
 }
 
 static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *values,
@@ -407,14 +451,14 @@ static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t firs
 {
     enum rc rc = RC_OK;
     const struct cuda_part *p = matrix->parts;
-    char *row = (char *)mem_alloc((size_t)matrix->n_cols * sizeof(float));
+    const size_t row_bytes = (size_t)matrix->n_cols * sizeof(float) + FP8_FILE_BLOCK_BYTES;
+    char *row = (char *)mem_alloc(row_bytes + fp8_row_bytes(matrix->n_cols));
     if (!row)
         return err_set(err, RC_MEMORY, "matrix_read: no memory for a row");
     for (uint32_t r = first_row; r < first_row + n_rows && !rc; r++, values += matrix->n_cols) {
         while (r >= p->first_row + p->n_rows)
             p++;
-        rc = matrix->is_packed ? cuda_packed_read((struct cuda *)ctx, matrix, r, row, err)
-                               : download(ctx, row, p->data + (r - p->first_row) * p->row_bytes, p->file_row_bytes, err);
+        rc = read_row(ctx, matrix, p, r, row, row + row_bytes, err);
         if (!rc)
             dtype_to_float(p->dtype, row, values, matrix->n_cols);
     }

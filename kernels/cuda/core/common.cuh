@@ -73,9 +73,10 @@ struct cuda {
 };
 
 /* Parts follow each other, without a gap between parts of the same type. Rows are row_bytes apart. Rows of two-byte floats are
- * padded with zeros to whole k16 steps; other rows have the bytes of the file. */
+ * padded with zeros to whole k16 steps; rows of FP8 lie as fp8_rows.cuh has them; others have the bytes of the file. */
 struct cuda_part {
     uint32_t dtype, first_row, n_rows;
+    uint32_t lead_bytes; /* of a row before `data`; 0 but for FP8 */
     size_t row_bytes, file_row_bytes;
     char *data;
 };
@@ -95,11 +96,13 @@ struct matrix {
     bool is_whole;             /* all parts are of one type: one launch reads them */
     bool is_router;            /* its products have router.cuh's chain */
     bool is_logits;            /* its products are logits */
+    bool rounds_to_fp8;        /* its products round activations to FP8 */
     bool is_packed;            /* MXFP4 of experts as packed.cuh has it, all parts in one; row_bytes mean nothing then */
     uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;
     char *data;
     struct skinny_form skinny[2], skinny_pairs[2]; /* in stages of 128 and 256 columns; as gate | up, by eight rows of each */
+    struct fp8_matrix *fp8;    /* linear_fp8.cuh's, where rounds_to_fp8; else NULL */
     struct cuda_part parts[1]; /* [n_parts] */
 };
 
@@ -124,12 +127,13 @@ static const module_anchor this_file((const void *)anchor_kernel);
 enum rc cuda_take(struct cuda *cuda, uint32_t use, size_t size_bytes, void *pointer, struct err *err);
 void cuda_give(struct cuda *cuda, void *memory);
 void cuda_give_all(struct cuda *cuda);
-/* upload.cu: copies n_rows rows of file_row_bytes from the host to rows row_bytes apart. Returns when the copy has ended. */
+/* upload.cu: copies n_rows rows of file_row_bytes from the host to rows row_bytes apart. Returns when the copy has ended. Rows
+ * of FP8, of fp8_cols columns, are split (fp8_rows.cuh); target is then the first row's first scale. */
 enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
-                         uint32_t n_rows, struct err *err);
+                         uint32_t n_rows, struct err *err, uint32_t fp8_cols = 0);
 /* The same for rows that the lanes read themselves. */
 enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, const struct row_source *source,
-                           size_t file_row_bytes, uint32_t n_rows, struct err *err);
+                           size_t file_row_bytes, uint32_t n_rows, struct err *err, uint32_t fp8_cols = 0);
 void cuda_uploads_close(struct cuda *cuda);
 /* The number in "cuda:N". Fails if the device does not exist. */
 enum rc cuda_find_device(const char *name, int *device, struct err *err);
@@ -246,6 +250,8 @@ void linear_close(struct cuda *cuda);
 /* Completes a matrix whose parts have addresses. Call linear_drop before the matrix is destroyed. */
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
 void linear_drop(struct cuda *cuda, const struct matrix *matrix);
+/* Forgets what prepare found out about the values of a matrix. */
+void linear_changed(struct matrix *matrix);
 /* The name of a row of LINEAR_WAYS, EXPERTS_WAYS, EXPERTS_LINEAR_WAYS, ATTENTION_WAYS; NULL: no such row. */
 const char *cuda_linear_way(uint32_t row);
 const char *cuda_experts_way(uint32_t row);

@@ -32,6 +32,7 @@ static constexpr struct cuda_type CUDA_TYPES[] = {
     {DTYPE_IQ4_NL, false, false,    1,        DTYPE_NONE},
     {DTYPE_IQ4_XS, false, false,    1,        DTYPE_NONE},
     {DTYPE_MXFP4,  false, true,     1,        DTYPE_BF16},
+    {DTYPE_FP8,    false, false,    1,        DTYPE_NONE},
 };
 #define N_CUDA_TYPES (sizeof CUDA_TYPES / sizeof *CUDA_TYPES)
 

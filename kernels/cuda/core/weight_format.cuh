@@ -1,10 +1,13 @@
 /* weight_format.cuh: weight_format<DTYPE>, one struct a type of weights: the values and bytes of a block, and value(), the
- * exact float32 of element k of a row that lies in memory as in its file. The formulas and their roundings are those of
- * csrc/base/dtype.c, the definition of the types. The plain kernels read weights through value(). */
+ * exact float32 of element k of a row that lies in memory as in its file, or for FP8 as fp8_rows.cuh says. The formulas and
+ * their roundings are those of csrc/base/dtype.c, the definition of the types. The plain kernels read weights through
+ * value(). */
 #ifndef LLMPY_CUDA_WEIGHT_FORMAT_CUH
 #define LLMPY_CUDA_WEIGHT_FORMAT_CUH
 
 #include "types.cuh"
+
+#include <cuda_fp8.h>
 
 template <uint32_t DTYPE> struct weight_format;
 
@@ -180,6 +183,15 @@ template <> struct weight_format<DTYPE_MXFP4> : weight_block<DTYPE_MXFP4, 32, 17
         int q = nibble(b + 1, k % 32), rest = q & 7, twice = rest < 4 ? rest : (2 + rest % 2) << (rest / 2 - 1);
         float scale = __uint_as_float(b[0] < 2 ? 0x00200000u << b[0] : (uint32_t)(b[0] - 1) << 23);
         return (float)(q & 8 ? -twice : twice) * scale;
+    }
+};
+
+/* row: its numbers, which follow its scales (fp8_rows.cuh). */
+template <> struct weight_format<DTYPE_FP8> : weight_block<DTYPE_FP8, 128, 132> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const float scale = ((const float *)row)[-1 - (int)(k / n_values)];
+        return __half2float(__half(__nv_cvt_fp8_to_halfraw(row[k], __NV_E4M3))) * scale;
     }
 };
 

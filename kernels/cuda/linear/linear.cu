@@ -2,122 +2,21 @@
  * (+ add[r][n]), rounded again, as the separate operation does it. LINEAR_WAYS has the ways. Every output is one chain of
  * float32, the same for every number of rows:
  * - W and x of one two-byte type: mma.sync m16n8k16 over the k16 steps 0, 1, 2, ..., 16 rows of W by 8 rows of x. The tail of k
- *   and missing rows are zeros. linear_tiles has one tile of W and 8 or 64 rows of x a warp. Where the copy engine
- *   can read both, linear_row.cuh, linear_skinny.cuh and linear_gemm.cuh use wgmma in the same order.
- * - anything else: the exact float32 value of W (weight_format.cuh) times that of x in fused multiply-adds, k ascending. A
- *   block of linear_values unpacks 16 rows of W by 64 columns into shared memory for 8 or 64 rows of x.
- * One row is bound by the bytes of W; linear_tiles and linear_values are bound by latency and reach a part of that. */
-#include "../core/launch.cuh"
-#include "../core/mma.cuh"
+ *   and missing rows are zeros. linear_plain.cuh has any of them; where the copy engine can read both, linear_row.cuh,
+ *   linear_skinny.cuh and linear_gemm.cuh use wgmma in the same order.
+ * - FP8 weights, and activations that are rounded to FP8: the order of linear_fp8.cuh.
+ * - anything else: the exact float32 value of W (weight_format.cuh) times that of x in fused multiply-adds, k ascending, by
+ *   linear_plain.cuh. */
 #include "../core/ways.cuh"
-#include "../core/weight_format.cuh"
 #include "cublaslt.cuh"
+#include "linear_fp8_few.cuh"
+#include "linear_fp8_many.cuh"
 #include "linear_gemm.cuh"
+#include "linear_plain.cuh"
 #include "linear_row.cuh"
 
 #include <stdio.h>
 #include <string.h>
-
-/* ---- tensor cores -------------------------------------------------------------------------------------------------------- */
-
-/* Lane g = lane / 4, t = lane % 4 holds rows g and g + 8 of the tile of W, row g of each eight of x, columns 2t and 2t + 8. */
-template <class T, uint32_t EIGHTS>
-static __global__ void __launch_bounds__(32)
-linear_tiles(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, bool is_aligned, struct output out)
-{
-    start_next();
-    wait_for_input();
-    uint32_t g = threadIdx.x / 4, t = threadIdx.x % 4, n = blockIdx.x * 16 + g, r = blockIdx.y * 8 * EIGHTS + g;
-    /* Rows beyond the last read the last row; their sums are not stored. */
-    const uint32_t *low = (const uint32_t *)(w + min(n, out.n_out - 1) * w_row_bytes) + t;
-    const uint32_t *high = (const uint32_t *)(w + min(n + 8, out.n_out - 1) * w_row_bytes) + t;
-    const uint16_t *x_rows[EIGHTS];
-    float c[EIGHTS][4] = {};
-    for (uint32_t i = 0; i < EIGHTS; i++)
-        x_rows[i] = (const uint16_t *)x.at(min(r + 8 * i, out.n_rows - 1), 0);
-#pragma unroll 4
-    for (uint32_t k = 0; k < n_cols; k += 16) {
-        uint32_t a[4] = {low[k / 2], high[k / 2], low[k / 2 + 4], high[k / 2 + 4]};
-#pragma unroll
-        for (uint32_t i = 0; i < EIGHTS; i++) {
-            uint32_t b[2] = {pair_at(x_rows[i], k + 2 * t, n_cols, is_aligned),
-                             pair_at(x_rows[i], k + 2 * t + 8, n_cols, is_aligned)};
-            mma(c[i], a, b, T());
-        }
-    }
-    for (uint32_t i = 0; i < EIGHTS; i++) {
-        uint32_t row = blockIdx.y * 8 * EIGHTS + 8 * i + 2 * t;
-        put<T>(out, row, n, c[i][0]);
-        put<T>(out, row + 1, n, c[i][1]);
-        put<T>(out, row, n + 8, c[i][2]);
-        put<T>(out, row + 1, n + 8, c[i][3]);
-    }
-}
-
-template <class T>
-static void launch_tiles(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
-                         const struct output &out)
-{
-    uint32_t n_cols = args->matrix->n_cols;
-    bool is_aligned = (uintptr_t)args->x.data % 4 == 0 && args->x.stride % 2 == 0;
-    bool is_few = args->n_rows <= 8;
-    dim3 grid(ceil_div(part->n_rows, 16), ceil_div(args->n_rows, is_few ? 8 : 64));
-    launch(cuda, is_few ? linear_tiles<T, 1> : linear_tiles<T, 8>, grid, 32, 0, part->data, part->row_bytes,
-           rows<T>(args->x), n_cols, is_aligned, out);
-}
-
-/* ---- fused multiply-adds ------------------------------------------------------------------------------------------------- */
-
-#define THREADS 128u
-#define W_ROWS 16u
-#define CHUNK 64u
-
-template <class T, class W, uint32_t X_ROWS>
-static __global__ void __launch_bounds__(THREADS)
-linear_values(const char *w, size_t w_row_bytes, rows<T> x, uint32_t n_cols, struct output out)
-{
-    start_next();
-    wait_for_input();
-    const uint32_t per_thread = X_ROWS * W_ROWS / THREADS;
-    __shared__ float w_values[W_ROWS][CHUNK + 1], x_values[X_ROWS][CHUNK + 1];
-    uint32_t n = threadIdx.x % W_ROWS, first = threadIdx.x / W_ROWS;
-    uint32_t w_base = blockIdx.x * W_ROWS, x_base = blockIdx.y * X_ROWS;
-    float sum[per_thread] = {};
-    for (uint32_t k = 0; k < n_cols; k += CHUNK) {
-        uint32_t n_here = min(CHUNK, n_cols - k);
-        for (uint32_t i = threadIdx.x; i < W_ROWS * CHUNK; i += THREADS) {
-            uint32_t row = i / CHUNK, c = i % CHUNK;
-            if (c < n_here && w_base + row < out.n_out)
-                w_values[row][c] = W::value((const uint8_t *)w + (w_base + row) * w_row_bytes, k + c);
-        }
-        for (uint32_t i = threadIdx.x; i < X_ROWS * CHUNK; i += THREADS) {
-            uint32_t row = i / CHUNK, c = i % CHUNK;
-            if (c < n_here && x_base + row < out.n_rows)
-                x_values[row][c] = to_float(*x.at(x_base + row, k + c));
-        }
-        __syncthreads();
-        for (uint32_t c = 0; c < n_here; c++)
-#pragma unroll
-            for (uint32_t i = 0; i < per_thread; i++)
-                sum[i] = fmaf(w_values[n][c], x_values[first + i * (THREADS / W_ROWS)][c], sum[i]);
-        __syncthreads();
-    }
-    for (uint32_t i = 0; i < per_thread; i++)
-        put<T>(out, x_base + first + i * (THREADS / W_ROWS), w_base + n, sum[i]);
-}
-
-template <class T>
-static void launch_values(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
-                          const struct output &out)
-{
-    visit_weight(part->dtype, [&](auto weight) {
-        using W = decltype(weight);
-        bool is_few = args->n_rows <= 8;
-        dim3 grid(ceil_div(part->n_rows, W_ROWS), ceil_div(args->n_rows, is_few ? 8 : 64));
-        launch(cuda, is_few ? linear_values<T, W, 8> : linear_values<T, W, 64>, grid, THREADS, 0, part->data,
-               part->row_bytes, rows<T>(args->x), args->matrix->n_cols, out);
-    });
-}
 
 /* ---- skinny -------------------------------------------------------------------------------------------------------------- */
 
@@ -149,6 +48,7 @@ struct linear_state {
     map_encoder encode;
     struct gemm_device gemm;
     struct x_map x_maps[N_X_MAPS];
+    struct fp8_memory fp8;
     struct lt *lt; /* NULL: turned off, or not found */
     struct linear_shape shapes[N_SHAPES];
     uint32_t n_shapes;
@@ -159,8 +59,11 @@ template <class T> static cudaError_t allow_rings(void)
     cudaError_t code = cudaSuccess;
     for (uint32_t i = 0; i < 4 && code == cudaSuccess; i++)
         code = allow_shared(row_kernel<T>(i % 2, i / 2));
-    for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++)
+    for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++) {
         code = allow_shared(skinny_kernel<T>(1u << i / 2, i % 2));
+        if (code == cudaSuccess)
+            code = allow_shared(fp8_few_of<T>(1u << i / 2, i % 2));
+    }
     return code;
 }
 
@@ -176,6 +79,8 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
         code = allow_rings<__half>();
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
         code = gemm_open(cuda->dtype, cuda->n_processors, &cuda->linear->gemm);
+    if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
+        code = fp8_many_open(cuda->dtype);
     const char *library = cuda->options.cublaslt;
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
         cuda->linear->lt = lt_open(cuda, library);
@@ -230,8 +135,16 @@ static void take_shape(struct cuda *cuda, struct matrix *matrix)
         shape->samples[shape->n_samples++] = matrix;
 }
 
+void linear_changed(struct matrix *matrix)
+{
+    if (matrix->fp8)
+        matrix->fp8->is_shared = false;
+}
+
 void linear_drop(struct cuda *cuda, const struct matrix *matrix)
 {
+    if (matrix->fp8)
+        fp8_drop(&cuda->linear->fp8, matrix);
     if (!matrix->shape)
         return;
     struct linear_shape *shape = &cuda->linear->shapes[matrix->shape - 1];
@@ -242,6 +155,8 @@ void linear_drop(struct cuda *cuda, const struct matrix *matrix)
 
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
 {
+    if (matrix->rounds_to_fp8)
+        return fp8_take(cuda, cuda->linear->encode, &cuda->linear->fp8, matrix, err);
     if (cuda->dtype == DTYPE_F32 || !matrix->is_whole || matrix->parts[0].dtype != cuda->dtype || !matrix->n_rows ||
         matrix->n_cols % 64)
         return RC_OK;
@@ -333,22 +248,6 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
 
 /* ---- parts --------------------------------------------------------------------------------------------------------------- */
 
-static void launch_part(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
-                        const struct output &out, float)
-{
-    launch_values<float>(cuda, part, args, out);
-}
-
-template <class T>
-static void launch_part(const struct cuda *cuda, const struct cuda_part *part, const struct linear_args *args,
-                        const struct output &out, T)
-{
-    if (part->dtype == cuda->dtype)
-        launch_tiles<T>(cuda, part, args, out);
-    else
-        launch_values<T>(cuda, part, args, out);
-}
-
 /* One launch a part, or one for all parts of one type. */
 static void launch_parts(const struct cuda *cuda, const struct linear_args *args)
 {
@@ -404,8 +303,8 @@ static struct lt_product product_of(const struct linear_args *args)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
- * two-byte type; anything else. */
-enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, ALL_WEIGHTS = 7 };
+ * two-byte type; whole and of FP8, with activations that are rounded to FP8, too; anything else. */
+enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, ALL_WEIGHTS = 15 };
 /* What a linear computes: the sums, act(gate) * up of them, or either for a row that is first added to another row and normed.
  */
 enum linear_form { SUM = 1, PRODUCT = 2, NORMED_SUM = 4, NORMED_PRODUCT = 8, NORMED = NORMED_SUM | NORMED_PRODUCT };
@@ -419,7 +318,10 @@ struct linear_problem {
     enum linear_form form;
     linear_problem(struct cuda *c, const struct linear_args *a, const struct add_rms_norm_args *n = NULL)
         : cuda(c), args(a), norm(n), n_rows(n ? n->n_rows : a->n_rows),
-          weights(a->matrix->is_router ? OF_ROUTER : a->matrix->skinny[0].tile_rows ? STREAMED : IN_PARTS),
+          weights(a->matrix->is_router                ? OF_ROUTER
+                  : a->matrix->skinny[0].tile_rows ? STREAMED
+                  : a->matrix->fp8                 ? OF_FP8
+                                                   : IN_PARTS),
           form(a->output == LINEAR_PRODUCT ? (n ? NORMED_PRODUCT : PRODUCT) : n ? NORMED_SUM : SUM)
     {
     }
@@ -509,6 +411,33 @@ static enum rc run_library(const struct linear_problem &p, struct err *err)
     return is_done ? RC_OK : run_gemm(p, err);
 }
 
+/* Gate | up: eights of their rows alternate in a tile. */
+static bool fits_fp8(const struct linear_problem &p)
+{
+    return !p.is_product() || p.args->matrix->n_rows % 16 == 0;
+}
+
+static enum rc run_fp8_few(const struct linear_problem &p, struct err *err)
+{
+    const uint32_t eights = skinny_eights(p.n_rows), slabs = fp8_stage_slabs(eights);
+    const struct matrix *matrix = p.args->matrix;
+    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, &p.args->x, p.n_rows, 8 * eights);
+    const struct view numbers = {x.numbers, x.row_bytes / 2, x.row_bytes / 2}; /* the copy engine counts two bytes as one */
+    const struct tensor_map *x_map;
+    enum rc rc = find_x_map(p.cuda, &numbers, p.n_rows, x.row_bytes / 2, 8 * eights, slabs, &x_map, err);
+    if (!rc)
+        fp8_few_launch(p.cuda, matrix, p.is_product(), *x_map, x, eights, p.output());
+    return rc;
+}
+
+static enum rc run_fp8_many(const struct linear_problem &p, struct err *err)
+{
+    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, &p.args->x, p.n_rows,
+                                           ceil_div(p.n_rows, FP8_PADDED) * FP8_PADDED);
+    return fp8_many_multiply(p.cuda, p.cuda->linear->encode, &p.cuda->linear->gemm, p.args->matrix, x, p.is_product(),
+                             p.output(), err);
+}
+
 static enum rc run_router(const struct linear_problem &p, struct err *err)
 {
     return cuda_router(p.cuda, p.args, err);
@@ -546,6 +475,8 @@ static const struct linear_way LINEAR_WAYS[] = {
     {"row",        1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
     {"skinny",     1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
     {"gemm",       1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
+    {"fp8_few",    1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
+    {"fp8_many",   1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
     {"twice",      1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
     {"parts",      1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
 };
@@ -764,10 +695,11 @@ enum rc cuda_prepare(void *ctx, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    if (!cuda->linear->lt)
-        return RC_OK;
+    enum rc rc = fp8_compare_scales(cuda, cuda->linear->fp8.first, err);
+    if (rc || !cuda->linear->lt)
+        return rc;
     struct trial t = {};
-    enum rc rc = take_trial(cuda, &t, err);
+    rc = take_trial(cuda, &t, err);
     if (!rc) {
         choose_all(cuda, &t);
         rc = launched(err, "prepare");

@@ -253,15 +253,15 @@ struct gemm_args {
     struct output out;
 };
 
-/* Makes the maps of x or of W. A tile of tile_rows rows is fetched in n_slices slices. */
+/* Makes the maps of x or of W. A tile of tile_rows rows is fetched in n_slices slices; those of the last tile are multiples of
+ * edge_step rows. */
 static enum rc gemm_map(const struct cuda *cuda, map_encoder encode, const void *data, uint64_t row_bytes, uint32_t n_rows,
                         uint32_t n_blocks, bool is_pairs, uint32_t tile_rows, uint32_t n_slices, CUtensorMap *map,
-                        CUtensorMap *edge, uint32_t *edge_rows, struct err *err)
+                        CUtensorMap *edge, uint32_t *edge_rows, struct err *err, uint32_t edge_step = 1)
 {
     uint32_t rest = n_rows % tile_rows ? n_rows % tile_rows : tile_rows, half = n_rows / 2, rows = tile_rows / n_slices;
-    *edge_rows = ceil_div(rest, n_slices);
-    if (is_pairs)
-        *edge_rows = ceil_div(*edge_rows, 16) * 16;
+    edge_step = is_pairs ? 16 : edge_step;
+    *edge_rows = ceil_div(ceil_div(rest, n_slices), edge_step) * edge_step;
     for (uint32_t i = 0; i < 2; i++) {
         struct map_dims plain = {2, {n_rows, n_blocks}, {row_bytes, 128}, {rows, 1}};
         struct map_dims pairs = {4, {8, 2, half / 8, n_blocks}, {row_bytes, half * row_bytes, 8 * row_bytes, 128},
@@ -276,32 +276,45 @@ static enum rc gemm_map(const struct cuda *cuda, map_encoder encode, const void 
     return RC_OK;
 }
 
+/* Rows of x and rows of W of a tile. */
+struct gemm_tile {
+    uint32_t rows, width;
+};
+
+/* All but the rows of edges. */
+static struct gemm_shape gemm_shape_of(const struct gemm_tile &tile, const struct gemm_cluster &cluster, uint32_t n_blocks,
+                                       bool is_product, const struct output &out)
+{
+    struct gemm_shape shape = {};
+    shape.n_blocks = n_blocks;
+    shape.down = cluster.down;
+    while (1u << shape.down_log2 < cluster.down)
+        shape.down_log2++;
+    shape.across = cluster.across;
+    shape.w_blocks = (1u << cluster.down) - 1;
+    for (uint32_t i = 0; i < cluster.down * cluster.across; i += cluster.down)
+        shape.x_blocks |= 1u << i;
+    shape.x_box_rows = tile.rows / cluster.across;
+    shape.w_box_rows = tile.width / cluster.down;
+    shape.clusters_down = ceil_div(out.n_rows, tile.rows * cluster.down);
+    shape.clusters_across = ceil_div(out.n_out << is_product, tile.width * cluster.across);
+    shape.n_clusters = shape.clusters_down * shape.clusters_across;
+    shape.band = GEMM_BAND_ROWS / (tile.rows * cluster.down);
+    shape.is_product = is_product;
+    shape.is_read_once = shape.clusters_down == 1;
+    shape.is_wide = map_fits(out.y, (size_t)out.y_stride * (out.is_float ? 4 : 2)) && out.n_out % 8 == 0 &&
+                    (!out.add || map_fits(out.add, (size_t)out.add_stride * 2));
+    return shape;
+}
+
 static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
                            const struct gemm_args *args, const struct gemm_form *form, const struct gemm_cluster *cluster,
                            struct err *err)
 {
     const struct output *out = &args->out;
-    uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, y_item = out->is_float ? 4 : 2;
+    uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across;
     uint32_t n_weights = out->n_out << args->is_product;
-    struct gemm_shape shape = {};
-    shape.n_blocks = args->n_cols / 64;
-    shape.down = cluster->down;
-    while (1u << shape.down_log2 < cluster->down)
-        shape.down_log2++;
-    shape.across = cluster->across;
-    shape.w_blocks = (1u << cluster->down) - 1;
-    for (uint32_t i = 0; i < n_tiles; i += cluster->down)
-        shape.x_blocks |= 1u << i;
-    shape.x_box_rows = tile_rows / cluster->across;
-    shape.w_box_rows = form->width / cluster->down;
-    shape.clusters_down = ceil_div(out->n_rows, tile_rows * cluster->down);
-    shape.clusters_across = ceil_div(n_weights, form->width * cluster->across);
-    shape.n_clusters = shape.clusters_down * shape.clusters_across;
-    shape.band = GEMM_BAND_ROWS / (tile_rows * cluster->down);
-    shape.is_product = args->is_product;
-    shape.is_read_once = shape.clusters_down == 1;
-    shape.is_wide = map_fits(out->y, (size_t)out->y_stride * y_item) && out->n_out % 8 == 0 &&
-                    (!out->add || map_fits(out->add, (size_t)out->add_stride * 2));
+    struct gemm_shape shape = gemm_shape_of({tile_rows, form->width}, *cluster, args->n_cols / 64, args->is_product, *out);
     struct gemm_maps maps;
     enum rc rc = gemm_map(cuda, encode, args->w, args->w_row_bytes, n_weights, shape.n_blocks, args->is_product,
                           form->width, cluster->down, &maps.w, &maps.w_edge, &shape.w_edge_rows, err);

@@ -2,7 +2,7 @@
  * one buffer is copied to the device, the other is filled, from memory or by a read of the file. Bound by the link (PCIe 5
  * x16: 55 GB/s) when the file is in memory; one thread alone moves some 10 GB/s of it. Small tensors are copied plainly.
  * Threads and buffers are made for the first large tensor and kept for later ones. */
-#include "../core/common.cuh"
+#include "../core/fp8_rows.cuh"
 
 #include <pthread.h>
 #include <sched.h>
@@ -28,6 +28,7 @@ struct upload_job {
     const char *rows;                        /* NULL: they come from `source` */
     const struct row_source *source;
     size_t row_bytes, file_row_bytes;
+    uint32_t fp8_cols;                       /* of rows that are split; 0: rows are padded with zeros */
     uint32_t n_rows, rows_at_once, next_row; /* next_row and what follows: shared */
     int code;
     int has_failed;                          /* a read has; whoever sets it fills err and rc */
@@ -100,14 +101,19 @@ static bool fetch_rows(struct upload_job *job, uint32_t first, uint32_t n, char 
     return !rc;
 }
 
-/* Rows as the device has them: padded with zeros. They are fetched to the buffer's end and moved forward one by one. */
-static bool fill_buffer(struct upload_job *job, uint32_t first, uint32_t n, char *buffer)
+/* Rows as the device has them. They are fetched to the buffer's end and moved forward one by one. row: room for one of FP8. */
+static bool fill_buffer(struct upload_job *job, uint32_t first, uint32_t n, char *buffer, char *row)
 {
     size_t padding = job->row_bytes - job->file_row_bytes;
     char *rows = buffer + n * padding;
     if (__atomic_load_n(&job->has_failed, __ATOMIC_RELAXED) || !fetch_rows(job, first, n, rows))
         return false;
     for (uint32_t r = 0; padding && r < n; r++, buffer += job->row_bytes, rows += job->file_row_bytes) {
+        if (job->fp8_cols) {
+            memcpy(row, rows, job->file_row_bytes);
+            fp8_split(buffer, row, job->fp8_cols);
+            continue;
+        }
         memmove(buffer, rows, job->file_row_bytes);
         memset(buffer + job->file_row_bytes, 0, padding);
     }
@@ -120,7 +126,8 @@ static void *work(void *argument)
     struct upload_job *job = worker->job;
     struct lane *lane = worker->lane;
     device_scope scope(job->cuda->device);
-    cudaError_t code = cudaSuccess;
+    char *row = job->fp8_cols ? (char *)mem_alloc(job->file_row_bytes) : NULL;
+    cudaError_t code = job->fp8_cols && !row ? cudaErrorMemoryAllocation : cudaSuccess;
     for (uint32_t turn = 0; code == cudaSuccess; turn++) {
         uint32_t first = __atomic_fetch_add(&job->next_row, job->rows_at_once, __ATOMIC_RELAXED);
         if (first >= job->n_rows)
@@ -130,13 +137,14 @@ static void *work(void *argument)
             code = cudaEventSynchronize(lane->copied[turn % 2]);
         if (code != cudaSuccess)
             break;
-        if (!fill_buffer(job, first, n, lane->pinned[turn % 2]))
+        if (!fill_buffer(job, first, n, lane->pinned[turn % 2], row))
             break;
         code = cudaMemcpyAsync(job->target + (size_t)first * job->row_bytes, lane->pinned[turn % 2],
                                (size_t)n * job->row_bytes, cudaMemcpyHostToDevice, lane->stream);
         if (code == cudaSuccess)
             code = cudaEventRecord(lane->copied[turn % 2], lane->stream);
     }
+    mem_free(row);
     cudaError_t last = cudaStreamSynchronize(lane->stream);
     if (code != cudaSuccess || last != cudaSuccess)
         __atomic_store_n(&job->code, code != cudaSuccess ? code : last, __ATOMIC_RELAXED);
@@ -172,26 +180,43 @@ static bool is_plain(size_t row_bytes, size_t file_row_bytes, uint32_t n_rows)
 }
 
 static struct upload_job job_of(struct cuda *cuda, char *target, size_t row_bytes, size_t file_row_bytes, uint32_t n_rows,
-                                struct err *err)
+                                uint32_t fp8_cols, struct err *err)
 {
     struct upload_job job = {};
     job.cuda = cuda;
     job.target = target;
     job.row_bytes = row_bytes;
     job.file_row_bytes = file_row_bytes;
+    job.fp8_cols = fp8_cols;
     job.n_rows = n_rows;
     job.rows_at_once = (uint32_t)(CHUNK_BYTES / row_bytes);
     job.err = err;
     return job;
 }
 
-enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
-                         uint32_t n_rows, struct err *err)
+/* Few rows of FP8, without threads: they are split in memory of the host. */
+static enum rc upload_split(struct cuda *cuda, char *target, size_t row_bytes, const char *rows, size_t file_row_bytes,
+                            uint32_t n_rows, uint32_t fp8_cols, struct err *err)
 {
-    struct upload_job job = job_of(cuda, target, row_bytes, file_row_bytes, n_rows, err);
+    char *split = (char *)mem_alloc(n_rows * row_bytes);
+    if (!split)
+        return err_set(err, RC_MEMORY, "matrix_write: no memory for %zu bytes", n_rows * row_bytes);
+    for (uint32_t r = 0; r < n_rows; r++)
+        fp8_split(split + r * row_bytes, rows + r * file_row_bytes, fp8_cols);
+    enum rc rc = cuda_upload_rows(cuda, target, row_bytes, split, row_bytes, n_rows, err);
+    mem_free(split);
+    return rc;
+}
+
+enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
+                         uint32_t n_rows, struct err *err, uint32_t fp8_cols)
+{
+    struct upload_job job = job_of(cuda, target, row_bytes, file_row_bytes, n_rows, fp8_cols, err);
     bool plain = is_plain(row_bytes, file_row_bytes, n_rows);
     cudaError_t code = cudaSuccess;
     job.rows = (const char *)rows;
+    if (plain && fp8_cols)
+        return upload_split(cuda, target, row_bytes, job.rows, file_row_bytes, n_rows, fp8_cols, err);
     if (plain && row_bytes == file_row_bytes)
         code = cudaMemcpyAsync(target, rows, n_rows * row_bytes, cudaMemcpyHostToDevice, cuda->stream);
     else if (plain)
@@ -205,10 +230,10 @@ enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, cons
 }
 
 enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, const struct row_source *source,
-                           size_t file_row_bytes, uint32_t n_rows, struct err *err)
+                           size_t file_row_bytes, uint32_t n_rows, struct err *err, uint32_t fp8_cols)
 {
     if (!is_plain(row_bytes, file_row_bytes, n_rows)) {
-        struct upload_job job = job_of(cuda, target, row_bytes, file_row_bytes, n_rows, err);
+        struct upload_job job = job_of(cuda, target, row_bytes, file_row_bytes, n_rows, fp8_cols, err);
         cudaError_t code = cudaStreamSynchronize(cuda->stream); /* of the work that zeroed the target */
         job.source = source;
         return code == cudaSuccess ? upload_in_lanes(&job, err) : cuda_fail(err, code, "matrix_load");
@@ -217,7 +242,7 @@ enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, co
     if (!rows)
         return err_set(err, RC_MEMORY, "matrix_load: no memory for %zu bytes", n_rows * file_row_bytes);
     enum rc rc = source->read(source->ctx, 0, n_rows, rows, err);
-    rc = rc ? rc : cuda_upload_rows(cuda, target, row_bytes, rows, file_row_bytes, n_rows, err);
+    rc = rc ? rc : cuda_upload_rows(cuda, target, row_bytes, rows, file_row_bytes, n_rows, err, fp8_cols);
     mem_free(rows);
     return rc;
 }

@@ -1,0 +1,186 @@
+/* linear_fp8.cuh: linears of FP8 weights and activations of 8 bits, what linear_fp8_few.cuh and linear_fp8_many.cuh share.
+ *
+ * A slab is 128 columns, of which a row of W has one scale. The activations get one, too, by fp8_quantise:
+ *
+ *   x_scale[r][s] = max(max over slab s of |x[r][k]| / 448, 2^-126)      x8[r][k] = e4m3(x[r][k] * (1 / x_scale[r][s]))
+ *   y[r][n] = fold over s = 0, 1, ... of sum = fmaf(p, x_scale[r][s] * w_scale[n][s], sum), from 0
+ *
+ * where p is the tensor cores' sum over the slab, four k32 steps from zero, and the product of the scales is rounded. This
+ * order is the definition: all kernels and numbers of rows follow it, so they give equal bits. The tensor cores keep 13 bits
+ * below the largest product of a step; a new sum every slab makes the error of the sums 2e-4 of the result, against 2e-3 of
+ * bfloat16. */
+#ifndef LLMPY_CUDA_LINEAR_FP8_CUH
+#define LLMPY_CUDA_LINEAR_FP8_CUH
+
+#include "../core/eight.cuh"
+#include "../core/fp8_rows.cuh"
+#include "../core/launch.cuh"
+#include "../core/tensor_map.cuh"
+
+#include <cuda_fp8.h>
+
+#define FP8_LARGEST 448.0f
+#define FP8_QUANTISERS 256u
+#define FP8_LANES 16u       /* threads of a slab of a row */
+#define FP8_TURNS 4u        /* slabs of a thread that are read together */
+#define FP8_PADDED 128u     /* rows of x of many are padded to so many in x_scale */
+#define FP8_CHUNK 4u        /* slabs whose scales of a row of W are fetched together, 16 bytes */
+
+/* Rows of x as bytes, row_bytes apart, and their scales [slab][n_padded]. */
+struct fp8_rows {
+    uint8_t *numbers;
+    float *scales;
+    uint32_t row_bytes, n_padded;
+};
+
+/* Four numbers, each rounded to nearest even; a NaN stays one. */
+static __device__ __forceinline__ uint32_t fp8_four(const float *x)
+{
+    const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x[0], x[1]), __NV_SATFINITE, __NV_E4M3);
+    return low | (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(x[2], x[3]), __NV_SATFINITE, __NV_E4M3) << 16;
+}
+
+/* By the FP8_LANES threads of a slab, each with eight of its values. */
+static __device__ __forceinline__ void fp8_round_slab(float (&values)[8], uint32_t row, uint32_t slab,
+                                                      const struct fp8_rows &to)
+{
+    const uint32_t lane = threadIdx.x % FP8_LANES, lanes = 0xffffu << threadIdx.x % 32 / FP8_LANES * FP8_LANES;
+    float most = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        most = fmaxf(most, fabsf(values[i]));
+#pragma unroll
+    for (uint32_t apart = FP8_LANES / 2; apart; apart /= 2)
+        most = fmaxf(most, __shfl_xor_sync(lanes, most, apart));
+    const float scale = fmaxf(most / FP8_LARGEST, 0x1p-126f), inverse = 1.0f / scale;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        values[i] = values[i] * inverse;
+    *(uint2 *)(to.numbers + (size_t)row * to.row_bytes + slab * FP8_SLAB + lane * 8) =
+        make_uint2(fp8_four(values), fp8_four(values + 4));
+    if (lane == 0)
+        to.scales[(size_t)slab * to.n_padded + row] = scale;
+}
+
+/* Blocks: [rows][parts of a row]; FP8_LANES threads have a slab, and FP8_TURNS of them at a time. Bound by the bytes of x; of
+ * few rows by the launch. */
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(FP8_QUANTISERS) linear_fp8_quantise(rows<T> x, uint32_t n_slabs, struct fp8_rows to)
+{
+    const uint32_t step = gridDim.y * (FP8_QUANTISERS / FP8_LANES), lane = threadIdx.x % FP8_LANES;
+    start_next();
+    wait_for_input();
+    for (uint32_t first = (blockIdx.y * FP8_QUANTISERS + threadIdx.x) / FP8_LANES; first < n_slabs; first += FP8_TURNS * step) {
+        float values[FP8_TURNS][8];
+#pragma unroll
+        for (uint32_t i = 0; i < FP8_TURNS; i++)
+            load_part<IS_ALIGNED>(x.at(blockIdx.x, 0), (first + i * step) * FP8_SLAB + lane * 8, x.width, values[i]);
+#pragma unroll
+        for (uint32_t i = 0; i < FP8_TURNS; i++)
+            if (first + i * step < n_slabs)
+                fp8_round_slab(values[i], blockIdx.x, first + i * step, to);
+    }
+}
+
+static __device__ __forceinline__ float load_float(uint32_t address)
+{
+    float v;
+    asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ float2 load_two_floats(uint32_t address)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0,%1},[%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ float4 load_four_floats(uint32_t address)
+{
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+    return v;
+}
+
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
+
+/* How the few-row kernel reads a matrix: tiles of tile_rows rows, as numbers in stages of some slabs, and their scales. */
+struct fp8_form {
+    struct skinny_form numbers;
+    struct tensor_map scales;
+};
+
+/* Of a matrix whose products round their activations to 8 bits. */
+struct fp8_matrix {
+    struct fp8_form forms[2][3]; /* as sums and as gate | up; for up to 16, 32 and 64 rows of x */
+    const struct matrix *matrix;
+    struct fp8_matrix *next;     /* in the context's list */
+    bool is_shared;              /* prepare has found that 64 rows share their scales */
+};
+
+/* The map of the scales of a matrix whose first row's first scale is at data: boxes of the chunks of box_rows rows. */
+static enum rc fp8_scale_map(map_encoder encode, uint32_t dtype, const void *data, uint64_t row_bytes, uint32_t n_rows,
+                             uint32_t n_chunks, bool is_pairs, uint32_t box_rows, struct tensor_map *map, struct err *err)
+{
+    const uint32_t half = n_rows / 2;
+    const struct map_dims plain = {2, {n_rows, n_chunks}, {row_bytes, 16}, {box_rows, 1}};
+    const struct map_dims pairs = {4, {8, 2, half / 8, n_chunks}, {row_bytes, half * row_bytes, 8 * row_bytes, 16},
+                                   {8, 2, box_rows / 16, 1}};
+    return map_make_as(encode, {map_type(dtype), 8, CU_TENSOR_MAP_SWIZZLE_NONE}, data, is_pairs ? &pairs : &plain, map, err);
+}
+
+/* Memory for the activations of one linear, of the most rows and the most columns of all matrices. */
+struct fp8_memory {
+    uint8_t *numbers;
+    float *scales;
+    size_t numbers_bytes, scales_bytes;
+    struct fp8_matrix *first; /* of the matrices that use it */
+};
+
+static inline uint32_t fp8_most_rows(const struct cuda *cuda)
+{
+    const struct backend_options *o = &cuda->options;
+    const uint32_t n = o->max_rows > o->max_logits_rows ? o->max_rows : o->max_logits_rows;
+    return ceil_div(n, FP8_PADDED) * FP8_PADDED;
+}
+
+static enum rc fp8_grow(struct cuda *cuda, void **memory, size_t *have, size_t wanted, struct err *err)
+{
+    if (wanted <= *have)
+        return RC_OK;
+    cuda_give(cuda, *memory);
+    *memory = NULL;
+    *have = 0;
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, wanted, memory, err);
+    *have = rc ? 0 : wanted;
+    return rc;
+}
+
+/* Makes room for the activations of a matrix of n_cols columns. */
+static enum rc fp8_make_room(struct cuda *cuda, struct fp8_memory *memory, uint32_t n_cols, struct err *err)
+{
+    const size_t n_slabs = fp8_slabs(n_cols), most = fp8_most_rows(cuda);
+    enum rc rc = fp8_grow(cuda, (void **)&memory->numbers, &memory->numbers_bytes, most * n_slabs * FP8_SLAB, err);
+    /* The last stage of a row's scales is fetched whole. */
+    const size_t scales_bytes = (n_slabs + FP8_CHUNK) * most * sizeof(float);
+    return rc ? rc : fp8_grow(cuda, (void **)&memory->scales, &memory->scales_bytes, scales_bytes, err);
+}
+
+/* Rounds the rows of x. Of few rows many blocks have a part each. */
+static struct fp8_rows fp8_quantise(const struct cuda *cuda, const struct fp8_memory *memory, const struct view *x,
+                                    uint32_t n_rows, uint32_t n_padded)
+{
+    const uint32_t n_slabs = fp8_slabs(x->width);
+    const struct fp8_rows to = {memory->numbers, memory->scales, n_slabs * FP8_SLAB, n_padded};
+    const uint32_t n_parts = n_rows < cuda->n_processors ? ceil_div(n_slabs, FP8_QUANTISERS / FP8_LANES) : 1;
+    const auto start = [&](auto value) {
+        using T = decltype(value);
+        launch(cuda, has_eights<T>(*x) ? linear_fp8_quantise<T, true> : linear_fp8_quantise<T, false>, dim3(n_rows, n_parts),
+               FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
+    };
+    cuda->dtype == DTYPE_F16 ? start(__half()) : start(__nv_bfloat16());
+    return to;
+}
+
+#endif

@@ -1,0 +1,430 @@
+/* linear_fp8_many.cuh: the linears of linear_fp8.cuh for many rows of x. Tiles, clusters, their walk and the store of results
+ * are those of linear_gemm.cuh; a stage is a slab of x and W with the scales of its rows. A warpgroup has two slabs under way
+ * and folds one while the tensor cores make the other. Two warpgroups of a block issue their products in turn, so that they do
+ * not fold at the same time.
+ *
+ * Bound on an H200, us: by the tensor cores 2 n_rows n_out n_cols / 1.2e9 (at the clock that they hold), by the bytes of W
+ * 1.03 n_out n_cols / 4.5e6. */
+#ifndef LLMPY_CUDA_LINEAR_FP8_MANY_CUH
+#define LLMPY_CUDA_LINEAR_FP8_MANY_CUH
+
+#include "../core/wgmma_fp8.cuh"
+#include "linear_fp8.cuh"
+#include "linear_gemm.cuh"
+
+/* Which scales of W differ: those of each row; or 64 rows have equal ones, as in blocks of 128 by 128, and a tile has rows that
+ * follow each other, or eights of gate and of up in turn. The products of the scales are equal in all, so the bits are, too. */
+enum fp8_scales { EACH_ROW, SHARED, SHARED_PAIRS };
+#define FP8_SHARED 64u
+
+/* gemm.n_blocks are slabs; the rest as in struct fp8_few. */
+struct fp8_many {
+    struct gemm_shape gemm;
+    uint32_t n_chunks, n_padded;
+    const float *x_scales; /* [slab][n_padded] */
+    const char *w;         /* the numbers of W, for its shared scales */
+    size_t w_row_bytes;
+};
+
+/* gemm: of numbers; of the scales of rows of W, in the same slices. */
+struct fp8_maps {
+    struct gemm_maps gemm;
+    CUtensorMap scales, scales_edge;
+};
+
+/* Bytes of the scales of W in a stage. */
+static constexpr __host__ __device__ uint32_t fp8_scale_bytes(enum fp8_scales kind, uint32_t width)
+{
+    return kind == EACH_ROW ? width * FP8_CHUNK * 4 : 0;
+}
+
+static constexpr __host__ __device__ uint32_t fp8_many_stages(enum fp8_scales kind, uint32_t groups, uint32_t width)
+{
+    const uint32_t numbers = (groups * 64 + width) * FP8_SLAB, scales = groups * 64 * 4 + fp8_scale_bytes(kind, width);
+    return (SHARED_BYTES - groups * 64 * gemm_pitch(64)) / (numbers + scales + 16);
+}
+
+/* A block's shared memory: the stages, the warps' pieces for results, the scales of the stages, and barriers. */
+struct fp8_many_room {
+    struct ring ring;
+    uint32_t pieces, w_scales, x_scales;
+};
+
+template <enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+static __device__ __forceinline__ struct fp8_many_room fp8_many_place(uint32_t shared)
+{
+    const uint32_t n = fp8_many_stages(KIND, GROUPS, WIDTH), stage_bytes = (GROUPS * 64 + WIDTH) * FP8_SLAB;
+    struct fp8_many_room room;
+    room.w_scales = shared + n * stage_bytes;
+    room.x_scales = room.w_scales + n * fp8_scale_bytes(KIND, WIDTH);
+    room.pieces = room.x_scales + n * GROUPS * 64 * 4;
+    const uint32_t full = room.pieces + GROUPS * 64 * gemm_pitch(64);
+    room.ring = {shared, full, full + 8 * n, n, stage_bytes};
+    return room;
+}
+
+/* As gemm_load: one thread streams a block's slices of W and their scales, or of x. The scales of a tile of x are fetched by
+ * every block for itself. */
+template <enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+static __device__ __forceinline__ void fp8_many_load(const struct fp8_maps &maps, const struct fp8_many &f,
+                                                     const struct output &out, const struct fp8_many_room &room, bool is_weight)
+{
+    const struct gemm_shape &s = f.gemm;
+    const struct ring &ring = room.ring;
+    const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
+    const uint32_t tile_rows = is_weight ? WIDTH : GROUPS * 64;
+    const uint32_t n_rows = is_weight ? out.n_out << s.is_product : out.n_rows;
+    const bool is_pairs = is_weight && s.is_product;
+    const uint32_t mask = is_weight ? s.w_blocks << (across << s.down_log2) : s.x_blocks << down;
+    struct ring_place at = RING_FETCH;
+    uint64_t policy = is_weight && s.is_read_once ? policy_read_once() : policy_keep();
+    map_prefetch(is_weight ? &maps.gemm.w : &maps.gemm.x);
+    if (!is_weight)
+        wait_for_input();
+    for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
+        struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
+        uint32_t first = is_weight ? place.column : place.row, left = n_rows - min(first, n_rows);
+        bool is_edge = left < tile_rows;
+        uint32_t slice = is_weight ? (is_edge ? s.w_edge_rows : s.w_box_rows) : is_edge ? s.x_edge_rows : s.x_box_rows;
+        uint32_t n_fetched = is_edge ? (left + slice - 1) / slice * slice : tile_rows;
+        uint32_t n_bytes = n_fetched * FP8_SLAB + (is_weight ? fp8_scale_bytes(KIND, n_fetched) : GROUPS * 64 * 4);
+        uint32_t begin = (is_weight ? down : across) * slice, offset = (is_weight ? GROUPS * 64 * 128 : 0) + begin * 128;
+        const CUtensorMap *map = is_weight ? (is_edge ? &maps.gemm.w_edge : &maps.gemm.w)
+                                           : is_edge ? &maps.gemm.x_edge : &maps.gemm.x;
+        const CUtensorMap *scales = is_edge ? &maps.scales_edge : &maps.scales;
+        for (uint32_t slab = 0; slab < s.n_blocks; slab++, ring.next(at)) {
+            const uint32_t full = ring.expect(at, n_bytes), target = ring.data_of(at) + offset;
+            const uint32_t to = room.w_scales + (at.stage * WIDTH + begin) * FP8_CHUNK * 4;
+            const uint32_t chunk = f.n_chunks - 1 - slab / FP8_CHUNK;
+            if (begin < left && is_pairs) {
+                copy_pairs_to(mask, target, map, (first + begin) / 16, slab, full, policy);
+                if (KIND == EACH_ROW)
+                    copy_pairs_to(mask, to, scales, (first + begin) / 16, chunk, full, policy);
+            } else if (begin < left) {
+                copy_box_to(mask, target, map, first + begin, slab, full, policy);
+                if (KIND == EACH_ROW && is_weight)
+                    copy_box_to(mask, to, scales, first + begin, chunk, full, policy);
+            }
+            if (!is_weight)
+                copy_bytes(room.x_scales + at.stage * GROUPS * 256, f.x_scales + (size_t)slab * f.n_padded + first,
+                           GROUPS * 256, full);
+        }
+    }
+    /* Do not exit while another block of the cluster may still signal our barriers. */
+    ring.drain(at);
+}
+
+/* The scales of a slab that a thread needs before its products end: shared ones of W. */
+struct fp8_two {
+    float first, second;
+};
+
+/* One warpgroup's side of the ring and of the turns. */
+template <enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many_worker {
+    const struct fp8_many_room &room;
+    uint32_t free_in, group, row_of_x; /* row_of_x: of the block's tile, this thread's first of two, eight apart */
+    const float *shared[2];            /* of a tile, the scales before the numbers of its first row and of its second kind */
+
+    /* column: the first row of W of a tile; n_rows: of W. */
+    __device__ __forceinline__ void begin_tile(const struct fp8_many &f, uint32_t column, uint32_t n_rows)
+    {
+        const uint32_t half = n_rows / 2, first = KIND == SHARED_PAIRS ? column / 2 : column;
+        const uint32_t second = KIND == SHARED_PAIRS ? half + first : WIDTH > FP8_SHARED ? first + FP8_SHARED : first;
+        shared[0] = (const float *)(f.w + min(first, n_rows - 1) * f.w_row_bytes) - 1;
+        shared[1] = (const float *)(f.w + min(second, n_rows - 1) * f.w_row_bytes) - 1;
+    }
+    /* Starts the products of a slab. */
+    __device__ __forceinline__ struct fp8_two multiply(float (&p)[WIDTH / 2], const struct ring_place &at, uint32_t slab) const
+    {
+        room.ring.wait_full(at);
+        const uint64_t a = wgmma_rows(room.ring.data_of(at) + group * 64 * FP8_SLAB);
+        const uint64_t b = wgmma_rows(room.ring.data_of(at) + GROUPS * 64 * FP8_SLAB);
+        wgmma_begin();
+        wgmma_fp8_slab(p, a, b);
+        wgmma_commit();
+        if (KIND == EACH_ROW)
+            return {};
+        return {__ldg(shared[0] - slab), __ldg(shared[1] - slab)};
+    }
+    /* Adds a finished slab. */
+    __device__ __forceinline__ void add_shared(float (&sum)[WIDTH / 2], const float (&p)[WIDTH / 2], const struct fp8_two &w,
+                                               float low, float high) const
+    {
+        const float factors[2][2] = {{low * w.first, high * w.first}, {low * w.second, high * w.second}};
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 2; i++)
+            sum[i] = fmaf(p[i], factors[KIND == SHARED_PAIRS ? i / 4 % 2 : i / 32][i / 2 % 2], sum[i]);
+    }
+    __device__ __forceinline__ void add_each(float (&sum)[WIDTH / 2], const float (&p)[WIDTH / 2], uint32_t w_at, float low,
+                                             float high) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 2; i += 4) {
+            const float even = load_float(w_at + i / 4 * 8 * FP8_CHUNK * 4);
+            const float odd = load_float(w_at + (i / 4 * 8 + 1) * FP8_CHUNK * 4);
+            sum[i] = fmaf(p[i], low * even, sum[i]);
+            sum[i + 1] = fmaf(p[i + 1], low * odd, sum[i + 1]);
+            sum[i + 2] = fmaf(p[i + 2], high * even, sum[i + 2]);
+            sum[i + 3] = fmaf(p[i + 3], high * odd, sum[i + 3]);
+        }
+    }
+    /* Adds a finished slab and gives its stage back. */
+    __device__ __forceinline__ void fold(float (&sum)[WIDTH / 2], float (&p)[WIDTH / 2], const struct fp8_two &w,
+                                         const struct ring_place &at, uint32_t slab) const
+    {
+        const uint32_t x_at = room.x_scales + at.stage * GROUPS * 256 + row_of_x * 4;
+        const uint32_t w_at = room.w_scales + (at.stage * WIDTH + threadIdx.x % 4 * 2) * FP8_CHUNK * 4 +
+                              (FP8_CHUNK - 1 - slab % FP8_CHUNK) * 4;
+        const float low = load_float(x_at), high = load_float(x_at + 32);
+        wgmma_made(p);
+        if (KIND == EACH_ROW)
+            add_each(sum, p, w_at, low, high);
+        __syncwarp();
+        if (free_in)
+            barrier_arrive_in(free_in + 8 * at.stage);
+        if (KIND != EACH_ROW)
+            add_shared(sum, p, w, low, high);
+    }
+    /* Between the products of one warpgroup and those of the next. */
+    __device__ __forceinline__ void take_turn(void) const
+    {
+        if (GROUPS > 1)
+            meet(2 + group, 256);
+    }
+    __device__ __forceinline__ void pass_turn(void) const
+    {
+        if (GROUPS > 1)
+            reach(2 + (group + 1) % GROUPS, 256);
+    }
+    __device__ __forceinline__ void sum_tile(float (&sum)[WIDTH / 2], float (&p)[WIDTH / 2], float (&q)[WIDTH / 2],
+                                             struct ring_place &at, uint32_t n_slabs) const
+    {
+        uint32_t slab = 0;
+        for (; slab + 1 < n_slabs; slab += 2) {
+            struct ring_place next = at;
+            room.ring.next(next);
+            take_turn();
+            const struct fp8_two w = multiply(p, at, slab), v = multiply(q, next, slab + 1);
+            pass_turn();
+            wgmma_wait<1>();
+            fold(sum, p, w, at, slab);
+            wgmma_wait<0>();
+            fold(sum, q, v, next, slab + 1);
+            at = next;
+            room.ring.next(at);
+        }
+        if (slab == n_slabs)
+            return;
+        take_turn();
+        const struct fp8_two w = multiply(p, at, slab);
+        pass_turn();
+        wgmma_wait<0>();
+        fold(sum, p, w, at, slab);
+        room.ring.next(at);
+    }
+};
+
+template <class T, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f, const struct output &out,
+                                                        const struct fp8_many_room &room)
+{
+    const struct gemm_shape &s = f.gemm;
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
+    /* This block releases a stage in every block that fetches for it; lane i in the i-th. */
+    uint32_t beside = lane - s.down, owner = lane + (across << s.down_log2);
+    if (lane >= s.down)
+        owner = down + ((beside + (beside >= across)) << s.down_log2);
+    const uint32_t free_in = lane < s.down + s.across - 1 ? address_in(room.ring.empty, owner) : 0;
+    struct fp8_many_worker<KIND, GROUPS, WIDTH> worker = {room, free_in, warp / 4, warp * 16 + lane / 4, {}};
+    struct ring_place at = RING_READ;
+    float p[WIDTH / 2] = {}, q[WIDTH / 2] = {};
+    if (warp / 4 == GROUPS - 1)
+        worker.pass_turn();
+    for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
+        float sum[WIDTH / 2] = {};
+        struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
+        if (KIND != EACH_ROW)
+            worker.begin_tile(f, place.column, out.n_out << s.is_product);
+        worker.sum_tile(sum, p, q, at, s.n_blocks);
+        uint32_t row = place.row + warp * 16;
+        wait_for_input(); /* before reading the rows that the sums are added to; x has waited already */
+        if (out.bias)
+            add_bias(sum, out, s.is_product, place.column);
+        if (out.is_float)
+            store_floats(sum, out, s.is_wide, row, place.column);
+        else
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; i += 64) /* in turn, so that results take little of the room of stages */
+                store_lines<T>(*(const float(*)[32])(sum + i / 2), out, s.is_product, s.is_wide, act_product{out.act}, row,
+                               place.column + i, room.pieces + warp * 16 * gemm_pitch(64));
+    }
+}
+
+template <class T, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
+linear_fp8_many(const __grid_constant__ struct fp8_maps maps, const __grid_constant__ struct fp8_many f,
+                const __grid_constant__ struct output out)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const struct fp8_many_room room = fp8_many_place<KIND, GROUPS, WIDTH>(shared_address(shared));
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    start_next();
+    room.ring.make_barriers(2, GROUPS * 4 * (f.gemm.down + f.gemm.across - 1));
+    barriers_made();
+    cluster_meet();
+    if (warp >= GROUPS * 4) {
+        if (GROUPS > 1)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp < GROUPS * 4 + 2 && threadIdx.x % 32 == 0)
+            fp8_many_load<KIND, GROUPS, WIDTH>(maps, f, out, room, warp == GROUPS * 4);
+    } else {
+        if (GROUPS > 1)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        fp8_many_consume<T, KIND, GROUPS, WIDTH>(f, out, room);
+    }
+}
+
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
+
+typedef void (*fp8_many_kernel)(struct fp8_maps, struct fp8_many, struct output);
+
+/* Tiles of 64 * groups rows of x by width rows of W. */
+struct fp8_many_form {
+    uint32_t groups, width;
+    fp8_many_kernel bf16[3], f16[3]; /* by enum fp8_scales */
+    fp8_many_kernel kernel(uint32_t dtype, enum fp8_scales kind) const { return dtype == DTYPE_F16 ? f16[kind] : bf16[kind]; }
+};
+#define FP8_KINDS(type, groups, width)                                                                                        \
+    {linear_fp8_many<type, EACH_ROW, groups, width>, linear_fp8_many<type, SHARED, groups, width>,                            \
+     linear_fp8_many<type, SHARED_PAIRS, groups, width>}
+#define FP8_FORM(groups, width) {groups, width, FP8_KINDS(__nv_bfloat16, groups, width), FP8_KINDS(__half, groups, width)}
+static const struct fp8_many_form FP8_FORMS[] = {FP8_FORM(1, 64), FP8_FORM(1, 128), FP8_FORM(2, 128)};
+#undef FP8_FORM
+#undef FP8_KINDS
+static const struct gemm_cluster FP8_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}};
+
+static cudaError_t fp8_many_open(uint32_t dtype)
+{
+    cudaError_t code = cudaSuccess;
+    for (const struct fp8_many_form &form : FP8_FORMS)
+        for (uint32_t kind = EACH_ROW; kind <= SHARED_PAIRS && code == cudaSuccess; kind++)
+            code = allow_shared(form.kernel(dtype, (enum fp8_scales)kind));
+    return code;
+}
+
+/* Microseconds of a product, as gemm_cost. */
+static float fp8_many_cost(const struct gemm_device *device, const struct fp8_many_form *form,
+                           const struct gemm_cluster *cluster, uint32_t n_rows, uint32_t n_out, uint32_t n_slabs)
+{
+    uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, n_fit = device->n_clusters[n_tiles];
+    uint32_t n_clusters = ceil_div(n_rows, tile_rows * cluster->down) * ceil_div(n_out, form->width * cluster->across);
+    float n_blocks = (float)(min(n_clusters, n_fit) * n_tiles), area = (float)(form->groups * form->width);
+    float own_rows = (float)tile_rows / cluster->across + (float)form->width / cluster->down;
+    float multiply = area * 1.83e-3f, fetch = own_rows * n_blocks * 128 / 9.6e6f + (tile_rows + form->width) * 1.17e-4f;
+    float slab = fmaxf(multiply, fetch) + 0.14f * fminf(multiply, fetch);
+    float tiles = 1.94f + 0.2f * n_tiles + ceil_div(n_clusters, n_fit) * (n_slabs * slab + area * 1.24e-3f);
+    float bytes = 2.48f + (float)n_out * n_slabs * FP8_SLAB / 4.03e6f;
+    return fmaxf(tiles, bytes) + 0.112f * fminf(tiles, bytes);
+}
+
+/* The best tiles and clusters for a number of rows. */
+static void fp8_many_choose(const struct gemm_device *device, const struct output &out, bool is_product, uint32_t n_slabs,
+                            const struct fp8_many_form **form, const struct gemm_cluster **cluster)
+{
+    float least = INFINITY;
+    for (const struct fp8_many_form &f : FP8_FORMS)
+        for (const struct gemm_cluster &c : FP8_CLUSTERS) {
+            if (!device->n_clusters[c.down * c.across] || (c.down > 1 && out.n_rows <= f.groups * 64))
+                continue;
+            const float cost = fp8_many_cost(device, &f, &c, out.n_rows, out.n_out << is_product, n_slabs);
+            if (cost < least) {
+                least = cost;
+                *form = &f;
+                *cluster = &c;
+            }
+        }
+}
+
+static enum fp8_scales fp8_kind_of(const struct matrix *matrix, bool is_product)
+{
+    if (!matrix->fp8->is_shared || (is_product && matrix->n_rows % (2 * FP8_SHARED)))
+        return EACH_ROW;
+    return is_product ? SHARED_PAIRS : SHARED;
+}
+
+/* ---- shared scales ------------------------------------------------------------------------------------------------------- */
+
+/* Sets *differs where scales of a slab differ among 64 rows. Blocks: [rows]. */
+static __global__ void linear_fp8_compare(const char *w, size_t row_bytes, uint32_t n_slabs, uint32_t *differs)
+{
+    const uint32_t row = blockIdx.x, first = row / FP8_SHARED * FP8_SHARED;
+    const uint32_t *own = (const uint32_t *)(w + row * row_bytes), *shared = (const uint32_t *)(w + first * row_bytes);
+    for (uint32_t slab = threadIdx.x; slab < n_slabs; slab += blockDim.x)
+        if (own[-1 - (int)slab] != shared[-1 - (int)slab])
+            *differs = 1;
+}
+
+/* Finds out which matrices have shared scales. Runs outside of a step. */
+static enum rc fp8_compare_scales(struct cuda *cuda, struct fp8_matrix *first, struct err *err)
+{
+    uint32_t *flag = NULL;
+    enum rc rc = first ? cuda_take(cuda, MEMORY_WORK, sizeof *flag, &flag, err) : RC_OK;
+    for (struct fp8_matrix *fp8 = first; fp8 && !rc; fp8 = fp8->next) {
+        const struct matrix *matrix = fp8->matrix;
+        uint32_t differs = 0;
+        cudaError_t code = cudaMemsetAsync(flag, 0, sizeof *flag, cuda->stream);
+        linear_fp8_compare<<<matrix->n_rows, 128, 0, cuda->stream>>>(matrix->parts[0].data, matrix->parts[0].row_bytes,
+                                                                     fp8_slabs(matrix->n_cols), flag);
+        code = code ? code : cudaMemcpyAsync(&differs, flag, sizeof differs, cudaMemcpyDeviceToHost, cuda->stream);
+        code = code ? code : cudaStreamSynchronize(cuda->stream);
+        rc = code == cudaSuccess ? RC_OK : cuda_fail(err, code, "prepare");
+        fp8->is_shared = !rc && !differs;
+    }
+    cuda_give(cuda, flag);
+    return rc;
+}
+
+/* ---- a product ----------------------------------------------------------------------------------------------------------- */
+
+/* Any number of rows. x: rows rounded by fp8_quantise, padded to FP8_PADDED. */
+static enum rc fp8_many_multiply(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
+                                 const struct matrix *matrix, const struct fp8_rows &x, bool is_product,
+                                 const struct output &out, struct err *err)
+{
+    const struct cuda_part *part = &matrix->parts[0];
+    const uint32_t n_slabs = fp8_slabs(matrix->n_cols), n_weights = out.n_out << is_product;
+    const struct fp8_many_form *form = NULL;
+    const struct gemm_cluster *cluster = NULL;
+    fp8_many_choose(device, out, is_product, n_slabs, &form, &cluster);
+    struct fp8_many f = {};
+    f.gemm = gemm_shape_of({form->groups * 64, form->width}, *cluster, n_slabs, is_product, out);
+    f.n_chunks = part->lead_bytes / 16;
+    f.n_padded = x.n_padded;
+    f.x_scales = x.scales;
+    f.w = part->data;
+    f.w_row_bytes = part->row_bytes;
+    struct fp8_maps maps;
+    /* The scales of a slice begin on a multiple of 128 bytes, those of eight rows. */
+    enum rc rc = gemm_map(cuda, encode, part->data, part->row_bytes, n_weights, n_slabs, is_product, form->width, cluster->down,
+                          &maps.gemm.w, &maps.gemm.w_edge, &f.gemm.w_edge_rows, err, 8);
+    if (!rc)
+        rc = gemm_map(cuda, encode, x.numbers, x.row_bytes, out.n_rows, n_slabs, false, form->groups * 64, cluster->across,
+                      &maps.gemm.x, &maps.gemm.x_edge, &f.gemm.x_edge_rows, err);
+    for (uint32_t i = 0; i < 2 && !rc; i++) {
+        struct tensor_map made;
+        rc = fp8_scale_map(encode, cuda->dtype, part->data - part->lead_bytes, part->row_bytes, n_weights, f.n_chunks,
+                           is_product, i ? f.gemm.w_edge_rows : f.gemm.w_box_rows, &made, err);
+        if (!rc)
+            *(i ? &maps.scales_edge : &maps.scales) = map_of(&made);
+    }
+    if (rc)
+        return rc;
+    const uint32_t n_tiles = cluster->down * cluster->across;
+    launch_clusters(cuda, form->kernel(cuda->dtype, fp8_kind_of(matrix, is_product)),
+                    dim3(min(f.gemm.n_clusters, device->n_clusters[n_tiles]) * n_tiles), n_tiles, (form->groups + 1) * 128,
+                    SHARED_BYTES, maps, f, out);
+    return RC_OK;
+}
+
+#endif
