@@ -86,11 +86,15 @@ INLINE void store_transposed(__m512i rows[16], const int n_columns, uint32_t n_r
 /* linear_float_avx512.c */
 DECLARE_TILES(f32_avx512_tile);
 linear_prepare K(prepare_float);
+/* linear_group_avx512.c: the same for blocks of 128 columns */
+DECLARE_TILES(f32_avx512_tile_128);
+linear_prepare K(prepare_128);
 linear_repack K(repack_bf16);
 linear_unpack bf16_avx512_unpack;
 
 extern const struct linear_type linear_f32_avx512, linear_f16_avx512, linear_bf16_avx512;
 extern const struct linear_type linear_bf16_pairs_avx512; /* linear_bf16_avx512.c */
+extern const struct linear_type linear_fp8_float_avx512;  /* linear_fp8_avx512.c */
 extern const struct linear_type linear_mxfp4_float_avx512; /* linear_mxfp4_avx512.c */
 
 #endif

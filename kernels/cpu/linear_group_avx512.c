@@ -96,7 +96,7 @@ INLINE void panels(const uint8_t *w, const float *x, float *acc, uint32_t n_bloc
 }
 
 /* Pads a row to whole blocks of 128 with zeros. */
-static void prepare_128(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+void K(prepare_128)(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
 {
     uint32_t written = (n_cols + 31) / 32 * 32, padded = (n_cols + 127) / 128 * 128;
     K(prepare_float)(x, stride, n_rows, n_cols, strip);
@@ -105,7 +105,7 @@ static void prepare_128(const float *x, uint32_t stride, uint32_t n_rows, uint32
 
 /* The tiles of F32 count blocks of 32 columns; these tiles count blocks of 128. */
 #define TILE_128(P, R)                                                                                                         \
-    static void tile_128_##P##_##R(TILE_ARGS)                                                                                  \
+    void f32_avx512_tile_128_##P##_##R(TILE_ARGS)                                                                              \
     {                                                                                                                          \
         f32_avx512_tile_##P##_##R(w, panel_stride, x, acc, n_blocks * 4, next, (next_lines + 3) / 4);                          \
     }
@@ -155,7 +155,7 @@ TILES_128(2)
         .expand = type##_expand,                                                                                               \
     };
 
-GROUP_TYPE(int4_g128, "int4_g128", DTYPE_INT4_G128, 4, 128, tile_128, prepare_128)
+GROUP_TYPE(int4_g128, "int4_g128", DTYPE_INT4_G128, 4, 128, f32_avx512_tile_128, K(prepare_128))
 GROUP_TYPE(int4_g32, "int4_g32", DTYPE_INT4_G32, 4, 32, f32_avx512_tile, K(prepare_float))
-GROUP_TYPE(int8_g128, "int8_g128", DTYPE_INT8_G128, 8, 128, tile_128, prepare_128)
+GROUP_TYPE(int8_g128, "int8_g128", DTYPE_INT8_G128, 8, 128, f32_avx512_tile_128, K(prepare_128))
 GROUP_TYPE(int8_g32, "int8_g32", DTYPE_INT8_G32, 8, 32, f32_avx512_tile, K(prepare_float))

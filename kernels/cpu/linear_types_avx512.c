@@ -18,7 +18,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_q3_k_float_avx512, &linear_q4_k_float_avx512, &linear_q5_k_float_avx512, &linear_q6_k_float_avx512,
     &linear_iq4_nl_int8_avx512, &linear_iq4_nl_float_avx512, &linear_iq4_xs_int8_avx512, &linear_iq4_xs_float_avx512,
     &linear_mxfp4_float_avx512,
-    &linear_fp8_float_avx2,
+    &linear_fp8_float_avx512,
     EACH_GRID_TYPE(BOTH)
     EACH_GROUP_TYPE(FLOAT_ONLY)
 };
