@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 _LENGTH = "use `max_model_len`"
 _THREADS = "set the variable `LLMPY_NUM_THREADS` before the engine is made"
-_BITS = "quantised .gguf files and FP8 checkpoints are run as they are; leave it out"
+_BITS = "quantised .gguf files and FP8, GPTQ, AWQ and INT8 checkpoints are run as they are; leave it out"
 _IMAGES = "images and audio are not supported; leave it out"
 _ONE_BACKEND = "there is one backend, llguidance; leave it out"
 _SPECULATION = "speculative decoding is not supported; leave it out"
