@@ -163,6 +163,33 @@ def test_all_ways_give_equal_bits(n: int, k: int, dtype: str, backend: Backend) 
         assert len({*found}) == 1, rows
 
 
+@pytest.mark.parametrize("scales", ["rows", "blocks"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (6144, 4096), (28672, 512), (4096, 14336), (1000, 1024)])
+def test_large_tiles(n: int, k: int, scales: str, cuda: str) -> None:
+    """Hundreds and thousands of rows, whose blocks have several tiles and clusters, have the bits of few rows."""
+    rng, kind = np.random.default_rng(n + k), KINDS["bfloat16"]
+    backend = Backend(cuda, max_rows=2100, dtype="bfloat16", library=hardware.cuda_library())
+    numbers = rng.integers(0, 0x70, (n, k), np.uint8) | rng.integers(0, 2, (n, k), np.uint8) << 7
+    step = 128 if scales == "blocks" else 1
+    values = rng.uniform(1e-4, 1e-3, (-(-n // step), -(-k // 128))).astype(np.float32).repeat(step, 0)[:n]
+    matrix = backend.matrix([("fp8", n, blocks(numbers.view(E4M3), values))], k)
+    backend.prepare()
+    x = draw(kind, rng, 2100, k)
+    few = {first: linear(backend, matrix, x[first : first + 64], n) for first in (0, 100, 600, 1990)}
+    gated = {}
+    for first, y in few.items():
+        gated[first] = np.zeros((64, n // 2), np.uint16)
+        backend.gated(y.view(np.uint16)[:, : n // 2], y.view(np.uint16)[:, n // 2 :], gated[first], 0)
+    for rows in (65, 128, 200, 256, 300, 512, 700, 1024, 1500, 2048, 2100):
+        y, mid = linear(backend, matrix, x[:rows], n), np.zeros((rows, n), np.uint16)
+        product = np.zeros((rows, n // 2), np.uint16)
+        backend.linear(matrix, x[:rows].view(np.uint16), product, mid=mid)
+        for first, wanted in few.items():
+            there = max(0, min(64, rows - first))
+            assert y[first : first + there].tobytes() == wanted[:there].tobytes(), (rows, first)
+            assert product[first : first + there].tobytes() == gated[first][:there].tobytes(), (rows, first)
+
+
 @pytest.mark.parametrize(("n", "k"), [(128, 384), (1000, 1300), (1152, 640), (4096, 1024)])
 def test_shared_scales(n: int, k: int, dtype: str, backend: Backend) -> None:
     """After prepare, scales of blocks are read once for 64 rows: equal bits, as sums and as gate | up."""
