@@ -154,7 +154,10 @@ def _explain_order(way: Way, module: str, tensors: Tensors, read: Read) -> NoRet
 def matches(pattern: str, module: str) -> bool:
     """Whether a target of compressed-tensors names a module: "re:" and a regular expression, or the name or its end."""
     if pattern.startswith("re:"):
-        return re.match(pattern[3:], module) is not None
+        try:
+            return re.match(pattern[3:], module) is not None
+        except re.error as error:
+            raise UnsupportedError(f"quantization_config: wanted a regular expression, have {pattern[3:]!r}: {error}") from None
     return module == pattern or module.endswith(f".{pattern}")
 
 

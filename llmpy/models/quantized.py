@@ -1,6 +1,5 @@
 """Which schemes of `quantization_config` load, and the checks of their tensors (docs/use/quantization.md)."""
 
-import re
 from collections.abc import Mapping
 from typing import NoReturn, Protocol
 
@@ -66,7 +65,7 @@ def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
     method = scheme.get("quant_method", scheme) if isinstance(scheme, Mapping) else scheme
     if method == "mxfp4" and str(raw.get("architectures")).startswith("['GptOss"):
         return ()  # the checkpoint's reader joins blocks and scales
-    if not isinstance(scheme, Mapping) or method not in _METHODS:
+    if not isinstance(scheme, Mapping) or not isinstance(method, str) or method not in _METHODS:
         known = ", ".join(sorted(_METHODS))
         raise UnsupportedError(
             f"{source}: quantization_config with quant_method {method!r} is not supported; {known} and GGUF files are"
@@ -88,7 +87,7 @@ def dummies_are_mxfp4(raw: Raw, source: str) -> bool:
     """Whether dummy weights of experts are MXFP4; UnsupportedError for a scheme that dummies do not have."""
     scheme = raw.get("quantization_config")
     method = scheme.get("quant_method") if isinstance(scheme, Mapping) else scheme
-    if method in _METHODS:
+    if isinstance(method, str) and method in _METHODS:
         raise UnsupportedError(
             f"{source}: load_format='dummy' cannot make weights of quant_method {method!r}; remove quantization_config "
             "with hf_overrides"
@@ -194,7 +193,7 @@ _METHODS = {"fp8": _check_fp8, "gptq": _check_gptq, "awq": _check_awq, "compress
 def _gptq_options(scheme: Options, module: str) -> Options:
     dynamic = scheme.get("dynamic")
     for pattern, change in dynamic.items() if isinstance(dynamic, Mapping) else ():
-        is_meant = re.match(pattern.removeprefix("+:").removeprefix("-:"), module)
+        is_meant = packed.matches(f"re:{pattern.removeprefix('+:').removeprefix('-:')}", module)
         if is_meant and isinstance(change, Mapping) and not pattern.startswith("-:"):
             return {**scheme, **change}
     return scheme

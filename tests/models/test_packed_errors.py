@@ -79,6 +79,8 @@ GROUP = LAYOUTS["rows"].config["config_groups"]["group_0"]  # type: ignore[index
     ("gptq", {"group_size": 48}, r"\(gptq\): group_size 48"),
     ("gptq", {"checkpoint_format": "marlin"}, r"\(gptq\): checkpoint_format 'marlin'"),
     ("gptq", {"dynamic": {"+:.*mlp.*": {"bits": 2}}}, r"dynamic\['\+:\.\*mlp\.\*'\]: bits 2"),
+    ("gptq", {"dynamic": {"+:(": {"bits": 4}}}, r"wanted a regular expression, have '\('"),
+    ("gptq", {"quant_method": {"a": 1}}, r"quant_method \{'a': 1\} is not supported"),
     ("gptq-8", {"sym": False}, "8 bits: sym False"),
     ("awq", {"bits": 8}, r"\(awq\): bits 8"),
     ("awq", {"version": "gemv"}, "version 'gemv' is not supported; wanted 'gemm'"),
