@@ -6,12 +6,15 @@
  * 128 such rows: two warpgroups of 64 rows (head_dim 256: one of 64, each warpgroup with half the columns of O). A ninth warp
  * streams tiles of keys and values through a ring, each slab an operand in the 128-byte swizzle. S of tile j + 1 is issued
  * before P V of tile j, and its softmax runs at the same time; P, the sums of the split and the sums of all splits stay in
- * registers. */
+ * registers.
+ *
+ * The ring is not that of ring.cuh: with its places the compiler orders the loop in another way, which costs 2 to 4 % from 512
+ * rows on. */
 #ifndef LLMPY_CUDA_ATTENTION_PREFILL_CUH
 #define LLMPY_CUDA_ATTENTION_PREFILL_CUH
 
 #include "../core/launch.cuh"
-#include "../core/ring.cuh"
+#include "../core/wgmma.cuh"
 #include "attention.cuh"
 
 #define PREFILL_THREADS 384u /* 12 warps, so that setmaxnreg has whole warpgroups */
@@ -144,8 +147,8 @@ static __device__ struct prefill_task find_task(const attended<T> &x, const stru
 /* ---- the warp that fetches ----------------------------------------------------------------------------------------------- */
 
 template <class T, uint32_t D>
-static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_task &task, uint32_t head,
-                                   const struct ring &ring)
+static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_task &task, uint32_t head, uint32_t ring,
+                                   uint32_t full, uint32_t empty)
 {
     typedef prefill_shape<D> shape;
     const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, run_bytes = D * 2 << shift;
@@ -156,7 +159,7 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
         bool is_seen = lane < TILE >> shift && first < task.len && first + x.kv.block_tokens > task.seen;
         return is_seen ? x.kv.table[(size_t)task.table_row * x.kv.table_stride + p] : -1;
     };
-    struct ring_place at = RING_FETCH;
+    uint32_t slot = 0, phase = 1;
     int32_t id = look_up(task.seen / TILE);
     for (uint32_t tile = task.seen / TILE; tile < task.n_tiles; tile++) {
         const char *source = x.kv.layer + (size_t)id * x.kv.page_bytes + (size_t)head * 2 * run_bytes;
@@ -164,14 +167,18 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
         uint32_t n_bytes = __popc(__ballot_sync(~0u, is_mine)) * run_bytes;
         if (tile + 1 < task.n_tiles)
             id = look_up(tile + 1);
-        for (uint32_t values = 0; values < 2; values++, ring.next(at)) {
-            ring.wait_empty(at);
+        for (uint32_t values = 0; values < 2; values++) {
+            barrier_wait(empty + slot * 8, phase);
             if (lane == 0)
-                barrier_expect(ring.full_of(at), n_bytes);
+                barrier_expect(full + slot * 8, n_bytes);
             __syncwarp();
             if (is_mine)
-                copy_bytes(ring.data_of(at) + lane * run_bytes, source + values * run_bytes, run_bytes, ring.full_of(at),
-                           policy);
+                copy_bytes(ring + slot * shape::chunk_bytes + lane * run_bytes, source + values * run_bytes, run_bytes,
+                           full + slot * 8, policy);
+            if (++slot == shape::depth) {
+                slot = 0;
+                phase ^= 1;
+            }
         }
     }
 }
@@ -328,13 +335,13 @@ template <uint32_t D> static __device__ void clear_values(char *chunk, uint32_t 
 /* long: the loop over tiles, two products in flight; a conditional product would be serialised, so the last tile is peeled. */
 template <class T, uint32_t D, bool HAS_EXTRAS>
 static __device__ void attend_tiles(const attended<T> &x, const struct prefill_task &task, uint32_t head, char *shared,
-                                    const struct ring &ring)
+                                    uint32_t full, uint32_t empty)
 {
     typedef prefill_shape<D> shape;
     const uint32_t group = uniform(threadIdx.x / 128), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const uint32_t g = lane / 4, t = lane % 4;
-    const uint32_t first = task.packed + (shape::is_wide ? 0 : group * 64);
-    char *const chunks = shared + shape::q_bytes;
+    const uint32_t first = task.packed + (shape::is_wide ? 0 : group * 64), depth = shape::depth;
+    char *const ring = shared + shape::q_bytes;
     if (shape::is_wide) {
         for (uint32_t i = threadIdx.x; i < 64 * D / 8; i += 256) {
             uint32_t r = i / (D / 8), piece = i % (D / 8), row = first + r;
@@ -354,7 +361,7 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
     const uint32_t seen = uniform(task.seen), j0 = seen / TILE, n = highest / TILE + 1, high_seen = x.first_seen(highest);
     /* Low halves of descriptors (octets of keys lie `slabs` slabs apart) and their constant high ones. */
     const uint32_t slabs = D / 64, unit = SLAB_BYTES / 16, high = 1u << 30 | slabs * unit, q_high = 1u << 30 | unit;
-    const uint32_t q = 1u << 16 | shared_address(shared) >> 4, tiles = ring.data >> 4;
+    const uint32_t q = 1u << 16 | shared_address(shared) >> 4, tiles = shared_address(ring) >> 4;
     const uint32_t column = shape::is_wide ? group * shape::columns : 0; /* the warpgroup's first one of O */
     uint32_t q_rows[shape::is_wide ? 1 : D / 16][4];
     if (!shape::is_wide)
@@ -413,37 +420,40 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
     /* Values that no row of the block sees may be anything. */
     auto clear = [&](uint32_t j, uint32_t slot) {
         if (j * TILE < seen)
-            clear_values<D>(chunks + slot * shape::chunk_bytes, 0, seen - j * TILE, group);
+            clear_values<D>(ring + slot * shape::chunk_bytes, 0, seen - j * TILE, group);
         if (j * TILE + TILE > task.len)
-            clear_values<D>(chunks + slot * shape::chunk_bytes, task.len - j * TILE, TILE, group);
+            clear_values<D>(ring + slot * shape::chunk_bytes, task.len - j * TILE, TILE, group);
     };
 
-    struct ring_place keys = RING_READ, values = {1, 0};
-    ring.wait_full(keys);
+    barrier_wait(full, 0);
     wgmma_begin();
     issue_qk(0);
     wgmma_wait<0>();
     pin(rows.s);
     if (lane == 0)
-        ring.release(0);
+        barrier_arrive(empty, 1);
     soften(j0);
     rows.pack_p();
+    uint32_t k_slot = 0, k_phase = 0, v_slot = 1, v_phase = 0;
     for (uint32_t j = j0; j + 1 < n; j++) {
-        ring.next(keys);
-        ring.next(keys);
-        ring.wait_full(keys);
+        k_slot += 2;
+        if (k_slot == depth) {
+            k_slot = 0;
+            k_phase ^= 1;
+        }
+        barrier_wait(full + k_slot * 8, k_phase);
         wgmma_begin();
-        issue_qk(keys.stage);
+        issue_qk(k_slot);
         rows.move_on(j % TILES == 0);
-        ring.wait_full(values);
+        barrier_wait(full + v_slot * 8, v_phase);
         if (j * TILE < seen)
-            clear(j, values.stage);
+            clear(j, v_slot);
         wgmma_begin();
-        issue_pv(values.stage);
+        issue_pv(v_slot);
         wgmma_wait<1>();
         pin(rows.s);
         if (lane == 0)
-            ring.release(keys.stage);
+            barrier_arrive(empty + k_slot * 8, 1);
         if ((j + 1) % TILES == 0)
             rows.close();
         soften(j + 1);
@@ -451,16 +461,16 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
         pin(rows.s);
         pin(rows.o);
         if (lane == 0)
-            ring.release(values.stage);
-        values = keys;
-        ring.next(values);
+            barrier_arrive(empty + v_slot * 8, 1);
+        v_slot = k_slot + 1;
+        v_phase = k_phase;
         rows.pack_p();
     }
     rows.move_on((n - 1) % TILES == 0);
-    ring.wait_full(values);
-    clear(n - 1, values.stage);
+    barrier_wait(full + v_slot * 8, v_phase);
+    clear(n - 1, v_slot);
     wgmma_begin();
-    issue_pv(values.stage);
+    issue_pv(v_slot);
     wgmma_wait<0>();
     pin(rows.o);
     rows.close();
@@ -486,25 +496,25 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
 {
     typedef prefill_shape<D> shape;
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t data = shared_address(shared) + shape::q_bytes, full = data + shape::depth * shape::chunk_bytes;
-    const uint32_t head = blockIdx.x;
-    const struct ring ring = {data, full, full + shape::depth * 8, shape::depth, shape::chunk_bytes};
+    const uint32_t ring = shared_address(shared) + shape::q_bytes, full = ring + shape::depth * shape::chunk_bytes;
+    const uint32_t empty = full + shape::depth * 8, head = blockIdx.x;
     start_next();
     const struct prefill_task task = find_task<D>(x, list, blockIdx.y);
     const bool is_half = !shape::is_wide && task.packed + 64 >= task.n_packed; /* the second warpgroup has no rows */
-    ring.make_barriers(1, is_half ? 4 : 8);
+    barriers_init(full, shape::depth, 1);
+    barriers_init(empty, shape::depth, is_half ? 4 : 8);
     barriers_made();
     __syncthreads();
     wait_for_input();
     if (threadIdx.x >= 256) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x < 288)
-            fetch_tiles<T, D>(x, task, head, ring);
+            fetch_tiles<T, D>(x, task, head, ring, full, empty);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     if (threadIdx.x < 128 || !is_half)
-        attend_tiles<T, D, HAS_EXTRAS>(x, task, head, shared, ring);
+        attend_tiles<T, D, HAS_EXTRAS>(x, task, head, shared, full, empty);
 }
 
 /* Sequences with one row. */
