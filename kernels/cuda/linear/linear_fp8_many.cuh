@@ -302,7 +302,7 @@ struct fp8_many_form {
 static const struct fp8_many_form FP8_FORMS[] = {FP8_FORM(1, 64), FP8_FORM(1, 128), FP8_FORM(2, 128)};
 #undef FP8_FORM
 #undef FP8_KINDS
-static const struct gemm_cluster FP8_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}, {2, 2}};
+static const struct gemm_cluster FP8_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}}; /* clusters of four blocks are slower */
 
 static cudaError_t fp8_many_open(uint32_t dtype)
 {
@@ -321,7 +321,8 @@ static float fp8_many_cost(const struct gemm_device *device, const struct fp8_ma
     uint32_t n_clusters = ceil_div(n_rows, tile_rows * cluster->down) * ceil_div(n_out, form->width * cluster->across);
     float n_blocks = (float)(min(n_clusters, n_fit) * n_tiles), area = (float)(form->groups * form->width);
     float own_rows = (float)tile_rows / cluster->across + (float)form->width / cluster->down;
-    float multiply = area * 1.83e-3f, fetch = own_rows * n_blocks * 128 / 9.6e6f + (tile_rows + form->width) * 1.17e-4f;
+    float multiply = area * (form->groups == 1 ? 2.4e-3f : 1.83e-3f);
+    float fetch = own_rows * n_blocks * 128 / 9.6e6f + (tile_rows + form->width) * 1.17e-4f;
     float slab = fmaxf(multiply, fetch) + 0.14f * fminf(multiply, fetch);
     float tiles = 1.94f + 0.2f * n_tiles + ceil_div(n_clusters, n_fit) * (n_slabs * slab + area * 1.24e-3f);
     float bytes = 2.48f + (float)n_out * n_slabs * FP8_SLAB / 4.03e6f;
