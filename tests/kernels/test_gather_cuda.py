@@ -98,8 +98,11 @@ class Place:
         return view(at, self.width if width is None else width, self.stride)
 
     def upload(self) -> None:
+        """Ends before any rank gathers, which stores into the memory of the others. In an engine `meet` sees to this order."""
         for rank, memory in enumerate(self.before):
             self.team.put(rank, self.team.memory[rank], memory)
+        for backend in self.team.backends:
+            backend.table.call("synchronize", backend.ctx)
 
     def check(self, rank: int, wanted: Array) -> None:
         """The value is as wanted; all else is as it was uploaded."""
