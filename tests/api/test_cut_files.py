@@ -40,8 +40,8 @@ def test_a_file_that_is_cut_off_while_a_model_loads(open_tiny, copy, monkeypatch
     path, file = copy
     open_files = _core.Checkpoint
 
-    def open_and_cut(paths):
-        checkpoint = open_files(paths)
+    def open_and_cut(paths, **options):
+        checkpoint = open_files(paths, **options)
         os.truncate(file, 5000)
         return checkpoint
 

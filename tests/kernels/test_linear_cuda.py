@@ -290,9 +290,9 @@ def test_a_share_of_the_rows_has_the_bits_of_the_whole(dtype: str, activations: 
 
 def test_refusals(opened: Callable[[str], Backend]) -> None:
     backend = opened("bfloat16")
-    assert not any(backend.supports(dtype) for dtype in ("q5_0", "q5_1", "q2_k", "q3_k", "q5_k"))
-    with pytest.raises(Exception, match="q5_0"):
-        backend.matrix([("q5_0", 1, np.zeros(22, np.uint8))], 32)
+    assert not any(backend.supports(dtype) for dtype in ("iq3_s", "iq1_m", "tq2_0", "int4_g128", "int8_g32"))
+    with pytest.raises(Exception, match="iq3_s"):
+        backend.matrix([("iq3_s", 1, np.zeros(110, np.uint8))], 256)
     matrix = backend.matrix([("bfloat16", 1, np.zeros(16, np.uint16))], 16)
     with pytest.raises(Exception, match="max_rows"):
         backend.linear(matrix, np.zeros((513, 16), np.uint16), np.zeros((513, 1), np.uint16))

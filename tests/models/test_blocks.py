@@ -165,7 +165,7 @@ BROKEN = [
         "give no frequencies",
     ),
     ("llama", configure(hidden_act="mish"), UnsupportedError, "mish"),
-    ("llama", configure(quantization_config={"quant_method": "gptq"}), UnsupportedError, "quant_method 'gptq'"),
+    ("llama", configure(quantization_config={"quant_method": "hqq"}), UnsupportedError, "quant_method 'hqq'"),
     ("llama", configure(rope_parameters={"rope_type": "mrope"}), UnsupportedError, "rope_type 'mrope'"),
     ("llama", configure(rope_parameters={"rope_type": "longrope"}), CheckpointError, "short_factor .*wanted a list of 8"),
     (

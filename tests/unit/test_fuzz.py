@@ -58,7 +58,7 @@ def gguf_seeds() -> list[bytes]:
     tensors = [
         gguf_string(name) + struct.pack("<IQQIQ", 2, columns, 1, kind, offset)
         for name, columns, kind, offset in [
-            (b"a", 32, 3, 0), (b"b", 256, 14, 32), (b"c", 4, 0, 256), (b"d", 8, 16, 288)
+            (b"a", 32, 3, 0), (b"b", 256, 14, 32), (b"c", 4, 0, 256), (b"d", 8, 24, 288)
         ]
     ]
     files = []

@@ -21,8 +21,9 @@ STAND_INS = [
 
 @pytest.mark.parametrize(("core", "replicas"), STAND_INS)
 def test_the_cores_calls_are_there(core: type, replicas: type) -> None:
+    """But for `follow` of models over several hosts, which have no replicas."""
     missing = {name for name in dir(core) if not name.startswith("_")} - set(dir(replicas))
-    assert not missing
+    assert missing == ({"follow"} if core is _core.Model else set())
 
 
 def test_the_notifiers_calls_are_there() -> None:
