@@ -114,33 +114,55 @@ static uint32_t next_size(uint32_t n)
     return n + 64;
 }
 
-/* Runs a step of padding rows and then captures the same step. The first run completes what kernels set up at first launch. */
-static enum rc capture(struct model *m, int32_t *first_rows, struct captured *captured, struct err *err)
+static enum rc warm(struct model *m, int32_t *first_rows, struct captured *graph, struct err *err)
 {
-    const uint32_t n = captured->n_rows;
-    struct running run = {.m = m, .err = err, .view = {.host_seq_first_row = first_rows, .max_tokens = captured->max_tokens}};
+    const uint32_t n = graph->n_rows;
+    struct running run = {.m = m, .err = err, .view = {.host_seq_first_row = first_rows, .max_tokens = graph->max_tokens}};
     struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = first_rows,
                               .to = m->arrays};
     use_arrays(&run, &m->arrays, n, n, n, 0);
     enum rc rc = ranks_meet(&run, (struct meet_args){0});
     if (!rc)
         rc = m->backend->begin(m->ctx, &args, err);
-    if (!rc)
-        rc = run_program(&run);
-    if (!rc)
-        rc = ranks_meet(&run, (struct meet_args){0}); /* the graph's gathers count from here, as those of a step do */
-    if (!rc)
-        rc = m->backend->graph_begin(m->ctx, err);
+    return rc ? rc : run_program(&run);
+}
+
+static enum rc capture(struct model *m, int32_t *first_rows, struct captured *graph, struct err *err)
+{
+    const uint32_t n = graph->n_rows;
+    struct running run = {.m = m, .err = err, .view = {.host_seq_first_row = first_rows, .max_tokens = graph->max_tokens}};
+    use_arrays(&run, &m->arrays, n, n, n, 0);
+    enum rc rc = m->backend->graph_begin(m->ctx, err);
     if (rc)
         return rc;
     rc = run_program(&run);
-    enum rc end = m->backend->graph_end(m->ctx, &captured->graph, rc ? NULL : err);
-    if (rc && captured->graph) /* the core refused an operation, of which the recording does not know */
-        m->backend->graph_destroy(m->ctx, captured->graph);
+    enum rc end = m->backend->graph_end(m->ctx, &graph->graph, rc ? NULL : err);
+    if (rc && graph->graph) { /* the core refused an operation, of which the recording does not know */
+        m->backend->graph_destroy(m->ctx, graph->graph);
+        graph->graph = NULL;
+    }
     return rc ? rc : end;
 }
 
-enum rc graphs_capture(struct model *m, struct err *err)
+typedef enum rc (*graph_function)(struct model *m, int32_t *first_rows, struct captured *graph, struct err *err);
+
+/* Calls a function for every graph, and waits for its work. */
+static enum rc for_graphs(struct model *m, graph_function call, struct err *err)
+{
+    uint32_t most = m->options.max_num_seqs;
+    if (!m->n_graphs)
+        return RC_OK;
+    int32_t *first_rows = mem_alloc(((size_t)most + 1) * sizeof *first_rows);
+    enum rc rc = first_rows ? RC_OK : err_set(err, RC_MEMORY, "graphs: out of memory");
+    for (uint32_t i = 0; first_rows && i <= most; i++)
+        first_rows[i] = (int32_t)i;
+    for (uint32_t i = 0; i < m->n_graphs && !rc; i++)
+        rc = call(m, first_rows, &m->graphs[i], err);
+    mem_free(first_rows);
+    return rc ? rc : m->backend->synchronize(m->ctx, err);
+}
+
+enum rc graphs_warm(struct model *m, struct err *err)
 {
     uint32_t most = m->options.max_num_seqs, n_sizes = 0;
     if (!m->backend->graph_begin || !m->backend->begin || !entries_allow_graphs(&m->entries) || m->options.is_eager ||
@@ -149,21 +171,21 @@ enum rc graphs_capture(struct model *m, struct err *err)
     for (uint32_t n = 0; n < most; n = next_size(n))
         n_sizes++;
     m->graphs = mem_calloc((size_t)2 * n_sizes, sizeof *m->graphs);
-    int32_t *first_rows = mem_calloc((size_t)most + 1, sizeof *first_rows);
-    enum rc rc = m->graphs && first_rows ? RC_OK : err_set(err, RC_MEMORY, "graphs: out of memory");
-    for (uint32_t i = 0; first_rows && i <= most; i++)
-        first_rows[i] = (int32_t)i;
-    for (uint32_t n = 0; n < most && !rc;) {
+    if (!m->graphs)
+        return err_set(err, RC_MEMORY, "graphs: out of memory");
+    for (uint32_t n = 0; n < most;) {
         n = next_size(n) < most ? next_size(n) : most;
-        for (uint32_t is_any = n > m->backend->traits->short_rows; is_any < 2 && !rc; is_any++) {
-            struct captured *next = &m->graphs[m->n_graphs];
-            *next = (struct captured){.n_rows = n, .max_tokens = is_any ? 0 : m->backend->traits->short_tokens};
-            rc = capture(m, first_rows, next, err);
-            m->n_graphs += !rc;
-        }
+        for (uint32_t is_any = n > m->backend->traits->short_rows; is_any < 2; is_any++)
+            m->graphs[m->n_graphs++] =
+                (struct captured){.n_rows = n, .max_tokens = is_any ? 0 : m->backend->traits->short_tokens};
     }
-    mem_free(first_rows);
-    return rc ? rc : m->backend->synchronize(m->ctx, err);
+    enum rc rc = for_graphs(m, warm, err);
+    return rc || m->options.n_ranks == 1 ? rc : m->backend->comm->check(m->ctx, err);
+}
+
+enum rc graphs_capture(struct model *m, struct err *err)
+{
+    return for_graphs(m, capture, err);
 }
 
 static bool is_within(const struct batch *b, uint32_t max_tokens)

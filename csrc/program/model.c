@@ -349,10 +349,15 @@ enum rc model_make_buffers(struct model *m, struct err *err)
     return rc;
 }
 
+enum rc model_warm(struct model *m, struct err *err)
+{
+    return program_has_logits(m->program) ? graphs_warm(m, err) : RC_OK;
+}
+
 enum rc model_capture(struct model *m, struct err *err)
 {
     m->options.device = m->options.isa = m->options.library = m->options.cublaslt = NULL;
-    return program_has_logits(m->program) ? capture(m, err) : RC_OK;
+    return capture(m, err);
 }
 
 void model_destroy(struct model *m)
@@ -361,7 +366,7 @@ void model_destroy(struct model *m)
         return;
     if (m->ctx) {
         m->backend->synchronize(m->ctx, NULL);
-        for (uint32_t i = 0; i < m->n_graphs; i++)
+        for (uint32_t i = 0; i < m->n_graphs && m->graphs[i].graph; i++)
             m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
         weights_destroy(m->weights);
         m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_values * m->item_bytes);

@@ -45,7 +45,10 @@ struct model {
     bool has_copy;                /* the host holds a copy of the sleeping weights */
 };
 
-/* Captures a graph for each batch size that is replayed. Does nothing if the backend cannot capture or graphs are off. */
+/* Runs a step of padding rows for each graph that graphs_capture captures, which completes what kernels set up at first launch.
+ * There are none if the backend cannot capture or graphs are off. */
+enum rc graphs_warm(struct model *model, struct err *err);
+/* Making a graph can wait for all work on the device. No rank may still be in a step then, as that step waits for this rank. */
 enum rc graphs_capture(struct model *model, struct err *err);
 
 /* ---- how a model is made ------------------------------------------------------------------------------------------------- */
@@ -61,7 +64,8 @@ size_t model_needs(const struct model *model, struct kv_need *needs);
 enum rc model_lay_cache(struct model *model, const struct kv_need *needs, size_t layer_bytes, struct err *err);
 enum rc model_size_pool(struct model *model, struct err *err); /* sets n_pages, which the caller may lower */
 enum rc model_make_buffers(struct model *model, struct err *err);
-enum rc model_capture(struct model *model, struct err *err);
+enum rc model_warm(struct model *model, struct err *err);    /* the first steps */
+enum rc model_capture(struct model *model, struct err *err); /* their graphs */
 
 /* ---- sleep (model_sleep.c): `release` and `restore` of struct runner for one rank ---------------------------------------- */
 

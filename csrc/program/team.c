@@ -150,6 +150,12 @@ static enum rc make_rank(struct model *model, void *arg, struct err *err)
     return model_make_buffers(model, err);
 }
 
+static enum rc warm_rank(struct model *model, void *arg, struct err *err)
+{
+    (void)arg;
+    return model_warm(model, err);
+}
+
 static enum rc capture_rank(struct model *model, void *arg, struct err *err)
 {
     (void)arg;
@@ -311,7 +317,9 @@ static enum rc make(struct team *team, const struct checkpoint *checkpoint, cons
     if (!rc)
         rc = share_logits(team, err);
     if (!rc)
-        rc = run_ranks(team, capture_rank, NULL, true, err);
+        rc = run_ranks(team, warm_rank, NULL, true, err);
+    if (!rc)
+        rc = run_ranks(team, capture_rank, NULL, false, err);
     return rc ? rc : prepare_hosts(team, err);
 }
 
