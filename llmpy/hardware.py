@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core, environment
 from .engine import backends
-from .errors import ConfigError, DeviceError, UnsupportedError
+from .errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
     from .config import EngineConfig
@@ -191,13 +191,7 @@ def devices_of(config: EngineConfig) -> list[str]:
 
     Raises:
         ConfigError: There are fewer devices of one name than ranks, or other numbers of them are given.
-        UnsupportedError: Several ranks on CUDA.
     """
-    if config.tensor_parallel_size > 1 and kind_of(str(config.device)) == "cuda":
-        raise UnsupportedError(
-            f"tensor_parallel_size={config.tensor_parallel_size}: ranks run on the CPU only so far, not on {config.device}; "
-            "set tensor_parallel_size=1, or data_parallel_size for several GPUs"
-        )
     sizes = {name: getattr(config, name) for name in ("data_parallel_size", "tensor_parallel_size")}
     sizes = {name: size for name, size in sizes.items() if size > 1} or {"tensor_parallel_size": 1}
     n_ranks, wanted = math.prod(sizes.values()), " * ".join(f"{name}={size}" for name, size in sizes.items())

@@ -22,10 +22,8 @@ from llmpy import (
     DeviceMemoryError,
     EngineAsleepError,
     EngineClosedError,
-    EngineConfig,
     EngineDeadError,
     SamplingParams,
-    UnsupportedError,
     WeightsMissingError,
     WeightUpdateError,
     hardware,
@@ -468,14 +466,6 @@ def test_options_that_are_refused(tiny_model):
     free = hardware.memory_bytes("cpu")[1]
     with pytest.raises(DeviceMemoryError, match="kv_cache_memory_bytes: wanted"):
         open_ranks(tiny_model, 4, kv_cache_memory_bytes=free // 2)
-
-
-def test_gpus_are_refused():
-    config = EngineConfig(model="m", device="cuda:0", tensor_parallel_size=2)
-    with pytest.raises(
-        UnsupportedError, match=r"^tensor_parallel_size=2: ranks run on the CPU only so far, not on cuda:0; set"
-    ):
-        hardware.devices_of(config)
 
 
 def test_how_ranks_share_experts(tmp_path):
