@@ -18,7 +18,7 @@ MODELS = [
     ("llama", "fp8", 1), ("llama", "fp8-bfloat16", 1), ("qwen3", "gptq-32", 1), ("llama", "rows-asym", 1),
     ("mixtral", "int8", 2),
 ]  # fmt: skip
-CPU_ONLY = ("gptq-32", "rows-asym", "int8")
+CPU_ONLY = ("int8",)
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
+from group_blocks import GROUPS, headers
 
 from binding import Backend
 
@@ -19,7 +20,7 @@ NEAR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # of the largest 
 # bytes of a block, values of a block, offsets of its float16 fields
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q4_k": (144, 256, [0, 2]),
-    "q6_k": (210, 256, [208]), "fp8": (132, 128, []),
+    "q6_k": (210, 256, [208]), "fp8": (132, 128, []), **GROUPS,
 }  # fmt: skip
 
 
@@ -61,6 +62,8 @@ def stored(dtype: str, rows: int, cols: int) -> Array:
     if dtype == "fp8":
         blocks[blocks & 0x7F == 0x7F] = 0x81  # no NaN
         blocks[:, :, :4] = np.full((*blocks.shape[:2], 1), 5e-4, np.float32).view(np.uint8)
+    if dtype in GROUPS:
+        blocks[:, :, :4] = headers(dtype, blocks.shape[:2], rng)
     return np.ascontiguousarray(blocks.reshape(rows, -1))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
+from group_blocks import GROUPS, headers
 
 from binding import Backend
 from llmpy import hardware
@@ -21,7 +22,7 @@ FLOAT = 1  # enum arithmetic
 # bytes of a block, values of a block, offsets of its float16 fields
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_k": (144, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
-    "fp8": (132, 128, []),
+    "fp8": (132, 128, []), **GROUPS,
 }  # fmt: skip
 
 
@@ -45,6 +46,8 @@ def stored(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
     if dtype == "fp8":
         blocks[blocks & 0x7F == 0x7F] = 0x81  # no NaN
         blocks[..., :4] = rng.uniform(1e-4, 4e-4, blocks.shape[:-1]).astype(np.float32)[..., None].view(np.uint8)
+    if dtype in GROUPS:
+        blocks[..., :4] = headers(dtype, blocks.shape[:-1], rng)
     return blocks.reshape(*shape[:-1], -1)
 
 
@@ -231,7 +234,7 @@ def test_clamped(dtype: str, opened: Callable[[str], Backend]) -> None:
 
 @pytest.mark.parametrize("dtype", list(BLOCKS))
 def test_quantised(dtype: str, opened: Callable[[str], Backend]) -> None:
-    """Types of GGUF files and FP8: the bits of the linears."""
+    """Types of GGUF files, FP8 and groups: the bits of the linears."""
     rng = np.random.default_rng(4)
     activations = "float16" if dtype == "mxfp4" else "bfloat16"
     mixture = Mixture(opened(activations), activations, 5, 256, 512, dtype=dtype)

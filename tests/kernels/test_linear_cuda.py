@@ -5,6 +5,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
+from group_blocks import GROUPS, headers
 
 from binding import Backend
 from llmpy import hardware
@@ -19,7 +20,7 @@ BLOCKS = {
     "q6_k": (210, 256, [208]),
     "q5_0": (22, 32, [0]), "q5_1": (24, 32, [0, 2]), "q2_k": (84, 256, [80, 82]), "q3_k": (110, 256, [108]),
     "q5_k": (176, 256, [0, 2]), "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]),
-    "fp8": (132, 128, []),
+    "fp8": (132, 128, []), **GROUPS,
 }  # fmt: skip
 
 
@@ -42,6 +43,8 @@ def raw_rows(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> Arra
         if dtype == "fp8":
             blocks[blocks & 0x7F == 0x7F] = 0x81  # no NaN
             blocks[:, :, :4] = rng.uniform(1e-4, 1e-3, blocks.shape[:2]).astype(np.float32)[..., None].view(np.uint8)
+        if dtype in GROUPS:
+            blocks[:, :, :4] = headers(dtype, blocks.shape[:2], rng)
         raw = blocks.reshape(rows, -1)
     return np.ascontiguousarray(raw)
 
@@ -114,11 +117,12 @@ def test_any_columns_and_places(k: int, activations: str, opened: Callable[[str]
 
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize("k", [1, 40, 127, 129, 300])
-def test_any_columns_of_fp8(k: int, activations: str, opened: Callable[[str], Backend]) -> None:
+@pytest.mark.parametrize("dtype", ["fp8", *GROUPS])
+def test_cut_blocks(dtype: str, k: int, activations: str, opened: Callable[[str], Backend]) -> None:
     """The rest of the last block has no effect; the bits are those of the values in float32 where x is float32."""
     rng = np.random.default_rng(k)
     backend, kind = opened(activations), KINDS[activations]
-    matrix, values = weights(backend, "fp8", 19, k, rng)
+    matrix, values = weights(backend, dtype, 19, k, rng)
     x = rng.standard_normal((70, k)).astype(kind)
     y, exact = linear(backend, matrix, x, 19), x.astype(np.float64) @ values.T.astype(np.float64)
     assert np.abs(y.astype(np.float64) - exact).max() <= np.abs(exact).max() * (1e-6 if activations == "float32" else 8e-3)
@@ -290,7 +294,7 @@ def test_a_share_of_the_rows_has_the_bits_of_the_whole(dtype: str, activations: 
 
 def test_refusals(opened: Callable[[str], Backend]) -> None:
     backend = opened("bfloat16")
-    assert not any(backend.supports(dtype) for dtype in ("iq3_s", "iq1_m", "tq2_0", "int4_g128", "int8_g32"))
+    assert not any(backend.supports(dtype) for dtype in ("iq3_s", "iq1_m", "tq2_0", "int8_g32"))
     with pytest.raises(Exception, match="iq3_s"):
         backend.matrix([("iq3_s", 1, np.zeros(110, np.uint8))], 256)
     matrix = backend.matrix([("bfloat16", 1, np.zeros(16, np.uint16))], 16)

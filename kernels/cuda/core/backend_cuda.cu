@@ -308,8 +308,9 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
     for (uint32_t i = 0; i < desc->n_parts; i++) {
         struct cuda_part *part = &matrix->parts[i];
         const struct dtype_info *info = dtype_info(desc->parts[i].dtype);
-        const bool is_whole = info && (desc->parts[i].dtype == DTYPE_FP8 || desc->n_cols % info->block_values == 0);
-        if (!is_whole || !supports(ctx, desc->parts[i].dtype, desc->use)) {
+        /* The last block of types that GGUF lacks may be cut. */
+        const bool fits = info && (desc->parts[i].dtype >= DTYPE_COUNT || desc->n_cols % info->block_values == 0);
+        if (!fits || !supports(ctx, desc->parts[i].dtype, desc->use)) {
             mem_free(matrix);
             return err_set(err, RC_UNSUPPORTED, "cuda: wanted whole blocks of a supported type, have %u columns of %s",
                            desc->n_cols, info ? info->name : "an unknown type");

@@ -15,24 +15,26 @@ struct cuda_type {
 };
 
 static constexpr struct cuda_type CUDA_TYPES[] = {
-    /* dtype       float  fillable  row_step  packed_for */
-    {DTYPE_F32,    true,  true,     1,        DTYPE_NONE},
-    {DTYPE_F16,    true,  true,     32,       DTYPE_NONE},
-    {DTYPE_BF16,   true,  true,     32,       DTYPE_NONE},
-    {DTYPE_Q8_0,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q4_0,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q4_1,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q5_0,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q5_1,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q2_K,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q3_K,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q4_K,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q5_K,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_Q6_K,   false, false,    1,        DTYPE_NONE},
-    {DTYPE_IQ4_NL, false, false,    1,        DTYPE_NONE},
-    {DTYPE_IQ4_XS, false, false,    1,        DTYPE_NONE},
-    {DTYPE_MXFP4,  false, true,     1,        DTYPE_BF16},
-    {DTYPE_FP8,    false, false,    1,        DTYPE_NONE},
+    /* dtype          float  fillable  row_step  packed_for */
+    {DTYPE_F32,        true,  true,     1,        DTYPE_NONE},
+    {DTYPE_F16,        true,  true,     32,       DTYPE_NONE},
+    {DTYPE_BF16,       true,  true,     32,       DTYPE_NONE},
+    {DTYPE_Q8_0,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q4_0,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q4_1,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q5_0,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q5_1,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q2_K,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q3_K,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q4_K,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q5_K,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_Q6_K,       false, false,    1,        DTYPE_NONE},
+    {DTYPE_IQ4_NL,     false, false,    1,        DTYPE_NONE},
+    {DTYPE_IQ4_XS,     false, false,    1,        DTYPE_NONE},
+    {DTYPE_MXFP4,      false, true,     1,        DTYPE_BF16},
+    {DTYPE_FP8,        false, false,    1,        DTYPE_NONE},
+    {DTYPE_INT4_G128,  false, false,    1,        DTYPE_NONE},
+    {DTYPE_INT4_G32,   false, false,    1,        DTYPE_NONE},
 };
 #define N_CUDA_TYPES (sizeof CUDA_TYPES / sizeof *CUDA_TYPES)
 

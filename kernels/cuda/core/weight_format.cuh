@@ -195,6 +195,18 @@ template <> struct weight_format<DTYPE_FP8> : weight_block<DTYPE_FP8, 128, 132> 
     }
 };
 
+/* (number - zero) * scale. A block's first word is the scale, and its lowest byte the zero. */
+template <uint32_t DTYPE, uint32_t VALUES, uint32_t BYTES> struct int4_format : weight_block<DTYPE, VALUES, BYTES> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / VALUES) * BYTES;
+        const uint32_t header = *(const uint32_t *)b, v = k % VALUES;
+        return (float)((b[4 + v / 2] >> v % 2 * 4 & 15) - (int)(header & 0xff)) * __uint_as_float(header & 0xffffff00u);
+    }
+};
+template <> struct weight_format<DTYPE_INT4_G128> : int4_format<DTYPE_INT4_G128, 128, 68> {};
+template <> struct weight_format<DTYPE_INT4_G32> : int4_format<DTYPE_INT4_G32, 32, 20> {};
+
 /* Calls f with the format of a type, by the rows of CUDA_TYPES; does nothing for other types. */
 template <size_t ROW = 0, class F> static void visit_weight(uint32_t dtype, F f)
 {
