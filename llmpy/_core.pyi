@@ -134,6 +134,7 @@ class CoreOutput(TypedDict):
     prompt_top: tuple[bytes, bytes, bytes] | None
     num_cached_tokens: int
     num_preemptions: int
+    drafts: tuple[bytes, bytes] | None  # drafts and accepted ones by place (uint32), of a sample that has finished
     epoch: int
     epochs: tuple[tuple[int, int], ...]  # tokens, and the epoch of the weights that made them
     times: tuple[float, float, float, float]  # queued, scheduled, first token, last token

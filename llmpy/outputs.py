@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import LlmpyError
@@ -46,6 +47,8 @@ class RequestMetrics:
             first and last token.
         num_preemptions: Number of times that a sample had to start over for lack of memory.
         num_generation_tokens: Number of tokens of all samples.
+        drafts: Number of drafts of all finished samples by place, the first right behind the known tokens; () without any.
+        accepted_drafts: Number of these drafts that were accepted.
     """
 
     arrival_time: float
@@ -55,6 +58,8 @@ class RequestMetrics:
     last_token_ts: float | None = None
     num_preemptions: int = 0
     num_generation_tokens: int = 0
+    drafts: tuple[int, ...] = ()
+    accepted_drafts: tuple[int, ...] = ()
 
     @property
     def first_token_latency(self) -> float | None:
@@ -463,8 +468,10 @@ class StepRecord(NamedTuple):
         host_us: Microseconds on the host: scheduling, enqueuing, and processing the results.
         device_us: Microseconds until the results, from the later of the step's start and the end of the previous step.
         rows: Number of computed positions: the sum of `prompt_rows` (uncached prompt and given output), `decode_rows` (for
-            sampled tokens), `redone_rows` (recomputed after a preemption) and `wasted_rows` (results dropped).
+            sampled tokens), `redone_rows` (recomputed after a preemption), `wasted_rows` (results dropped) and `draft_rows`
+            (for drafts of speculation).
         tokens: Number of sampled tokens.
+        accepted_drafts: Number of drafts that were accepted, each a sampled token.
         admitted, preempted: Number of samples admitted, and of samples that lost their blocks.
         running, waiting: Number of samples in the step, and of waiting samples.
         blocks_used, blocks_cached: Number of blocks held by samples, and of free blocks in the prefix cache.
@@ -482,7 +489,9 @@ class StepRecord(NamedTuple):
     decode_rows: int
     redone_rows: int
     wasted_rows: int
+    draft_rows: int
     tokens: int
+    accepted_drafts: int
     admitted: int
     preempted: int
     running: int
@@ -541,6 +550,9 @@ class EngineStats:
     - `finished`: samples by finish reason.
     - `redone_rows`: positions recomputed after a preemption.
     - `wasted_rows`: positions computed for a sample that had already ended.
+    - `draft_rows`, `accepted_rows`: positions computed for drafts of speculation, and how many of these drafts were accepted.
+    - `drafts`, `accepted_drafts`: the same by place; the first is the place right behind the known tokens.
+    - `num_draft_waits`: steps that the host began only after the previous step's end, because they might have drafts.
     - `max_steps_in_flight`: 2 if host and device overlap.
     - `num_replayed_steps`: steps that replayed a captured graph.
     - `num_mixed_preemptions`: preemptions (of `num_preemptions`) that rebuilt a sample's cache under newer weights.
@@ -587,10 +599,30 @@ class EngineStats:
     num_compiling: int = 0
     nonfinite_rows: int = 0
     num_dead_replicas: int = 0
+    draft_rows: int = 0
+    accepted_rows: int = 0
+    num_draft_waits: int = 0
+    drafts: tuple[int, ...] = ()
+    accepted_drafts: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+Places = tuple[int, ...]
+"""Counts by place."""
+
+
+def used_places(drafts: Sequence[int], accepted: Sequence[int]) -> tuple[Places, Places]:
+    """Both counts without the places that had no draft."""
+    n = sum(map(bool, drafts))
+    return tuple(drafts[:n]), tuple(accepted[:n])
+
+
+def add_places(first: Places, second: Places) -> Places:
+    """The sums of counts by place."""
+    return tuple(map(sum, zip_longest(first, second, fillvalue=0)))
 
 
 def sum_in_order(values: npt.NDArray[np.float32], start: float = 0.0) -> float:

@@ -41,6 +41,7 @@ struct token_buffer { /* tokens of one sample that are not yet taken: arrays of 
 struct pending {              /* output of one sample that is not yet taken */
     struct output output;     /* the pointers in it are set at the take */
     struct token_buffer buffers[2]; /* the thread fills one while the reader reads the other */
+    struct draft_counts drafts; /* of the final output */
     uint32_t filled;          /* index of the buffer being filled */
     bool has_output;
 };

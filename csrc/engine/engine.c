@@ -61,6 +61,7 @@ void engine_publish_stats(struct engine *e)
     stats->prompt_rows = e->scheduler.n_prompt_rows;
     stats->decode_rows = e->scheduler.n_decode_rows;
     stats->redone_rows = e->scheduler.n_redone_rows;
+    stats->draft_rows = e->scheduler.n_draft_rows;
     stats->kv_blocks_free = block_manager_n_free(e->scheduler.blocks);
     stats->kv_blocks_cached = block_manager_n_cached(e->scheduler.blocks);
     stats->state_snapshots = block_manager_n_bundles(e->scheduler.blocks);
@@ -103,6 +104,9 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
     if (!rc)
         rc = engine_config_copy(config, &e->config, &e->context, err);
     if (!rc)
+        rc = drafter_create(&e->drafter, &e->config, err);
+    e->context.drafts = e->drafter.source;
+    if (!rc)
         rc = scheduler_create(&e->scheduler, &e->context, e->statistics, err);
     e->max_in_flight = config->runner.is_async && !config->is_serial ? 2 : 1;
     for (uint32_t slot = 0; slot < 2 && !rc; slot++)
@@ -132,6 +136,7 @@ void engine_destroy(struct engine *e)
         }
     grammars_release(atomic_load(&e->grammars));
     scheduler_destroy(&e->scheduler);
+    drafter_destroy(&e->drafter);
     for (uint32_t slot = 0; slot < 2; slot++) {
         batch_destroy(&e->flights[slot].batch);
         mem_free(e->flights[slot].owners);
@@ -261,6 +266,8 @@ static void finish(struct engine *e, struct sequence *q, enum finish how)
         e->stats->wasted_rows++;
     }
     count_finish(e, q, how);
+    if (q->drafts.memory)
+        drafter_end(&e->drafter, q);
     q->finish = how;
     scheduler_remove(&e->scheduler, q);
     outbox_finish(&e->outbox, q);
@@ -383,6 +390,8 @@ static void take_token(struct engine *e, const struct batch *b, struct sequence 
     } else {
         statistics_observe(e->statistics, HISTOGRAM_INTER_TOKEN, now - last);
     }
+    if (q->drafts.memory)
+        drafter_note(&e->drafter, q, result->id);
     if (q->finish != FINISH_NONE) {
         finish(e, q, q->finish);
         return;
@@ -423,6 +432,8 @@ static void take_results(struct engine *e, const struct flight *flight, double n
         const struct sample_result *result = &b->results[t];
         q->n_pending -= !b->tasks[t].is_score;
         if (q->state == SEQUENCE_FINISHED) /* by a token of an earlier step, or by an error in an earlier row of this step */
+            continue;
+        if (q->drafts.n && !drafter_takes(&e->scheduler, q, result, e->stats))
             continue;
         if (result->status != SAMPLE_OK) {
             e->stats->nonfinite_rows += result->status == SAMPLE_NON_FINITE;
@@ -483,6 +494,7 @@ static struct step_record describe_step(const struct engine *e, const struct bat
         .n_prompt = (uint32_t)(s->n_prompt_rows - before->n_prompt_rows),
         .n_decode = (uint32_t)(s->n_decode_rows - before->n_decode_rows),
         .n_redone = (uint32_t)(s->n_redone_rows - before->n_redone_rows),
+        .n_draft = (uint32_t)(s->n_draft_rows - before->n_draft_rows),
         .n_admitted = s->n_admitted,
         .n_preempted = s->n_preempted,
         .n_running = s->n_running,
@@ -507,6 +519,8 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     struct err fault = {0};
     double begun = seconds_now();
     scheduler_begin_step(&e->scheduler, b, in_flight(e) > 0, begun);
+    if (e->drafter.source && !in_flight(e))
+        drafter_schedule(&e->drafter, &e->scheduler);
     flight->n_states_owners = sampler_fill(&e->scheduler, flight->owners, flight->states);
     *has_rows = b->n_rows > 0;
     if (!b->n_rows)
@@ -533,7 +547,7 @@ static enum rc end_flight(struct engine *e, struct err *err)
     struct flight *flight = &e->flights[e->n_ended % 2];
     struct step_record *record = &flight->record;
     struct err fault = {0};
-    uint64_t n_tokens = e->stats->generation_tokens;
+    uint64_t n_tokens = e->stats->generation_tokens, n_accepted = e->stats->accepted_rows;
     enum rc rc = e->config.runner.finish(e->config.runner.ctx, &flight->batch, &fault);
     if (!rc)
         rc = take_states(e, flight, &fault);
@@ -548,9 +562,12 @@ static enum rc end_flight(struct engine *e, struct err *err)
     e->last_done = done;
     double host_seconds = flight->host_seconds + (seconds_now() - done);
     record->n_tokens = (uint32_t)(e->stats->generation_tokens - n_tokens);
+    record->n_accepted = (uint32_t)(e->stats->accepted_rows - n_accepted);
     record->device_us = (float)((done - from) * 1e6);
     record->host_us = (float)(host_seconds * 1e6);
     e->stats->num_steps++;
+    if (e->drafter.source)
+        drafter_observe(&e->drafter, record);
     statistics_observe(e->statistics, HISTOGRAM_STEP_ROWS, record->n_rows);
     e->stats->num_replayed_steps += record->is_replayed;
     e->stats->last_step_ms = (done - from) * 1e3;
@@ -604,14 +621,23 @@ static bool take_commands(struct engine *e)
     return true;
 }
 
+static bool may_start(struct engine *e)
+{
+    if (!in_flight(e) || in_flight(e) == e->max_in_flight)
+        return !in_flight(e);
+    if (scheduler_can_overlap(&e->scheduler))
+        return true;
+    e->stats->num_draft_waits += scheduler_awaits_drafts(&e->scheduler);
+    return false;
+}
+
 /* Starts as many steps as may be in flight and waits for the first of them. */
 static enum rc run_steps(struct engine *e, bool *has_run, struct err *err)
 {
     enum rc rc = RC_OK;
     bool has_rows = true;
     uint64_t n_ended = e->n_ended; /* starting a step with masks ends the previous step */
-    while (!rc && has_rows && e->n_ended == n_ended && in_flight(e) < e->max_in_flight &&
-           (!in_flight(e) || scheduler_can_overlap(&e->scheduler)))
+    while (!rc && has_rows && e->n_ended == n_ended && may_start(e))
         rc = start_flight(e, &has_rows, err);
     *has_run = in_flight(e) > 0;
     return rc || !*has_run || e->n_ended != n_ended ? rc : end_flight(e, err);

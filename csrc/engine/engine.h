@@ -6,6 +6,7 @@
 
 #include "../step/kv_layout.h"
 #include "../step/runner.h"
+#include "draft.h"
 #include "kv_events.h"
 #include "statistics.h"
 
@@ -36,6 +37,8 @@ struct engine_config {
     /* Tokens that the text omits when skip_special_tokens is set; stop strings see their bytes only when it is not. Copied. */
     const int32_t *special_ids;       uint32_t n_special;
     struct runner runner;
+    struct draft_options drafts;
+    const struct draft_source *draft_source; /* NULL: the source of drafts.method */
     bool is_serial;                   /* at most one step in flight, even if the runner is asynchronous */
 };
 
@@ -65,7 +68,7 @@ struct request_spec {
     uint32_t max_tokens, min_tokens;  /* max_tokens counts prior tokens too; UINT32_MAX: no limit */
     uint64_t seed;
     uint32_t sample_index;
-    bool ignore_eos, wants_logprobs, wants_prompt_logprobs, hide_special;
+    bool ignore_eos, wants_logprobs, wants_prompt_logprobs, hide_special, no_drafts;
     uint32_t n_logprobs, n_prompt_logprobs;   /* alternatives per token */
     uint32_t mode;                            /* enum logprob_mode */
     struct id_list stop_ids, allowed;         /* allowed.n 0: all ids are allowed */
@@ -107,6 +110,7 @@ struct output {
     uint32_t n_states, states_width;
     uint32_t n_cached_tokens;         /* prompt tokens that the prefix cache served at the first admission */
     uint32_t n_preemptions;
+    const struct draft_counts *drafts; /* in the final output of a sample that could have drafts; else NULL */
     const uint32_t *epochs;           /* [n_new] epoch of the weights that made each token; never decreases */
     uint32_t epoch;                   /* epoch of the last token, or of the scores or states; without either, the current one */
     double queued, scheduled, first_token, last_token; /* monotonic seconds; 0: not yet */

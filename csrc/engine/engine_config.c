@@ -1,6 +1,7 @@
 #include "engine_config.h"
 
 #include "../base/mem.h"
+#include "token_index.h"
 
 #include <errno.h>
 #include <string.h>
@@ -47,6 +48,13 @@ static enum rc check_config(const struct engine_config *c, struct err *err)
                "kv_cache_memory_bytes or lower max_model_len.",
                c->max_model_len, (unsigned long long)n_needed * c->layout.page_bytes,
                (unsigned long long)n_have * c->layout.page_bytes, longest_that_fits(c));
+    const struct draft_options *drafts = &c->drafts;
+    if (drafts->k > MAX_DRAFTS)
+        REFUSE("speculative_config", "speculative_config: k must be at most %u, got %u.", MAX_DRAFTS, drafts->k);
+    if (drafts->method == DRAFT_NGRAM && (!drafts->min || drafts->min > drafts->max || drafts->max > LONGEST_MATCH ||
+                                          drafts->max - drafts->min >= INDEX_LENGTHS))
+        REFUSE("speculative_config", "speculative_config: min and max must be in [1, %u] and at most %u apart, got %u and %u.",
+               LONGEST_MATCH, INDEX_LENGTHS - 1, drafts->min, drafts->max);
     if (!c->vocab_limit || c->vocab_limit > c->vocab_size)
         REFUSE("vocab_limit", "vocab_limit must be in [1, %u], got %u.", c->vocab_size, c->vocab_limit);
     for (uint32_t i = 0; i < c->n_banned; i++)

@@ -3,6 +3,7 @@
 #ifndef LLMPY_ENGINE_STATE_H
 #define LLMPY_ENGINE_STATE_H
 
+#include "drafting.h"
 #include "grammar.h"
 #include "outbox.h"
 #include "scheduler.h"
@@ -26,6 +27,7 @@ struct engine {
     struct engine_config config;
     struct sequence_context context;
     struct scheduler scheduler;
+    struct drafter drafter;
     struct flight flights[2];      /* used alternately */
     uint32_t max_in_flight;        /* 2: a step is scheduled while the device computes the previous one */
     uint64_t n_started, n_ended;   /* numbers of flights */

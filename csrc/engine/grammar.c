@@ -267,7 +267,7 @@ void matcher_take(struct matcher *m, int32_t id)
     pthread_mutex_unlock(&g->lock);
 }
 
-enum match matcher_take_last(struct matcher *m, int32_t id)
+enum match matcher_take_now(struct matcher *m, int32_t id)
 {
     consumed(m, m->grammars->library.consume_token(m->handle, (uint32_t)id));
     return m->match;

@@ -39,8 +39,8 @@ enum match matcher_look(const struct matcher *matcher);
  * matcher_look, which tells whether the token matched. */
 void matcher_take(struct matcher *matcher, int32_t id);
 void grammars_finish_tokens(struct grammars *grammars);
-/* Consumes the last token in the calling thread and fills no mask. */
-enum match matcher_take_last(struct matcher *matcher, int32_t id);
+/* Consumes a token in the calling thread and fills no mask. */
+enum match matcher_take_now(struct matcher *matcher, int32_t id);
 const char *matcher_error(const struct matcher *matcher); /* NULL: none */
 /* [(vocab_size + 31) / 32] a set bit allows its id. Complete after grammars_finish_masks; all zeros if filling failed. */
 const uint32_t *matcher_mask(const struct matcher *matcher);

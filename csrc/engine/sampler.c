@@ -14,27 +14,28 @@ struct filler {
     uint32_t n_top;
 };
 
-/* Bans ids that would complete a bad word, and ids that would end the sequence before min_tokens. */
-static uint32_t fill_banned(struct sequence *q)
+/* Bans ids that would complete a bad word, and ids that would end the sequence before min_tokens, for the token behind
+ * n_output tokens. */
+static uint32_t fill_banned(const struct sequence *q, uint32_t n_output, int32_t *banned)
 {
     const struct request_spec *spec = &q->request->spec;
     const struct engine_config *config = q->request->context->config;
     uint32_t n = 0;
-    if (q->n_output + q->n_pending < spec->min_tokens) {
+    if (n_output < spec->min_tokens) {
         for (uint32_t i = 0; !spec->ignore_eos && i < config->n_eos; i++)
-            q->banned[n++] = config->eos_ids[i];
+            banned[n++] = config->eos_ids[i];
         for (uint32_t i = 0; i < spec->stop_ids.n; i++)
-            q->banned[n++] = spec->stop_ids.ids[i];
+            banned[n++] = spec->stop_ids.ids[i];
     }
     for (uint32_t i = 0; i < spec->n_bad_words; i++) {
         const struct id_list *word = &spec->bad_words[i];
         uint32_t n_before = word->n - 1, same = 0;
-        if (n_before > q->n_output)
+        if (n_before > n_output)
             continue;
-        while (same < n_before && q->output[q->n_output - 1 - same] == word->ids[n_before - 1 - same])
+        while (same < n_before && q->output[n_output - 1 - same] == word->ids[n_before - 1 - same])
             same++;
         if (same == n_before)
-            q->banned[n++] = word->ids[n_before];
+            banned[n++] = word->ids[n_before];
     }
     return n;
 }
@@ -60,7 +61,7 @@ static struct sample_task *add_task(struct filler *f, struct sequence *q, uint32
 static void add_draw(struct filler *f, struct sequence *q)
 {
     const struct request_spec *spec = &q->request->spec;
-    uint32_t number = f->batch->n_tasks;
+    uint32_t number = f->batch->n_tasks, n_ahead = q->drafts.n ? q->n_pending : 0; /* drafts before this draw */
     struct sample_task *task = add_task(f, q, sequence_n_expected(q), spec->wants_logprobs ? spec->n_logprobs : 0);
     task->is_greedy = spec->temperature < GREEDY_BELOW;
     task->wants_logprobs = spec->wants_logprobs;
@@ -76,10 +77,9 @@ static void add_draw(struct filler *f, struct sequence *q)
     task->mode = spec->mode;
     task->bias = spec->bias;
     task->n_bias = spec->n_bias;
-    task->seen = q->seen;
-    task->n_seen = q->n_seen;
-    task->banned = q->banned;
-    task->n_banned = fill_banned(q);
+    task->seen = q->seen ? sequence_seen_ahead(q, n_ahead, &task->n_seen) : NULL;
+    task->banned = q->banned + (size_t)n_ahead * q->most_banned;
+    task->n_banned = fill_banned(q, q->n_output + q->n_pending, q->banned + (size_t)n_ahead * q->most_banned);
     task->allowed = spec->allowed.ids;
     task->n_allowed = spec->allowed.n;
     if (q->matcher) {
@@ -104,7 +104,8 @@ static void add_sequence(struct filler *f, struct sequence *q)
 {
     struct batch *batch = f->batch;
     const struct request *r = q->request;
-    uint32_t first = q->n_computed - q->n_rows, n_known = sequence_n_known(q), first_scored = UINT32_MAX;
+    uint32_t first = q->n_computed - q->n_rows, n_known = sequence_n_known(q) + q->drafts.n, first_scored = UINT32_MAX;
+    uint32_t n_without = q->n_rows - q->drafts.n;
     if (sequence_is_scoring(q))
         first_scored = r->first_scored + r->n_scored;
     batch->has_types |= r->spec.types.n != 0;
@@ -112,7 +113,7 @@ static void add_sequence(struct filler *f, struct sequence *q)
         uint32_t row = batch->n_rows++, position = first + i;
         if (pooling_wants(q, position))
             batch->state_rows[batch->n_state_rows++] = (int32_t)row;
-        bool draws = q->draws && i + 1 == q->n_rows, scores = position + 1 >= first_scored && position + 1 < r->spec.prompt.n;
+        bool draws = q->draws && i + 1 >= n_without, scores = position + 1 >= first_scored && position + 1 < r->spec.prompt.n;
         batch->token_ids[row] = position < n_known ? sequence_token(q, position) : -1 - (int32_t)q->last_task;
         batch->positions[row] = (int32_t)position;
         batch->row_seq[row] = (int32_t)q->slot;

@@ -558,6 +558,50 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running;
 }
 
+/* ---- drafts ---- */
+
+bool scheduler_awaits_drafts(const struct scheduler *s)
+{
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i]->drafts.n_wanted && s->running[i]->n_pending)
+            return true;
+    return false;
+}
+
+uint32_t scheduler_draft_room(const struct scheduler *s, const struct sequence *q, uint32_t most)
+{
+    bool are_pages_wanted = s->waiting.n && s->n_running < config_of(s)->max_num_seqs;
+    uint64_t n_blocks = are_pages_wanted ? 0 : room(s) / n_groups(s);
+    uint64_t n = blocks_of(s, q->n_computed) * block_tokens(s) - q->n_computed + n_blocks * block_tokens(s);
+    n = n < s->rows_left ? n : s->rows_left;
+    return n < most ? (uint32_t)n : most;
+}
+
+void scheduler_take_drafts(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    pages_take(s, q, n);
+    s->rows_left -= n;
+    s->n_draft_rows += n;
+    q->n_computed += n;
+    q->n_taken_rows += n;
+    q->n_rows += n;
+    q->drafts.n = n;
+}
+
+void scheduler_roll_back(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    uint32_t n_left = q->n_computed - n;
+    for (uint32_t b = blocks_of(s, q->n_computed); b-- > blocks_of(s, n_left);)
+        for (uint32_t g = 0; g < n_groups(s); g++) {
+            int32_t *page = &scheduler_table(s, g, q->slot)[b];
+            block_manager_release(s->blocks, *page);
+            *page = 0;
+        }
+    q->n_computed = n_left;
+    q->n_taken_rows -= n;
+    q->n_ever_computed = q->n_ever_computed < n_left ? q->n_ever_computed : n_left;
+}
+
 void scheduler_end_step(struct scheduler *s)
 {
     for (uint32_t i = 0; i < s->batch->n_copies; i++)

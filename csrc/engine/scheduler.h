@@ -48,8 +48,8 @@ struct scheduler {
     struct order last_victim, last_admitted;
     bool has_stalled;                /* the last step had no row, although sequences waited or ran and no step was in flight */
 
-    uint64_t n_snapshots, n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, prompt_tokens,
-        cached_tokens, cache_queries, cache_hits;
+    uint64_t n_snapshots, n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, n_draft_rows,
+        prompt_tokens, cached_tokens, cache_queries, cache_hits;
 };
 
 enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct statistics *statistics,
@@ -59,9 +59,18 @@ void scheduler_destroy(struct scheduler *scheduler);
 void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
 /* True if a step can be built while another is in flight. */
 bool scheduler_can_overlap(const struct scheduler *scheduler);
+/* True if the next step waits for results because it may have drafts. */
+bool scheduler_awaits_drafts(const struct scheduler *scheduler);
 /* Chooses the rows of a step: sets n_rows and draws of running sequences, advances n_computed, and fills tables and copies.
  * While another step is in flight, there may be no row to enqueue although sequences run. */
 void scheduler_begin_step(struct scheduler *scheduler, struct batch *batch, bool is_in_flight, double now);
+/* The number of rows, at most `most`, that drafts of the sequence can have in the step being built: of the rows that are left,
+ * and in its last pages and free pages that no waiting sequence needs. */
+uint32_t scheduler_draft_room(const struct scheduler *scheduler, const struct sequence *sequence, uint32_t most);
+/* Gives the sequence n rows for drafts; scheduler_draft_room must allow them. */
+void scheduler_take_drafts(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);
+/* Takes the last n rows of drafts back, because the drafts are not accepted: releases the pages wholly behind the rest. */
+void scheduler_roll_back(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);
 /* Ends the building of a step; call it when the step has been started, or will not be. */
 void scheduler_end_step(struct scheduler *scheduler);
 /* Publishes full blocks of a running sequence; call it after scheduling its rows and after it accepts a token. */

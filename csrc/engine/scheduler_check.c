@@ -7,12 +7,13 @@
 
 static enum rc check_sequence(const struct scheduler *s, const struct sequence *q, struct err *err)
 {
-    if (q->n_computed > sequence_n_expected(q) || q->n_computed != q->n_hit + q->n_taken_rows)
+    if (q->n_computed > sequence_n_expected(q) || (!q->n_pending && q->n_computed > sequence_n_known(q)) ||
+        q->n_computed != q->n_hit + q->n_taken_rows)
         BROKEN("invariant 12: computed %u of %u known and %u pending, hit %u, rows %u", q->n_computed, sequence_n_known(q),
                q->n_pending, q->n_hit, q->n_taken_rows);
-    if (q->n_published * s->context->config->layout.block_tokens > sequence_n_known(q) || q->n_pending > 1)
-        BROKEN("invariant 4: %u blocks published, %u tokens known, %u pending between two steps", q->n_published,
-               sequence_n_known(q), q->n_pending);
+    if (q->n_published * s->context->config->layout.block_tokens > sequence_n_known(q) || q->n_pending > 1 + q->drafts.n)
+        BROKEN("invariant 4: %u blocks published, %u tokens known, %u pending and %u drafts between two steps", q->n_published,
+               sequence_n_known(q), q->n_pending, q->drafts.n);
     if (q->state != SEQUENCE_RUNNING || s->slots[q->slot] != q)
         BROKEN("running sequence: slot %u is not its own, or its state is %d", q->slot, q->state);
     return RC_OK;

@@ -171,6 +171,15 @@ static uint32_t seen_capacity(const struct request *r)
     return (uint32_t)(n < r->context->config->vocab_size ? n : r->context->config->vocab_size);
 }
 
+/* Most drafts of a step; 0: the request gets none. */
+static uint32_t drafts_of(const struct request *r)
+{
+    const struct engine_config *config = r->context->config;
+    if (!r->context->drafts || r->spec.no_drafts || output_capacity(r) < 2)
+        return 0;
+    return config->drafts.k ? config->drafts.k : ADAPTIVE_DRAFTS;
+}
+
 /* Places the arrays of a sequence: first those that must start as zeros, last those that may stay untouched for long. Returns
  * the number of bytes to clear. */
 static size_t sequence_lay(struct carver *c, const struct request *r, struct sequence *q)
@@ -178,14 +187,20 @@ static size_t sequence_lay(struct carver *c, const struct request *r, struct seq
     const struct request_spec *spec = &r->spec;
     uint32_t block_tokens = r->context->config->layout.block_tokens, n_seen = seen_capacity(r), n_slots = 0;
     uint32_t n_prior = spec->prior.n, capacity = output_capacity(r), n_most = spec->prompt.n + n_prior + capacity;
+    uint32_t n_drafts = drafts_of(r);
+    const struct draft_source *source = r->context->drafts;
     if (n_seen)
         for (n_slots = 16; n_slots < 2 * n_seen;)
             n_slots *= 2;
     CARVE(c, q->stop_states, r->stops.n);
     CARVE(c, q->seen_slots, n_slots);
+    q->drafts.memory = n_drafts ? carve(c, source->bytes(source->ctx, spec->prompt.n + n_prior, n_most), 1) : NULL;
     size_t n_zero = c->used;
-    CARVE(c, q->banned, (size_t)r->context->config->n_eos + spec->stop_ids.n + spec->n_bad_words);
+    q->most_banned = r->context->config->n_eos + spec->stop_ids.n + spec->n_bad_words;
+    CARVE(c, q->banned, (size_t)(1 + n_drafts) * q->most_banned);
     CARVE(c, q->seen, n_seen);
+    CARVE(c, q->seen_ahead, (size_t)n_drafts * n_seen);
+    q->seen_capacity = n_seen;
     CARVE(c, q->keys, n_most / block_tokens - spec->prompt.n / block_tokens);
     CARVE(c, q->output, (size_t)n_prior + capacity);
     CARVE(c, q->epochs, capacity);
@@ -202,17 +217,43 @@ static size_t sequence_lay(struct carver *c, const struct request *r, struct seq
     return n_zero;
 }
 
-/* The entry of an id in the list of seen tokens; makes one if there is none. */
-static struct token_seen *seen_entry(struct sequence *q, int32_t id)
+/* The slot of an id in the hash table of seen tokens, or the empty one where it belongs. */
+static uint32_t seen_slot(const struct sequence *q, int32_t id)
 {
     uint32_t slot = (uint32_t)id * 2654435769u & q->seen_mask;
     while (q->seen_slots[slot] && q->seen[q->seen_slots[slot] - 1].id != id)
         slot = (slot + 1) & q->seen_mask;
+    return slot;
+}
+
+/* The entry of an id in the list of seen tokens; makes one if there is none. */
+static struct token_seen *seen_entry(struct sequence *q, int32_t id)
+{
+    uint32_t slot = seen_slot(q, id);
     if (!q->seen_slots[slot]) {
         q->seen[q->n_seen] = (struct token_seen){.id = id};
         q->seen_slots[slot] = ++q->n_seen;
     }
     return &q->seen[q->seen_slots[slot] - 1];
+}
+
+const struct token_seen *sequence_seen_ahead(struct sequence *q, uint32_t n_ahead, uint32_t *n)
+{
+    if (!n_ahead) {
+        *n = q->n_seen_ahead = q->n_seen;
+        return q->seen;
+    }
+    struct token_seen *list = q->seen_ahead + (size_t)(n_ahead - 1) * q->seen_capacity;
+    int32_t id = q->output[q->n_output + n_ahead - 1];
+    memcpy(list, n_ahead > 1 ? list - q->seen_capacity : q->seen, q->n_seen_ahead * sizeof *list);
+    uint32_t slot = seen_slot(q, id), at = q->seen_slots[slot] ? q->seen_slots[slot] - 1 : q->n_seen;
+    while (at < q->n_seen_ahead && list[at].id != id)
+        at++;
+    if (at == q->n_seen_ahead)
+        list[q->n_seen_ahead++] = (struct token_seen){.id = id};
+    list[at].count++;
+    *n = q->n_seen_ahead;
+    return list;
 }
 
 static bool contains(const int32_t *ids, uint32_t n, int32_t id)
@@ -277,6 +318,13 @@ enum finish sequence_grammar_rule(struct sequence *q)
     return q->finish;
 }
 
+/* Lets the grammar consume a token at once, because no mask is needed behind it; returns the finish that it demands. */
+static enum finish take_now(struct sequence *q, int32_t id)
+{
+    matcher_take_now(q->matcher, id);
+    return sequence_grammar_rule(q);
+}
+
 /* The first rule that ends the sequence with its newest token, in the order of docs/develop/engine.md, Ends. */
 static enum finish stop_rule(struct sequence *q, int32_t id)
 {
@@ -297,15 +345,13 @@ static enum finish stop_rule(struct sequence *q, int32_t id)
         }
     }
     if (q->n_output < spec->max_tokens && sequence_n_known(q) < config->max_model_len) {
+        if (q->matcher && q->drafts.has_more)
+            return take_now(q, id);
         if (q->matcher)
             matcher_take(q->matcher, id);
         return FINISH_NONE;
     }
-    enum finish ends = FINISH_NONE;
-    if (q->matcher) {
-        matcher_take_last(q->matcher, id);
-        ends = sequence_grammar_rule(q);
-    }
+    enum finish ends = q->matcher ? take_now(q, id) : FINISH_NONE;
     return ends != FINISH_NONE ? ends : FINISH_LENGTH;
 }
 
@@ -332,6 +378,9 @@ static struct sequence *sequence_create(struct request *r, const struct request_
     q->request = r;
     q->sample = sample;
     q->needs_values = q->seen || spec->n_bad_words;
+    q->drafts.n_wanted = !q->drafts.memory ? 0 : r->context->config->drafts.k ? r->context->config->drafts.k : 1;
+    for (uint32_t i = 0; i < MAX_DRAFTS; i++)
+        q->drafts.rates[i] = FIRST_RATE;
     if (q->seen && spec->repetition_penalty != 1)
         for (uint32_t i = 0; i < spec->prompt.n; i++)
             seen_entry(q, spec->prompt.ids[i])->in_prompt = 1;
@@ -340,6 +389,8 @@ static struct sequence *sequence_create(struct request *r, const struct request_
         add_token(q, spec->prior.ids[i]);
     if (spec->is_score && !r->n_to_score)
         q->finish = FINISH_LENGTH;
+    if (q->drafts.memory)
+        r->context->drafts->begin(r->context->drafts->ctx, q);
     uint32_t n_blocks = sequence_n_known(q) / r->context->config->layout.block_tokens;
     if (n_blocks && r->context->config->prefix_caching)
         sequence_key(q, n_blocks - 1);
@@ -444,7 +495,7 @@ uint32_t sequence_goal(const struct sequence *q)
 
 bool sequence_must_wait(const struct sequence *q)
 {
-    return (q->needs_values && q->n_pending) || sequence_is_scoring(q) || q->request->spec.pooling;
+    return ((q->needs_values || q->drafts.n_wanted) && q->n_pending) || sequence_is_scoring(q) || q->request->spec.pooling;
 }
 
 bool sequence_is_scoring(const struct sequence *q)

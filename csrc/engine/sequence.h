@@ -5,6 +5,7 @@
 #define LLMPY_SEQUENCE_H
 
 #include "../base/hash.h"
+#include "draft.h"
 #include "engine.h"
 #include "stop.h"
 
@@ -19,6 +20,7 @@ struct sequence_context {
     const struct engine_config *config; /* the engine's copy */
     const uint8_t *is_special;          /* [n_tokens] */
     struct hash key;                    /* secret key of the prefix cache's hashes */
+    const struct draft_source *drafts;  /* NULL: no speculation */
 };
 
 struct request {
@@ -66,6 +68,18 @@ struct links {
     struct sequence *prev, *next;
 };
 
+/* Speculation of one sequence, by drafting.h. */
+struct drafts {
+    void *memory;                  /* of the draft source; NULL: the sequence gets no drafts */
+    uint32_t n_wanted;             /* most drafts of the next step */
+    uint32_t n;                    /* drafts of the step in flight: output[n_output ...] */
+    uint32_t n_results, n_accepted; /* results of that step taken up so far; drafts of it that are accepted */
+    bool has_more;                 /* another token of the same step follows the one being accepted */
+    uint32_t n_idle;               /* tokens since the last drafts, if their number adapts */
+    float rates[MAX_DRAFTS];       /* estimated share of accepted drafts by place, if those before are accepted */
+    struct draft_counts counts;
+};
+
 struct sequence {
     struct request *request;
     uint32_t sample;
@@ -89,7 +103,10 @@ struct sequence {
     struct token_seen *seen;       /* [n_seen]; NULL without penalties */
     uint32_t *seen_slots;          /* [seen_mask + 1] hash table with open addressing: 1 + index in seen; 0: empty */
     uint32_t n_seen, seen_mask;
-    int32_t *banned;               /* [n_eos + stop ids + bad words] filled for each draw */
+    struct token_seen *seen_ahead; /* [drafts][seen_capacity] `seen` behind each draft of a step; NULL without drafts */
+    uint32_t seen_capacity, n_seen_ahead;
+    int32_t *banned;               /* [1 + drafts][most_banned] filled for each draw */
+    uint32_t most_banned;          /* n_eos + stop ids + bad words */
     struct matcher *matcher;       /* of the grammar, once it is compiled; NULL: none */
     uint32_t *stop_states;         /* [stops.n] */
     enum finish finish;
@@ -97,6 +114,7 @@ struct sequence {
     uint32_t status, error_position;
     const char *error;             /* text for STATUS_GRAMMAR */
     double first_token, last_token;
+    struct drafts drafts;
 
     /* Fields of the scheduler. */
     uint32_t slot, n_computed;
@@ -148,6 +166,8 @@ uint32_t sequence_hit_limit(const struct sequence *sequence);
 int32_t sequence_token(const struct sequence *sequence, uint32_t position);
 /* Key of a full block of known tokens; computed at the first call. */
 const struct hash *sequence_key(struct sequence *sequence, uint32_t block);
+/* The list of seen tokens behind the first n_ahead drafts; it is filled for 0, 1, ... in this order. *n: its entries. */
+const struct token_seen *sequence_seen_ahead(struct sequence *sequence, uint32_t n_ahead, uint32_t *n);
 /* True if the sequence's next step cannot be built before the results of the steps in flight have arrived. */
 bool sequence_must_wait(const struct sequence *sequence);
 /* The finish that the grammar demands after the sequence's newest token has been consumed; FINISH_NONE: none. */

@@ -6,6 +6,7 @@
 #define LLMPY_STATISTICS_H
 
 #include "../base/status.h"
+#include "draft.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,7 +21,10 @@ struct engine_stats {
     uint64_t num_held, num_compiling; /* also in num_waiting: outside the scheduler, and waiting only for their grammar */
     uint64_t num_mixed_preemptions; /* of sequences with keys and values of older weights */
     uint64_t prompt_tokens, cached_tokens, generation_tokens, prefix_cache_queries, prefix_cache_hits; /* tokens */
-    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* all computed rows; wasted: of ended sequences */
+    uint64_t prompt_rows, decode_rows, redone_rows, wasted_rows; /* computed rows; wasted: of ended sequences */
+    uint64_t draft_rows, accepted_rows; /* rows of drafts, and how many of these drafts were accepted */
+    uint64_t drafts[MAX_DRAFTS], accepted_drafts[MAX_DRAFTS]; /* by place: 0 is the first behind the known tokens */
+    uint64_t num_draft_waits;     /* steps that the host scheduled only after the previous one, for the sake of drafts */
     uint64_t num_replayed_steps;  /* steps that replayed a captured graph */
     uint64_t max_steps_in_flight; /* 2: host and device overlap */
     uint64_t kv_blocks_total, kv_blocks_free, kv_blocks_cached, evictions, weight_epoch, sleep_level, nonfinite_rows;
@@ -64,7 +68,8 @@ struct step_record {
     double start;                  /* seconds */
     float host_us;                 /* host time for scheduling, enqueuing and processing the results */
     float device_us;               /* from its start, or the end of the previous step if that is later, to its results */
-    uint32_t n_rows, n_prompt, n_decode, n_redone, n_wasted; /* n_rows is the sum of the others */
+    uint32_t n_rows, n_prompt, n_decode, n_redone, n_wasted, n_draft; /* n_rows is the sum of the others */
+    uint32_t n_accepted;           /* drafts accepted */
     uint32_t n_tokens;             /* tokens drawn and accepted */
     uint32_t n_admitted, n_preempted, n_running, n_waiting;
     uint32_t n_pages_used, n_pages_cached; /* cached: free, and can be found */

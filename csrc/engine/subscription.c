@@ -167,6 +167,8 @@ void subscription_add(struct subscription *subscription, const struct output *ou
     is_lost |= output->prompt_results && !copy_scores(subscription, output);
     is_lost |= output->states && !copy_states(subscription, output);
     is_lost |= output->error && !copy_error(subscription, output->error);
+    if (output->drafts)
+        pending->drafts = *output->drafts;
     subscription->n_fresh += !pending->has_output;
     pending->has_output = true;
     pending->output = *output;
@@ -269,6 +271,7 @@ static void take_pending(struct subscription *subscription, struct pending *pend
         out->prompt_top_values = subscription->scores.prompt_top_values;
         out->prompt_top_ranks = subscription->scores.prompt_top_ranks;
     }
+    out->drafts = out->drafts ? &pending->drafts : NULL;
     out->states = subscription->states;
     out->error = out->error ? subscription->error : NULL;
     pending->filled ^= 1;

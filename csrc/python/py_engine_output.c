@@ -108,10 +108,20 @@ static PyObject *error_of(const struct output *output)
     return PyUnicode_DecodeUTF8(output->error, (Py_ssize_t)strlen(output->error), "replace");
 }
 
+/* (drafts, accepted) by place, as the bytes of arrays; None: the sample could have no drafts, or has not finished. */
+static PyObject *drafts_of(const struct output *output)
+{
+    if (!output->drafts)
+        return Py_NewRef(Py_None);
+    const struct draft_counts *counts = output->drafts;
+    return Py_BuildValue("(NN)", bytes_of(counts->proposed, MAX_DRAFTS, sizeof *counts->proposed),
+                         bytes_of(counts->accepted, MAX_DRAFTS, sizeof *counts->accepted));
+}
+
 PyObject *py_output(const struct output *output)
 {
     return Py_BuildValue(
-        "{sKsIszsisIsNsIsIsNsNsNsNsNsIsIsIsNs(dddd)sNsN}",
+        "{sKsIszsisIsNsIsIsNsNsNsNsNsIsIsIsNs(dddd)sNsNsN}",
         "request", (unsigned long long)output->request,
         "sample", output->sample,
         "finish", py_finish_name(output->finish),
@@ -131,7 +141,8 @@ PyObject *py_output(const struct output *output)
         "epochs", epochs_of(output),
         "times", output->queued, output->scheduled, output->first_token, output->last_token,
         "is_last", PyBool_FromLong(output->is_last_of_request),
-        "states", states_of(output));
+        "states", states_of(output),
+        "drafts", drafts_of(output));
 }
 
 PyObject *py_more(const struct output *output)

@@ -345,6 +345,15 @@ static int request_allowed(const struct item *item, void *place)
     return -1;
 }
 
+static int request_speculative(const struct item *item, void *place)
+{
+    struct request_spec *spec = place;
+    bool speculates = true;
+    int bad = parse_bool(item, &speculates);
+    spec->no_drafts = !speculates;
+    return bad;
+}
+
 static int request_salt(const struct item *item, void *place)
 {
     struct request_spec *spec = place;
@@ -391,6 +400,7 @@ static const struct row PARAMETERS[] = {
     {"stop", request_stop, 0},
     {"grammar", request_grammar, 0},
     FIELD("hide_special", parse_bool, hide_special),
+    {"speculative", request_speculative, 0},
     FIELD("prior", parse_int32_bytes, prior),
     FIELD("token_type_ids", parse_int32_bytes, types),
     {"salt", request_salt, 0},
@@ -431,6 +441,24 @@ static int engine_policy(const struct item *item, void *place)
     err_name(&err, "scheduling_policy", NULL);
     py_raise(&err);
     return -1;
+}
+
+static int engine_draft_method(const struct item *item, void *place)
+{
+    static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix"};
+    struct engine_config *config = place;
+    uint32_t number = name_index(item->value, NAMES, 3);
+    config->drafts.method = (enum draft_method)number;
+    return number < 3 ? 0 : refuse(item, "'', 'ngram' or 'suffix'");
+}
+
+static int engine_draft_shared(const struct item *item, void *place)
+{
+    struct engine_config *config = place;
+    long long number;
+    int bad = parse_integer(item, &number);
+    config->drafts.shared_bytes = (uint64_t)number;
+    return bad;
 }
 
 static int engine_token_bytes(const struct item *item, void *place)
@@ -480,6 +508,11 @@ static const struct row OPTIONS[] = {
     FIELD("kv_event_capacity", parse_count, n_kv_events),
     FIELD("enable_prefix_caching", parse_bool, prefix_caching),
     FIELD("is_serial", parse_bool, is_serial),
+    {"draft_method", engine_draft_method, 0},
+    FIELD("draft_k", parse_count, drafts.k),
+    FIELD("draft_min", parse_count, drafts.min),
+    FIELD("draft_max", parse_count, drafts.max),
+    {"draft_shared_bytes", engine_draft_shared, 0},
     {"policy", engine_policy, 0},
     {"eos_token_ids", engine_eos, 0},
     {"token_bytes", engine_token_bytes, 0},

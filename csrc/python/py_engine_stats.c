@@ -34,6 +34,9 @@ PyObject *py_stats(const struct engine_stats *s)
         {"decode_rows", s->decode_rows},
         {"redone_rows", s->redone_rows},
         {"wasted_rows", s->wasted_rows},
+        {"draft_rows", s->draft_rows},
+        {"accepted_rows", s->accepted_rows},
+        {"num_draft_waits", s->num_draft_waits},
         {"num_replayed_steps", s->num_replayed_steps},
         {"max_steps_in_flight", s->max_steps_in_flight},
         {"kv_blocks_total", s->kv_blocks_total},
@@ -60,6 +63,13 @@ PyObject *py_stats(const struct engine_stats *s)
         snprintf(name, sizeof name, "finished_%s", py_finish_name((enum finish)how));
         bad = set(dict, name, PyLong_FromUnsignedLongLong(s->finished[how]));
     }
+    for (unsigned place = 0; place < MAX_DRAFTS && !bad; place++) {
+        char drafts[32], accepted[32];
+        snprintf(drafts, sizeof drafts, "drafts_%u", place);
+        snprintf(accepted, sizeof accepted, "accepted_drafts_%u", place);
+        bad = set(dict, drafts, PyLong_FromUnsignedLongLong(s->drafts[place])) |
+              set(dict, accepted, PyLong_FromUnsignedLongLong(s->accepted_drafts[place]));
+    }
     if (bad)
         Py_CLEAR(dict);
     return dict;
@@ -67,10 +77,10 @@ PyObject *py_stats(const struct engine_stats *s)
 
 static PyObject *step_tuple(uint64_t number, const struct step_record *s)
 {
-    return Py_BuildValue("(KdddIIIIIIIIIIIIII)", (unsigned long long)number, s->start, (double)s->host_us, (double)s->device_us,
-                         s->n_rows, s->n_prompt, s->n_decode, s->n_redone, s->n_wasted, s->n_tokens, s->n_admitted,
-                         s->n_preempted, s->n_running, s->n_waiting, s->n_pages_used, s->n_pages_cached, s->n_in_flight,
-                         s->is_replayed);
+    return Py_BuildValue("(KdddIIIIIIIIIIIIIIII)", (unsigned long long)number, s->start, (double)s->host_us,
+                         (double)s->device_us, s->n_rows, s->n_prompt, s->n_decode, s->n_redone, s->n_wasted, s->n_draft,
+                         s->n_tokens, s->n_accepted, s->n_admitted, s->n_preempted, s->n_running, s->n_waiting,
+                         s->n_pages_used, s->n_pages_cached, s->n_in_flight, s->is_replayed);
 }
 
 PyObject *py_step_log(struct engine *engine, uint32_t max)

@@ -16,7 +16,7 @@ from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
 from ..hub import DEMO
 from ..inputs import Prompt
 from ..options import check_keywords
-from ..outputs import EngineStats, Histogram, KvEvent, StepRecord
+from ..outputs import EngineStats, Histogram, KvEvent, StepRecord, used_places
 from ..sampling_params import SamplingParams, default_params
 from .calls import new_request
 from .cores import engines_of
@@ -310,6 +310,8 @@ class EngineBase(ABC):
         for name, value in numbers.items():
             if name in known:
                 found[name] = float(value) if known[name].type == "float" else int(value)
+        places = [[int(numbers[key]) for key in numbers if key.startswith(kind)] for kind in ("drafts_", "accepted_drafts_")]
+        found["drafts"], found["accepted_drafts"] = used_places(*places)
         found["states"] = states_of(engine, self._driver.is_paused)
         total = found.get("kv_blocks_total", 0)
         found["finished"] = {

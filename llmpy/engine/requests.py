@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidRequestError, LlmpyError, NoAllowedTokenError, NonFiniteLogitsError, RequestFailedError
-from ..outputs import RequestMetrics, RequestOutput, ScoreOutput
+from ..outputs import RequestMetrics, RequestOutput, ScoreOutput, add_places, used_places
 from ..results.samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class Request:
         self.finished = False
         self.num_cached_tokens = 0
         self._num_preemptions = 0
+        self._drafts: tuple[int, ...] = ()
+        self._accepted_drafts: tuple[int, ...] = ()
         self._has_text = False
         self._epoch = 0
         self._times = (0.0, 0.0, 0.0, 0.0)
@@ -82,6 +84,10 @@ class Request:
         self._times = output["times"]
         if output["prompt_logprobs"] is not None:
             self._prompt_logprobs, self._prompt_top = output["prompt_logprobs"], output["prompt_top"]
+        if output["drafts"] is not None:
+            drafts, accepted = used_places(*(memoryview(counts).cast("I").tolist() for counts in output["drafts"]))
+            self._drafts = add_places(self._drafts, drafts)
+            self._accepted_drafts = add_places(self._accepted_drafts, accepted)
         if output["finish"] == "error" and self.error is None:
             self.error = failure(output, self.params)
         self._absorb_sample(self.samples[output["sample"]], output)
@@ -205,6 +211,8 @@ class Request:
             last_token_ts=last or None,
             num_preemptions=self._num_preemptions,
             num_generation_tokens=sum([sample.num_tokens for sample in self.samples]),
+            drafts=self._drafts,
+            accepted_drafts=self._accepted_drafts,
         )
 
     def fail(self, error: LlmpyError) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InvalidRequestError
 from ..logprobs import Logprobs, SampledLogprobs
-from ..outputs import CompletionOutput, RequestMetrics, RequestOutput, VersionSpan, sum_in_order
+from ..outputs import CompletionOutput, RequestMetrics, RequestOutput, VersionSpan, add_places, sum_in_order
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -103,6 +103,8 @@ def _join_metrics(a: RequestMetrics | None, b: RequestMetrics | None) -> Request
         last_token_ts=b.last_token_ts if b.last_token_ts is not None else a.last_token_ts,
         num_preemptions=a.num_preemptions + b.num_preemptions,
         num_generation_tokens=a.num_generation_tokens + b.num_generation_tokens,
+        drafts=add_places(a.drafts, b.drafts),
+        accepted_drafts=add_places(a.accepted_drafts, b.accepted_drafts),
     )
 
 

@@ -223,6 +223,7 @@ class FakeEngine:
             "prompt_top": prompt_top,
             "num_cached_tokens": 1,
             "num_preemptions": 0,
+            "drafts": None,
             "epoch": 0,
             "epochs": ((k, 0),) if k else (),
             "times": (1.0, 1.5, 2.0, 3.0),

@@ -335,7 +335,7 @@ def test_statistics(open_tiny):
     llm.generate([8] * 40, greedy.replace(max_tokens=3))
     steps, stats, histograms = llm.step_log(4096), llm.stats(), llm.histograms()
     assert [step.number for step in steps] == list(range(1, stats.num_steps + 1))
-    assert all(s.rows == s.prompt_rows + s.decode_rows + s.redone_rows + s.wasted_rows for s in steps)
+    assert all(s.rows == s.prompt_rows + s.decode_rows + s.redone_rows + s.wasted_rows + s.draft_rows for s in steps)
     assert sum(s.prompt_rows for s in steps) == 83 - stats.prefix_cache_hits and stats.prefix_cache_hits == 32
     assert sum(s.decode_rows for s in steps) == 4 + 4 + 2  # the last token is never computed
     assert sum(s.tokens for s in steps) == stats.generation_tokens == 13

@@ -379,6 +379,8 @@ struct setup {
     enum engine_policy policy;
     bool caches, has_nan, is_async, takes_whole_prompts;
     uint32_t n_token_types;
+    struct draft_options drafts;
+    const struct draft_source *draft_source;
 };
 
 /* An engine over a fake model; NULL with err filled. */
@@ -413,7 +415,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_TOP,
         .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy,
         .prefix_caching = setup->caches, .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
-        .special_ids = SPECIAL, .n_special = 2,
+        .special_ids = SPECIAL, .n_special = 2, .drafts = setup->drafts, .draft_source = setup->draft_source,
         .runner = {fake, fake_start, fake_finish, setup->is_async, NULL, fake_read_states, STATES_WIDTH, setup->takes_whole_prompts,
                    fake_release, fake_restore, setup->takes_whole_prompts, setup->n_token_types},
     };
@@ -500,6 +502,7 @@ static void check_output(struct job *job, const struct output *output)
 UNUSED static void submit_job(struct engine *engine, struct job *job)
 {
     struct err err;
+    job->spec.owner = job;
     CHECK_OK(engine_submit(engine, &job->spec, &job->number, &err));
     job->is_submitted = true;
 }

@@ -229,6 +229,7 @@ static void fake_copy(struct fake *fake, const struct batch *b)
 static int32_t fake_token(const struct fake *fake, const struct batch *b, uint32_t row)
 {
     int32_t id = b->token_ids[row];
+    CHECK(id < (int32_t)VOCAB);
     if (id >= 0)
         return id;
     CHECK(fake->last && fake->last->is_drawn && !fake->last->batch->tasks[-1 - id].is_score);

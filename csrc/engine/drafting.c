@@ -1,0 +1,165 @@
+#include "drafting.h"
+
+#define RATE_STEP 0.15f       /* weight of the newest draft in its place's rate */
+#define TRIAL_TOKENS 32u      /* tokens without drafts after which one draft is tried */
+#define COST_DECAY 0.97       /* weight of a step against that of the next */
+#define LEAST_VARIANCE 0.05   /* of the rows of steps, from which the cost of a row is derived */
+#define ASSUMED_COST 0.02     /* of a row as a share of its step, before there is a variance */
+#define MOST_OFF 3.0          /* a step that takes this many times the mean counts as this many */
+
+enum rc drafter_create(struct drafter *d, const struct engine_config *config, struct err *err)
+{
+    bool speculates = config->draft_source || config->drafts.method != DRAFT_NONE;
+    if (speculates && config->layout.n_state_pages) {
+        err_set(err, RC_UNSUPPORTED, "speculative_config is not supported yet for models with recurrent layers; leave it out");
+        err_name(err, "speculative_config", NULL);
+        return RC_UNSUPPORTED;
+    }
+    enum rc rc = config->draft_source ? RC_OK : draft_source_create(&config->drafts, &d->own, err);
+    d->source = config->draft_source ? config->draft_source : d->own;
+    d->adapts = !config->drafts.k;
+    return rc;
+}
+
+void drafter_destroy(struct drafter *d)
+{
+    draft_source_destroy(d->own);
+}
+
+/* ---- before a step ---- */
+
+/* Most drafts for a sequence: so many that no row is behind its last position. */
+static uint32_t most_drafts(const struct sequence *q)
+{
+    const struct request_spec *spec = &q->request->spec;
+    uint32_t most = q->drafts.n_wanted, to_limit = spec->max_tokens - q->n_output - 1,
+             to_end = q->request->context->config->max_model_len - sequence_n_known(q) - 1;
+    most = most < to_limit ? most : to_limit;
+    return most < to_end ? most : to_end;
+}
+
+static bool takes_drafts(const struct sequence *q)
+{
+    return q->drafts.n_wanted && q->draws && q->n_rows == 1 && !q->n_pending && !q->next_fork && !sequence_is_new(q) &&
+           !q->matcher;
+}
+
+/* Asks the source for at most `most` drafts, which it writes behind the output. */
+static uint32_t propose(const struct draft_source *source, struct sequence *q, uint32_t most)
+{
+    int32_t ids[MAX_DRAFTS];
+    uint32_t n = source->propose(source->ctx, q, most, ids), n_valid = 0;
+    for (; n_valid < n && n_valid < most; n_valid++) {
+        if (ids[n_valid] < 0 || (uint32_t)ids[n_valid] >= q->request->context->config->vocab_size)
+            break;
+        q->output[q->n_output + n_valid] = ids[n_valid];
+    }
+    return n_valid;
+}
+
+void drafter_schedule(const struct drafter *d, struct scheduler *s)
+{
+    for (uint32_t i = 0; i < s->n_running && s->rows_left; i++) {
+        struct sequence *q = s->running[i];
+        uint32_t most = takes_drafts(q) ? scheduler_draft_room(s, q, most_drafts(q)) : 0;
+        uint32_t n = most ? propose(d->source, q, most) : 0;
+        if (n)
+            scheduler_take_drafts(s, q, n);
+    }
+}
+
+/* ---- results ---- */
+
+static void count(struct drafts *drafts, struct engine_stats *stats)
+{
+    for (uint32_t i = 0; i < drafts->n; i++) {
+        drafts->counts.proposed[i]++;
+        stats->drafts[i]++;
+    }
+    for (uint32_t i = 0; i < drafts->n_accepted; i++) {
+        drafts->counts.accepted[i]++;
+        stats->accepted_drafts[i]++;
+    }
+    stats->accepted_rows += drafts->n_accepted;
+    for (uint32_t i = 0; i < drafts->n && i <= drafts->n_accepted; i++)
+        drafts->rates[i] += RATE_STEP * ((i < drafts->n_accepted) - drafts->rates[i]);
+}
+
+bool drafter_takes(struct scheduler *s, struct sequence *q, const struct sample_result *results, struct engine_stats *stats)
+{
+    struct drafts *drafts = &q->drafts;
+    uint32_t at = drafts->n_results++, n = drafts->n;
+    if (at == 0) {
+        uint32_t n_same = 0;
+        while (n_same < n && results[n_same].status == SAMPLE_OK && results[n_same].id == q->output[q->n_output + n_same])
+            n_same++;
+        drafts->n_accepted = n_same;
+        count(drafts, stats);
+        scheduler_roll_back(s, q, n - n_same);
+    }
+    if (at == n)
+        drafts->n = drafts->n_results = 0;
+    drafts->has_more = at < drafts->n_accepted;
+    return at <= drafts->n_accepted;
+}
+
+/* Sets the number of drafts of the next step, if that adapts. */
+static void adapt(const struct drafter *d, struct drafts *drafts)
+{
+    drafts->n_wanted = drafts_worth(drafts->rates, ADAPTIVE_DRAFTS, step_costs_of_row(&d->costs));
+    drafts->n_idle = drafts->n_wanted ? 0 : drafts->n_idle + 1;
+    if (drafts->n_idle == TRIAL_TOKENS) {
+        drafts->n_idle = 0;
+        drafts->n_wanted = 1;
+    }
+}
+
+void drafter_note(const struct drafter *d, struct sequence *q, int32_t id)
+{
+    d->source->accept(d->source->ctx, q, &id, 1);
+    if (d->adapts && !q->drafts.has_more)
+        adapt(d, &q->drafts);
+}
+
+void drafter_end(const struct drafter *d, struct sequence *q)
+{
+    if (d->source->end)
+        d->source->end(d->source->ctx, q);
+}
+
+/* ---- how many drafts pay ---- */
+
+uint32_t drafts_worth(const float *rates, uint32_t most, float cost)
+{
+    uint32_t n = 0;
+    for (float chance = 1; n < most && (chance *= rates[n]) > cost;)
+        n++;
+    return n;
+}
+
+float step_costs_of_row(const struct step_costs *c)
+{
+    if (c->n < 1)
+        return (float)ASSUMED_COST;
+    double rows = c->rows / c->n, us = c->us / c->n, variance = c->rows_rows / c->n - rows * rows,
+           slope = variance < LEAST_VARIANCE ? ASSUMED_COST * us : (c->rows_us / c->n - rows * us) / variance;
+    slope = slope < 0 ? 0 : slope > us / rows ? us / rows : slope;
+    return (float)(slope * c->tokens / c->us);
+}
+
+void drafter_observe(struct drafter *d, const struct step_record *record)
+{
+    struct step_costs *c = &d->costs;
+    double rows = record->n_rows, us = (double)record->device_us;
+    if (record->n_prompt || record->n_redone || us <= 0)
+        return;
+    us = c->n > 1 && us > MOST_OFF * c->us / c->n ? MOST_OFF * c->us / c->n : us;
+    *c = (struct step_costs){
+        .n = COST_DECAY * c->n + 1,
+        .rows = COST_DECAY * c->rows + rows,
+        .us = COST_DECAY * c->us + us,
+        .rows_rows = COST_DECAY * c->rows_rows + rows * rows,
+        .rows_us = COST_DECAY * c->rows_us + rows * us,
+        .tokens = COST_DECAY * c->tokens + record->n_tokens,
+    };
+}

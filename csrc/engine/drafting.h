@@ -1,0 +1,45 @@
+/* drafting.h: speculation inside a step. Once the scheduler has chosen the rows of a step, the drafter adds rows for
+ * drafts. The drafts of a sequence stand behind its known tokens, in output[n_output ...]. Every row from the last known
+ * token on draws a token of its own, with the penalties, bans and mask that hold if the drafts before it are accepted. A
+ * draft is accepted if it equals the token drawn in its place and all drafts before it are accepted. Results behind the
+ * first draft that is not accepted are dropped. Driver's thread only. Semantics: docs/develop/engine.md, Drafts. */
+#ifndef LLMPY_DRAFTING_H
+#define LLMPY_DRAFTING_H
+
+#include "draft.h"
+#include "scheduler.h"
+#include "statistics.h"
+
+/* Sums over the steps so far, in which older steps count less. */
+struct step_costs {
+    double n, rows, us, rows_rows, rows_us, tokens;
+};
+
+struct drafter {
+    const struct draft_source *source; /* NULL: no speculation */
+    struct draft_source *own;          /* the same, if the engine made it */
+    bool adapts;
+    struct step_costs costs;
+};
+
+enum rc drafter_create(struct drafter *drafter, const struct engine_config *config, struct err *err);
+void drafter_destroy(struct drafter *drafter);
+
+/* Adds rows for drafts to the step being built. No other step may be in flight. */
+void drafter_schedule(const struct drafter *drafter, struct scheduler *scheduler);
+/* Takes up the next result of a sequence with drafts; results: this one and those behind it. The first call returns the rows of
+ * drafts that are not accepted. Returns false if the result is to be dropped. */
+bool drafter_takes(struct scheduler *scheduler, struct sequence *sequence, const struct sample_result *results,
+                   struct engine_stats *stats);
+/* Notes a sequence's new token, after its stop rules. */
+void drafter_note(const struct drafter *drafter, struct sequence *sequence, int32_t id);
+void drafter_end(const struct drafter *drafter, struct sequence *sequence); /* the sequence has finished */
+void drafter_observe(struct drafter *drafter, const struct step_record *record);
+
+/* The number of drafts that pay. rates[i]: estimated share of the drafts at place i that are accepted if those before them are.
+ * cost: time of one more row, in tokens that the engine draws in that time. */
+uint32_t drafts_worth(const float *rates, uint32_t most, float cost);
+/* That cost, from the steps observed. */
+float step_costs_of_row(const struct step_costs *costs);
+
+#endif

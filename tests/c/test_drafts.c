@@ -1,0 +1,402 @@
+/* Speculation. Random traces with drafts of every kind of source: every token, logprob and finish is the oracle's, which knows no
+ * drafts. Then what drafts may cost others, what is counted, and how many of them pay. */
+#include "../../csrc/engine/drafting.h"
+#include "../../csrc/engine/token_index.h"
+#include "bench.h"
+#include "fake_drafts.h"
+#include "trace.h"
+
+static const struct setup SETUP = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 8, .max_num_batched_tokens = 16, .caches = true,
+                                   .drafts = {.k = 4}};
+
+/* ---- exactness ---- */
+
+TEST(random_traces_with_drafts)
+{
+    const struct setup SETUPS[] = {
+        {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 6, .max_num_batched_tokens = 16, .caches = true},
+        {.block_tokens = 16, .n_pages = 12, .max_num_seqs = 4, .max_num_batched_tokens = 9, .caches = true, .has_nan = true},
+        {.block_tokens = 1, .n_pages = 110, .max_num_seqs = 5, .max_num_batched_tokens = 64, .caches = true},
+        {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 8, .max_num_batched_tokens = 30, .caches = false},
+        {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 6, .max_num_batched_tokens = 14, .windows = {0, 6}, .n_layers = 2, .caches = true},
+        {.block_tokens = 2, .n_pages = 40, .max_num_seqs = 5, .max_num_batched_tokens = 20, .windows = {3, 7}, .n_layers = 2, .caches = true},
+        {.block_tokens = 3, .n_pages = 105, .max_num_seqs = 6, .max_num_batched_tokens = 200, .windows = {1, 0, 10}, .n_layers = 3,
+         .caches = true, .policy = POLICY_PRIORITY, .has_nan = true},
+        {.block_tokens = 8, .n_pages = 13, .max_num_seqs = 8, .max_num_batched_tokens = 12, .caches = true, .policy = POLICY_PRIORITY},
+    };
+    const struct {
+        struct draft_options drafts;
+        enum fake_drafts kind;
+        uint32_t n_wrong;
+    } SOURCES[] = {
+        {{.k = 4}, MIXED, 20},
+        {{.k = 1}, TRUTH, 0},
+        {{.k = 16}, TRUTH, 10},
+        {{.k = 0}, TRUTH, 40},
+        {{.k = 3}, GARBAGE, 0},
+        {{.k = 2}, LIES, 0},
+        {{.k = 5}, NOTHING, 0},
+        {{.method = DRAFT_NGRAM, .k = 4, .min = 1, .max = 3}, 0, 0},
+        {{.method = DRAFT_SUFFIX, .k = 0, .shared_bytes = 1 << 16}, 0, 0},
+    };
+    const char *wanted = getenv("TRACE_OPERATIONS");
+    uint32_t n_setups = sizeof SETUPS / sizeof *SETUPS, n_sources = sizeof SOURCES / sizeof *SOURCES;
+    uint32_t n_operations = (wanted ? (uint32_t)atoi(wanted) : 100000) / (n_setups * n_sources), n_preemptions = 0;
+    for (uint32_t i = 0; i < 2 * n_setups * n_sources && !check_failures; i++) {
+        struct setup setup = SETUPS[i / 2 % n_setups];
+        struct engine_stats stats;
+        struct fake_source source;
+        uint32_t from = i / 2 / n_setups;
+        setup.is_async = i % 2;
+        setup.drafts = SOURCES[from].drafts;
+        if (setup.drafts.method == DRAFT_NONE)
+            setup.draft_source = fake_drafts(&source, SOURCES[from].kind, SOURCES[from].n_wrong);
+        trace_run(&setup, n_operations, &stats);
+        n_preemptions += stats.num_preemptions > 0;
+        if (setup.draft_source) {
+            CHECK_EQ(source.n_begun, source.n_ended);
+            CHECK(source.n_noted <= stats.generation_tokens && source.n_noted * 10 > stats.generation_tokens * 9); /* not of max_tokens 1 */
+            CHECK((stats.draft_rows > 0) == (source.kind != NOTHING));
+            CHECK((stats.accepted_rows > 0) == (source.kind != NOTHING) || source.kind == GARBAGE);
+            CHECK(stats.accepted_rows < stats.draft_rows || source.kind == NOTHING || !source.n_wrong);
+        }
+        if (check_failures)
+            fprintf(stderr, "in setup %u, source %u, %u steps in flight\n", i / 2 % n_setups, from, 1 + i % 2);
+    }
+    CHECK(n_preemptions > n_sources * n_setups / 2); /* the traces have gone where they should */
+}
+
+/* ---- what is accepted, and what is counted ---- */
+
+/* Runs a job of 31 new tokens with true drafts; returns the number of steps. */
+static uint64_t steps_of(const struct setup *setup, struct engine_stats *stats)
+{
+    struct bench b;
+    if (!bench_open(&b, setup))
+        return 0;
+    struct job *job = stream_job(&b.fake, 1, 9, 31);
+    run_jobs(&b, &job, 1);
+    *stats = stats_of(&b);
+    CHECK_EQ(stats->prompt_rows + stats->decode_rows + stats->redone_rows + stats->wasted_rows + stats->draft_rows, b.fake.n_rows);
+    free(job);
+    fake_close(b.engine, &b.fake);
+    return stats->num_steps;
+}
+
+TEST(true_drafts_are_accepted_and_counted_by_place)
+{
+    for (uint32_t is_async = 0; is_async < 2; is_async++) {
+        struct fake_source source;
+        struct engine_stats stats;
+        struct setup setup = SETUP;
+        setup.is_async = is_async;
+        setup.draft_source = fake_drafts(&source, TRUTH, 0);
+        CHECK_EQ(steps_of(&setup, &stats), 1 + 6); /* the prompt, then 5 tokens a step */
+        for (uint32_t i = 0; i < MAX_DRAFTS; i++) {
+            CHECK_EQ(stats.drafts[i], i < 4 ? 6 : 0);
+            CHECK_EQ(stats.accepted_drafts[i], stats.drafts[i]);
+        }
+        CHECK_EQ(stats.draft_rows, 24);
+        CHECK_EQ(stats.accepted_rows, 24);
+        CHECK_EQ(stats.num_draft_waits > 0, is_async);
+        source.kind = GARBAGE;
+        CHECK(steps_of(&setup, &stats) > 25);
+        CHECK(stats.accepted_drafts[0] < stats.drafts[0] && stats.accepted_drafts[1] <= stats.accepted_drafts[0]);
+    }
+}
+
+TEST(no_draft_is_behind_the_last_token)
+{
+    struct bench b;
+    struct fake_source source;
+    struct setup setup = SETUP;
+    setup.draft_source = fake_drafts(&source, TRUTH, 0);
+    REQUIRE(bench_open(&b, &setup));
+    for (uint32_t n_new = 1; n_new < 12; n_new++) {
+        struct job *job = stream_job(&b.fake, n_new, 9, n_new);
+        uint64_t rows = b.fake.n_rows;
+        run_jobs(&b, &job, 1);
+        CHECK_EQ(b.fake.n_rows - rows, 9 + n_new - 1);
+        free(job);
+    }
+    struct job *job = stream_job(&b.fake, 20, MAX_LENGTH - 13, UINT32_MAX); /* max_model_len ends it */
+    uint64_t rows = b.fake.n_rows;
+    run_jobs(&b, &job, 1);
+    CHECK_EQ(b.fake.n_rows - rows, MAX_LENGTH - 1);
+    free(job);
+    fake_close(b.engine, &b.fake);
+}
+
+TEST(a_request_can_do_without_drafts)
+{
+    struct bench b;
+    struct fake_source source;
+    struct setup setup = SETUP;
+    setup.is_async = true;
+    setup.draft_source = fake_drafts(&source, TRUTH, 0);
+    REQUIRE(bench_open(&b, &setup));
+    struct job *job = stream_job(&b.fake, 1, 9, 30);
+    job->spec.no_drafts = true;
+    run_jobs(&b, &job, 1);
+    CHECK_EQ(stats_of(&b).draft_rows + source.n_begun + stats_of(&b).num_draft_waits, 0);
+    CHECK_EQ(b.fake.n_most_in_flight, 2);
+    free(job);
+    fake_close(b.engine, &b.fake);
+}
+
+/* ---- what drafts get ---- */
+
+TEST(no_drafts_while_a_prompt_is_owed)
+{
+    struct bench b;
+    struct fake_source source;
+    struct setup setup = SETUP;
+    setup.draft_source = fake_drafts(&source, TRUTH, 0);
+    REQUIRE(bench_open(&b, &setup));
+    struct job *jobs[2] = {stream_job(&b.fake, 1, 9, 40), stream_job(&b.fake, 2, 80, 2)};
+    submit(&b, jobs[0]);
+    step(&b, 2);
+    uint64_t n_before = stats_of(&b).draft_rows;
+    CHECK(n_before > 0);
+    submit(&b, jobs[1]);
+    step(&b, 5); /* 15 rows a step */
+    CHECK_EQ(stats_of(&b).draft_rows, n_before);
+    step(&b, 1); /* the last 5 rows of the prompt: others are left */
+    CHECK_EQ(stats_of(&b).draft_rows, n_before + 4);
+    bench_close(&b, jobs, 2);
+}
+
+/* How often a crowd is preempted in a pool of so many pages, with drafts of a kind. */
+static uint64_t crowd_preemptions(uint32_t n_pages, enum fake_drafts kind, uint64_t *n_drafts)
+{
+    struct bench b;
+    struct job *jobs[5];
+    struct fake_source source;
+    struct setup setup = SETUP;
+    setup.n_pages = n_pages;
+    setup.max_num_batched_tokens = 96;
+    setup.draft_source = fake_drafts(&source, kind, 0);
+    if (!bench_open(&b, &setup))
+        return 0;
+    for (uint32_t i = 0; i < 5; i++) {
+        jobs[i] = stream_job(&b.fake, i + 1, 6 + i, 24);
+        submit(&b, jobs[i]);
+    }
+    while (engine_has_unfinished(b.engine) && !check_failures)
+        step(&b, 1);
+    uint64_t n = stats_of(&b).num_preemptions;
+    *n_drafts += stats_of(&b).draft_rows;
+    bench_close(&b, jobs, 5);
+    return n;
+}
+
+/* Wrong drafts lead to the same preemptions as none. */
+TEST(no_sequence_is_preempted_for_drafts)
+{
+    uint64_t n_drafts = 0, none = 0, n_preemptions = 0;
+    for (uint32_t n_pages = 26; n_pages < 60; n_pages++) {
+        uint64_t n = crowd_preemptions(n_pages, NOTHING, &none);
+        n_preemptions += n;
+        CHECK_EQ(crowd_preemptions(n_pages, GARBAGE, &n_drafts) > n, 0);
+    }
+    CHECK_EQ(none, 0);
+    CHECK(n_drafts > 1000 && n_preemptions > 10);
+}
+
+/* With blocks of one token every draft takes a page. */
+TEST(drafts_take_no_page_that_a_waiting_sequence_needs)
+{
+    struct bench b;
+    struct fake_source source;
+    struct setup setup = SETUP;
+    setup.block_tokens = 1;
+    setup.n_pages = 120;
+    setup.max_num_batched_tokens = 96;
+    setup.draft_source = fake_drafts(&source, TRUTH, 0);
+    REQUIRE(bench_open(&b, &setup));
+    struct job *jobs[2] = {stream_job(&b.fake, 1, 40, 40), stream_job(&b.fake, 2, 90, 2)};
+    submit(&b, jobs[0]);
+    step(&b, 2);
+    CHECK_EQ(stats_of(&b).draft_rows, 4);
+    submit(&b, jobs[1]); /* its 90 pages are not free */
+    step(&b, 3);
+    CHECK_EQ(stats_of(&b).num_waiting, 1);
+    CHECK_EQ(stats_of(&b).draft_rows, 4);
+    bench_close(&b, jobs, 2);
+}
+
+TEST(rejected_rows_give_their_pages_back)
+{
+    struct bench b;
+    struct fake_source source;
+    struct setup setup = SETUP;
+    setup.block_tokens = 1;
+    setup.drafts.k = 8;
+    setup.n_pages = 120;
+    setup.max_num_batched_tokens = 64;
+    setup.draft_source = fake_drafts(&source, TRUTH, 100);
+    REQUIRE(bench_open(&b, &setup));
+    struct job *job = stream_job(&b.fake, 1, 9, 30);
+    submit(&b, job);
+    for (uint32_t i = 0; i < 30; i++) {
+        step(&b, 1);
+        CHECK_EQ(stats_of(&b).kv_blocks_total - stats_of(&b).kv_blocks_free, i < 29 ? 9 + i : 0);
+    }
+    bench_close(&b, &job, 1);
+}
+
+TEST(a_fault_ends_a_step_with_drafts)
+{
+    for (uint64_t fails_at = 2; fails_at < 6; fails_at++) {
+        struct bench b;
+        struct fake_source source;
+        struct setup setup = SETUP;
+        bool progressed;
+        enum rc rc = RC_OK;
+        setup.is_async = fails_at % 2;
+        setup.draft_source = fake_drafts(&source, TRUTH, 30);
+        REQUIRE(bench_open(&b, &setup));
+        struct job *job = stream_job(&b.fake, 1, 9, 40);
+        submit(&b, job);
+        b.fake.fails_at = fails_at;
+        for (int i = 0; i < 10 && !rc; i++)
+            rc = engine_step(b.engine, &progressed, &err);
+        CHECK_EQ(rc, RC_DEVICE);
+        CHECK_OK(engine_check(b.engine, &err));
+        CHECK(!engine_has_unfinished(b.engine));
+        free(job);
+        fake_close(b.engine, &b.fake);
+    }
+}
+
+TEST(models_with_recurrent_states_are_refused)
+{
+    struct fake fake;
+    const struct setup setup = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 8, .max_num_batched_tokens = 16,
+                                .states = {{0, 3, 32}}, .n_states = 1, .drafts = {.method = DRAFT_NGRAM, .k = 4, .min = 2, .max = 4}};
+    CHECK(!fake_engine(&setup, &fake, &err));
+    CHECK_EQ(err.rc, RC_UNSUPPORTED);
+    CHECK(strstr(err.message, "speculative_config"));
+}
+
+/* ---- how many drafts pay ---- */
+
+TEST(drafts_pay_while_they_are_likelier_than_their_cost)
+{
+    const float rates[] = {0.9f, 0.8f, 0.5f, 0.5f};
+    CHECK_EQ(drafts_worth(rates, 4, 0), 4);
+    CHECK_EQ(drafts_worth(rates, 4, 0.17f), 4); /* 0.9 * 0.8 * 0.5 * 0.5 = 0.18 */
+    CHECK_EQ(drafts_worth(rates, 4, 0.19f), 3);
+    CHECK_EQ(drafts_worth(rates, 4, 0.37f), 2);
+    CHECK_EQ(drafts_worth(rates, 4, 0.75f), 1);
+    CHECK_EQ(drafts_worth(rates, 4, 0.95f), 0);
+    CHECK_EQ(drafts_worth(rates, 2, 0), 2);
+}
+
+/* A step of n rows takes 1000 + 100 n us and gives `tokens` tokens. */
+TEST(the_cost_of_a_row_is_learnt_from_steps)
+{
+    struct drafter drafter = {0};
+    for (uint32_t i = 0; i < 200; i++) {
+        struct step_record record = {.n_rows = 1 + i % 4, .device_us = 1000 + 100 * (float)(1 + i % 4), .n_tokens = 2};
+        if (i % 10 == 0)
+            record.n_prompt = record.n_rows = 500; /* not a step to learn from */
+        drafter_observe(&drafter, &record);
+    }
+    float cost = step_costs_of_row(&drafter.costs); /* 100 us, at 2 tokens in about 1250 us */
+    CHECK(cost > 0.155f && cost < 0.165f);
+}
+
+TEST(the_number_of_drafts_adapts)
+{
+    for (uint32_t n_wrong = 0; n_wrong <= 100; n_wrong += 100) {
+        struct fake_source source;
+        struct bench b;
+        struct setup setup = SETUP;
+        setup.drafts.k = 0;
+        setup.max_num_batched_tokens = 64;
+        setup.draft_source = fake_drafts(&source, TRUTH, n_wrong);
+        REQUIRE(bench_open(&b, &setup));
+        struct job *job = stream_job(&b.fake, 1, 9, 80);
+        submit(&b, job);
+        while (engine_has_unfinished(b.engine) && !check_failures)
+            step(&b, 1);
+        CHECK(n_wrong ? stats_of(&b).draft_rows < 60 : stats_of(&b).drafts[3] > 0);
+        bench_close(&b, &job, 1);
+    }
+}
+
+/* ---- the index ---- */
+
+/* The newest place before the end behind the last `length` tokens that is still within the ring; 0: none. */
+static uint32_t find_plainly(const int32_t *ids, uint32_t n, uint32_t length, uint32_t capacity)
+{
+    for (uint32_t place = n - 1; n > length && place >= length && n - place + length <= capacity; place--)
+        if (!memcmp(ids + place - length, ids + n - length, length * sizeof *ids))
+            return place;
+    return 0;
+}
+
+TEST(the_index_finds_what_a_search_finds)
+{
+    const uint32_t lengths[] = {4, 2, 1}, capacity = 1024;
+    static uint64_t memory[1024 * 8];
+    static int32_t ids[4000];
+    uint64_t random = 1;
+    uint32_t n_found = 0, n_missed = 0;
+    struct token_index index;
+    REQUIRE(token_index_bytes(capacity, 3) <= sizeof memory);
+    token_index_init(&index, memory, capacity, lengths, 3);
+    for (uint32_t n = 0; n < 4000;) {
+        ids[n] = (int32_t)check_below(&random, 4);
+        token_index_add(&index, ids[n++]);
+        for (uint32_t l = 0; l < 3; l++) {
+            uint32_t place = 0, wanted = find_plainly(ids, n, lengths[l], capacity), n_places = token_index_find(&index, &index, l, &place, 1);
+            CHECK(!n_places || (place == wanted && token_index_id(&index, place) == ids[place]));
+            n_found += n_places;
+            n_missed += wanted && !n_places; /* lost to a collision */
+        }
+    }
+    CHECK(n_found > 10000 && n_missed * 10 < n_found);
+}
+
+/* ---- the sources ---- */
+
+/* Runs jobs one after another with a source and k = 4; returns the rows of drafts and those accepted. */
+static void run_with(const struct draft_options *drafts, const uint32_t *streams, uint32_t n, struct engine_stats *stats)
+{
+    struct bench b;
+    struct setup setup = SETUP;
+    setup.drafts = *drafts;
+    setup.max_num_batched_tokens = 64;
+    REQUIRE(bench_open(&b, &setup));
+    for (uint32_t i = 0; i < n; i++) {
+        struct job *job = plain_job(&b.fake, streams[i], 12, 40);
+        run_jobs(&b, &job, 1);
+        free(job);
+    }
+    *stats = stats_of(&b);
+    fake_close(b.engine, &b.fake);
+}
+
+TEST(finished_outputs_are_drafts_for_the_same_prompt)
+{
+    struct engine_stats once, twice, other;
+    const struct draft_options shared = {.method = DRAFT_SUFFIX, .k = 4, .shared_bytes = 1 << 16}, own = {.method = DRAFT_SUFFIX, .k = 4};
+    run_with(&shared, (const uint32_t[]){1}, 1, &once);
+    run_with(&shared, (const uint32_t[]){1, 1}, 2, &twice);
+    run_with(&own, (const uint32_t[]){1, 1}, 2, &other);
+    CHECK(twice.accepted_rows - once.accepted_rows > 28); /* of 39 tokens, 4 of 5 */
+    CHECK(twice.num_steps - once.num_steps < 12);
+    CHECK_EQ(other.accepted_rows, 2 * once.accepted_rows);
+}
+
+/* A ring of 64 tokens holds the last output alone. */
+TEST(finished_outputs_are_dropped_when_memory_is_full)
+{
+    struct engine_stats stats, alone;
+    const struct draft_options small = {.method = DRAFT_SUFFIX, .k = 4, .shared_bytes = 1};
+    run_with(&small, (const uint32_t[]){1, 2, 1}, 3, &stats);
+    run_with(&small, (const uint32_t[]){1, 2}, 2, &alone);
+    CHECK(stats.accepted_rows - alone.accepted_rows < 12);
+}
