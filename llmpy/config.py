@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import options as rules
 from .checks import as_bool, refuse_names
+from .engine.speculation import speculation
 from .hub import DEMO
 from .options import Rule, choice, integer, only, optional, refuse
 from .sampling_checks import LATER_MODES, LOGPROBS_MODES
@@ -75,7 +76,9 @@ class EngineConfig:
         chat_template: Jinja text or a file with it; None = the tokenizer's.
         vocab_limit: Ids from here on are never sampled; None = the tokenizer's last id + 1.
         banned_token_ids: Ids that are never sampled.
-        enable_return_routed_experts, enable_lora, max_loras, max_lora_rank, speculative_config: Not supported yet.
+        enable_return_routed_experts, enable_lora, max_loras, max_lora_rank: Not supported yet.
+        speculative_config: Drafts, which make several tokens of a sample in one step: {"method": "ngram", "k": 4, "min": 2,
+            "max": 4} or {"method": "suffix", "k": "auto", "shared": True}; None = none. Never changes a result.
         max_queued_requests: Most samples that may wait in an AsyncEngine; None = no limit.
         kv_event_capacity: Events of the prefix cache that are kept for `kv_events`; 0 = none are noted.
     """
@@ -134,7 +137,7 @@ class EngineConfig:
     max_queued_requests: int | None = field(default=None, metadata=option(optional(integer(1, 1 << 31))))
     kv_event_capacity: int = field(default=0, metadata=option(integer(0, 1 << 24)))
     pipeline_parallel_size: int = field(default=1, metadata=option(only(1, "it has to be 1")))
-    speculative_config: Mapping[str, Any] | None = field(default=None, metadata=option(only(None, "leave it out")))
+    speculative_config: Mapping[str, Any] | None = field(default=None, metadata=option(optional(speculation)))
     # fmt: on
 
     def __post_init__(self) -> None:

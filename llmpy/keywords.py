@@ -51,6 +51,7 @@ class SamplingKeywords(TypedDict, total=False):
     output_kind: RequestOutputKind
     stream_interval: int
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None
+    speculative: bool
     routed_experts: bool
     repetition_detection: object
     thinking_token_budget: object

@@ -94,6 +94,7 @@ class SamplingParams:
         output_kind: What `step()` returns while the request runs. Default RequestOutputKind.CUMULATIVE.
         structured_outputs: What the text must be: JSON of a schema, a match of a regular expression, one of several, or of a
             grammar; StructuredOutputsParams or a dict of its fields. Default None.
+        speculative: Whether drafts are made, if the engine has `speculative_config`. Never changes a result. Default True.
         stream_interval, routed_experts, repetition_detection, thinking_token_budget, extra_args: Not supported yet.
 
     Raises:
@@ -151,6 +152,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = field(default=True, metadata=row(as_bool, off=(True,)))
     output_kind: RequestOutputKind = field(default=RequestOutputKind.CUMULATIVE, metadata=row(_output_kind))
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = field(default=None, metadata=row(rules.structured))
+    speculative: bool = field(default=True, metadata=row(as_bool, off=(True,), plain=True))
     prompt_logprobs_start: int = field(default=0, metadata=row(as_int, only(0)))
     logprob_token_ids: Sequence[int] | None = field(default=None, metadata=row(rules.some_ids, only(None)))
     stream_interval: int = field(default=1, metadata=row(as_int, only(1)))

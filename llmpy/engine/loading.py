@@ -14,7 +14,7 @@ from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyErr
 from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
-from . import cores
+from . import cores, speculation
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -393,4 +393,5 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
         "vocab_limit": config.vocab_limit,
         "banned_token_ids": [token for token in config.banned_token_ids if token < loaded.vocab_size],
         "special_token_ids": [] if loaded.tokenizer is None else loaded.tokenizer.special_ids,
+        **speculation.core_options(config.speculative_config),
     }

@@ -34,6 +34,8 @@ COUNTERS = (
     ("num_preemptions", "Samples that had to start over for lack of memory.", "num_preemptions"),
     ("prefix_cache_queries", "Tokens looked up in the cache.", "prefix_cache_queries"),
     ("prefix_cache_hits", "Tokens found in the cache.", "prefix_cache_hits"),
+    ("spec_decode_num_draft_tokens", "Drafts computed.", "draft_rows"),
+    ("spec_decode_num_accepted_tokens", "Drafts accepted.", "accepted_rows"),
     ("corrupted_requests", "Samples whose logits were not finite.", "nonfinite_rows"),
 )
 REASONS = ("stop", "length", "abort")

@@ -39,6 +39,7 @@ class Common(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     structured_outputs: Json | None = None
+    speculative: bool | None = None
 
     priority: int | None = None
     cache_salt: str | None = None

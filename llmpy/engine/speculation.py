@@ -1,0 +1,93 @@
+"""The option `speculative_config`: which source proposes drafts, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..checks import refuse_names
+from ..errors import ConfigError
+from ..options import integer, later, parse_size, refuse
+
+NAME = "speculative_config"
+METHODS = ("ngram", "suffix")
+LATER = ("draft", "draft_model", "eagle", "eagle3", "medusa", "mtp")
+"""Methods that need a second model or more of the first one."""
+VLLM_KEYS = {"num_speculative_tokens": "k", "prompt_lookup_min": "min", "prompt_lookup_max": "max"}
+MOST_DRAFTS, LONGEST_MATCH, MOST_LENGTHS = 16, 32, 8
+SHARED_BYTES = 64 << 20
+"""Memory for finished outputs with `shared=True`."""
+
+
+def _count(name: str, value: object) -> object:
+    return value if value == "auto" else integer(1, MOST_DRAFTS)(name, value)
+
+
+def _shared(name: str, value: object) -> int:
+    return SHARED_BYTES * value if isinstance(value, bool) else parse_size(name, value)
+
+
+_LENGTH = integer(1, LONGEST_MATCH)
+RULES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
+    "ngram": {"k": _count, "min": _LENGTH, "max": _LENGTH},
+    "suffix": {"k": _count, "shared": _shared},
+}
+"""Keys of each method beside `method`, and their rules."""
+DEFAULTS: dict[str, dict[str, Any]] = {"ngram": {"k": 4, "min": 2, "max": 4}, "suffix": {"k": "auto", "shared": SHARED_BYTES}}
+
+
+def _method(found: Mapping[str, Any]) -> str:
+    name = str(found.get("method"))
+    if name in LATER or name.endswith("_mtp"):
+        later(NAME, {"method": name}, "use the method 'ngram' or 'suffix'")
+    if name not in METHODS:
+        refuse(NAME, "a dict with a 'method' among " + ", ".join(METHODS), dict(found))
+    return name
+
+
+def speculation(name: str, value: object) -> dict[str, Any]:
+    """A dict with all keys of its method, under our names.
+
+    Raises:
+        ConfigError: The method or a key is unknown, or a value is bad.
+        UnsupportedError: The method may come later.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, but is of type {type(value).__name__}")
+    method = _method(value)
+    rules = RULES[method]
+    given: dict[str, Any] = {}
+    for key, item in value.items():
+        own = VLLM_KEYS.get(str(key), str(key))
+        if own in given:
+            raise ConfigError(f"{name} must have one of {own!r} and {key!r}, got both.", option=name, value=dict(value))
+        if own == "method":
+            continue
+        if own not in rules:
+            refuse_names(f"{name} of the method {method!r}", [key], ["method", *rules])
+        given[own] = rules[own](f"{name}: {key}", item)
+    if method == "ngram":
+        _complete_lengths(given)
+    return {"method": method, **DEFAULTS[method], **given}
+
+
+def _complete_lengths(given: dict[str, Any]) -> None:
+    """Fills in the missing one of `min` and `max`, so that both agree."""
+    defaults = DEFAULTS["ngram"]
+    least = given.setdefault("min", min(defaults["min"], given.get("max", defaults["max"])))
+    most = given.setdefault("max", max(defaults["max"], least))
+    if not least <= most < least + MOST_LENGTHS:
+        refuse(f"{NAME}: max", f"from min={least} to {least + MOST_LENGTHS - 1}", most)
+
+
+def core_options(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The core's options of drafts."""
+    if config is None:
+        return {}
+    return {
+        "draft_method": config["method"],
+        "draft_k": 0 if config["k"] == "auto" else config["k"],
+        "draft_min": config.get("min", 0),
+        "draft_max": config.get("max", 0),
+        "draft_shared_bytes": config.get("shared", 0),
+    }

@@ -1,0 +1,133 @@
+"""Speculation changes no bit: ids and all logprobs with drafts equal those without, however a request is computed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from llmpy import LLM, RequestOutput, SamplingParams, UnsupportedError
+
+Make = Callable[[str, str], Path]
+MODELS = [
+    ("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("mistral-window", "float16", 1), ("qwen2-mixed", "float32", 1),
+    ("mixtral", "bfloat16", 1), ("llama", "fp8", 1), ("llama", "float32", 2), ("mixtral", "bfloat16", 2),
+]  # fmt: skip
+SOURCES: list[dict[str, Any]] = [
+    {"method": "ngram", "k": 4, "min": 1, "max": 3},
+    {"method": "ngram", "num_speculative_tokens": 9, "prompt_lookup_max": 2},
+    {"method": "ngram", "k": "auto"},
+    {"method": "suffix", "k": 5},
+    {"method": "suffix", "k": "auto", "shared": False},
+]
+LENGTHS = [1, 2, 15, 16, 17, 33, 70]
+PAGE = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
+ENGINES: list[dict[str, Any]] = [
+    {},
+    {"max_num_batched_tokens": 21, "max_num_seqs": 3},
+    {"kv_cache_memory_bytes": 24 * PAGE, "max_model_len": 160},
+    {"enable_prefix_caching": False, "block_size": 32},
+]
+
+
+def prompts() -> list[list[int]]:
+    """Prompts with repeated parts, so that there are drafts."""
+    rng = np.random.default_rng(3)
+    return [(rng.integers(3, 131, 9).tolist() * n)[:n] for n in LENGTHS]
+
+
+def params(i: int) -> SamplingParams:
+    """Every kind of request by turns; the narrow choices repeat themselves, so drafts are accepted."""
+    common: dict[str, Any] = {"max_tokens": 30, "logprobs": 3, "seed": 11 + i, "ignore_eos": True}
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
+        {"temperature": 1.0, "allowed_token_ids": [5, 6], "n": 4},
+        {"temperature": 1.0, "allowed_token_ids": [5, 6, 7], "presence_penalty": 0.5, "frequency_penalty": -0.3},
+        {"temperature": 1.0, "logit_bias": {9: 8.0, 10: 7.0}, "bad_token_ids": [[9, 10, 9], [10, 10]]},
+        {"temperature": 1.0, "allowed_token_ids": [5, 6], "stop_token_ids": [6], "min_tokens": 7},
+        {"temperature": 0.5, "allowed_token_ids": [5, 6, 7], "prompt_logprobs": 2, "logprobs_mode": "processed_logprobs"},
+    ]
+    return SamplingParams(**{**common, **kinds[i % len(kinds)]})
+
+
+def open_llm(path: Path, n_ranks: int = 1, **options: Any) -> LLM:
+    defaults: dict[str, Any] = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256}
+    defaults["device"] = "cpu"
+    if n_ranks > 1:
+        defaults |= {"tensor_parallel_size": n_ranks, "device_ids": [0] * n_ranks}
+    return LLM(path, **(defaults | options))
+
+
+def bits(output: RequestOutput) -> list[tuple[bytes, ...]]:
+    """All values of a request that must not change."""
+    found = []
+    for sample in output.outputs:
+        s, tops = sample.sampled, sample.logprobs
+        arrays = [sample.token_ids_array, s.raw, s.full, s.processed, s.kept_mass, s.rank, tops.ids, tops.values, tops.ranks]
+        found.append((str(sample.finish_reason).encode(), *(array.tobytes() for array in arrays)))
+    if output.prompt_token_logprobs is not None:
+        found.append((output.prompt_token_logprobs.tobytes(),))
+    return found
+
+
+def run(llm: LLM, **changes: Any) -> list[list[tuple[bytes, ...]]]:
+    settings = [params(i).replace(**changes) for i in range(len(LENGTHS))]
+    return [bits(output) for output in llm.generate(prompts(), settings, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(map(str, model)))
+def test_bits_with_and_without(model: tuple[str, str, int], tiny_model: Make) -> None:
+    path = tiny_model(*model[:2])
+    with open_llm(path, enable_prefix_caching=False) as llm:
+        wanted = run(llm)
+        assert llm.stats().draft_rows == 0
+    for engine in ENGINES if model[2] == 1 else ENGINES[:2]:
+        for source in SOURCES if engine == {} else SOURCES[::3]:
+            with open_llm(path, model[2], speculative_config=source, **engine) as llm:
+                assert run(llm) == wanted
+                again = run(llm)  # with a full cache, and for the suffixes with finished outputs
+                assert again == wanted
+                llm._driver.engine.check()
+                stats = llm.stats()
+                assert 0 < stats.accepted_rows <= stats.draft_rows
+                assert stats.allocations_since_warmup == 0
+                assert stats.num_unfinished == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+
+
+def test_updates_of_weights(tiny_model: Make) -> None:
+    """The source keeps its texts across an update, and the outputs are those of the new weights."""
+    path = tiny_model("llama", "float32")
+    found = {}
+    for source in (None, {"method": "suffix", "k": 4}, {"method": "ngram", "k": 4, "min": 1}):
+        with open_llm(path, speculative_config=source) as llm:
+            before = run(llm)
+            name = "model.norm.weight"
+            llm.update_weights({name: load_file(path / "model.safetensors")[name][::-1].copy()}, partial=True)
+            found[str(source)] = before, run(llm)
+    assert len(set(map(repr, found.values()))) == 1
+    assert found["None"][0] != found["None"][1]
+
+
+def test_counts_by_place(tiny_model: Make) -> None:
+    how: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logit_bias": {7: 1000.0}, "use_tqdm": False}
+    with open_llm(tiny_model("llama", "float32"), speculative_config={"method": "ngram", "k": 4, "min": 1}) as llm:
+        output = llm.generate([[7, 7, 7]], **how)[0]
+        metrics, stats = output.metrics, llm.stats()
+        assert metrics is not None and output.outputs[0].token_ids == [7] * 40
+        assert metrics.drafts == metrics.accepted_drafts == stats.drafts == stats.accepted_drafts
+        assert len(stats.drafts) == 4 and sum(stats.drafts) == stats.draft_rows == stats.accepted_rows == 40 - stats.num_steps
+        assert stats.num_steps == 1 + 8  # the prompt's, then five tokens a step
+        steps = llm.step_log()
+        assert sum(step.accepted_drafts for step in steps) == stats.accepted_rows
+        assert all(step.rows == step.prompt_rows + step.decode_rows + step.draft_rows for step in steps)
+        plain = llm.generate([[7, 7, 7]], speculative=False, **how)[0]
+        assert plain.metrics is not None and plain.metrics.drafts == () and plain.outputs[0].token_ids == [7] * 40
+        assert llm.stats().draft_rows == stats.draft_rows
+
+
+def test_recurrent_models_are_refused(recurrent_model: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"speculative_config.*recurrent"):
+        open_llm(recurrent_model, speculative_config={"method": "ngram"})
