@@ -1,5 +1,7 @@
 #include "drafting.h"
 
+#include "grammar.h"
+
 #define RATE_STEP 0.15f       /* weight of the newest draft in its place's rate */
 #define TRIAL_TOKENS 32u      /* tokens without drafts after which one draft is tried */
 #define COST_DECAY 0.97       /* weight of a step against that of the next */
@@ -40,11 +42,10 @@ static uint32_t most_drafts(const struct sequence *q)
 
 static bool takes_drafts(const struct sequence *q)
 {
-    return q->drafts.n_wanted && q->draws && q->n_rows == 1 && !q->n_pending && !q->next_fork && !sequence_is_new(q) &&
-           !q->matcher;
+    return q->drafts.n_wanted && q->draws && q->n_rows == 1 && !q->n_pending && !q->next_fork && !sequence_is_new(q);
 }
 
-/* Asks the source for at most `most` drafts, which it writes behind the output. */
+/* Asks the source for at most `most` drafts and writes them behind the output, up to the first that cannot be drawn. */
 static uint32_t propose(const struct draft_source *source, struct sequence *q, uint32_t most)
 {
     int32_t ids[MAX_DRAFTS];
@@ -54,7 +55,7 @@ static uint32_t propose(const struct draft_source *source, struct sequence *q, u
             break;
         q->output[q->n_output + n_valid] = ids[n_valid];
     }
-    return n_valid;
+    return q->matcher ? matcher_look_ahead(q->matcher, q->output + q->n_output, n_valid) : n_valid;
 }
 
 void drafter_schedule(const struct drafter *d, struct scheduler *s)

@@ -161,7 +161,8 @@ static enum rc order_grammar(struct engine *e, const struct grammar_spec *spec, 
         grammars = others;
     }
     struct id_list prior = {r->sequences[0]->output, r->spec.prior.n};
-    return grammar_order(grammars, spec, &prior, &r->spec.stop_ids, r->spec.n, &r->grammar, err);
+    return grammar_order(grammars, spec, &prior, &r->spec.stop_ids, r->spec.n, r->sequences[0]->drafts.most, &r->grammar,
+                         err);
 }
 
 enum rc engine_submit(struct engine *e, const struct request_spec *spec, uint64_t *number, struct err *err)

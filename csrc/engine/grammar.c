@@ -30,7 +30,7 @@ struct matcher {
     struct grammars *grammars;
     const struct id_list *stop_ids;
     struct llg_matcher *handle;
-    uint32_t *mask;
+    uint32_t *mask;                /* behind it in memory: the masks behind 1, 2, ... drafts */
     const char *error, *mask_error; /* from consuming a token; from filling the mask (set by the filling thread); NULL: none */
     char error_text[EXPLAINED_BYTES], mask_error_text[EXPLAINED_BYTES];
     enum match match;
@@ -46,9 +46,9 @@ struct grammar {
     _Atomic double begun;          /* time when compilation began; 0: not yet */
     const char *kind, *text;       /* copies, behind the struct */
     struct id_list prior, stop_ids;
-    uint32_t n_samples, n_made;
+    uint32_t n_samples, n_made, n_ahead;
     struct matcher *matchers;      /* [n_samples] */
-    uint32_t *masks;               /* [n_samples][n_words] */
+    uint32_t *masks;               /* [n_samples][1 + n_ahead][n_words] */
     bool is_late;                  /* compilation exceeded the time limit; used by the driver's thread only */
     char error[ERROR_BYTES];
     struct grammar *next;
@@ -150,16 +150,24 @@ static const char *explain(const char *error, const char *otherwise, char *text)
     return text;
 }
 
-static void fill_mask(struct matcher *m)
+/* Fills a mask for the matcher's next token; false on an error of the library. */
+static bool fill(struct matcher *m, uint32_t *mask)
 {
     const struct llguidance *library = &m->grammars->library;
-    if (library->compute_mask_into(m->handle, m->mask, m->grammars->n_words * sizeof *m->mask)) {
-        m->mask_error = explain(library->get_error(m->handle), "the grammar has no next token", m->mask_error_text);
-        memset(m->mask, 0, m->grammars->n_words * sizeof *m->mask);
-    } else if (m->stop_ids->n && library->is_accepting(m->handle)) {
-        for (uint32_t i = 0; i < m->stop_ids->n; i++)
-            m->mask[m->stop_ids->ids[i] / 32] |= 1u << m->stop_ids->ids[i] % 32;
-    }
+    if (library->compute_mask_into(m->handle, mask, m->grammars->n_words * sizeof *mask))
+        return false;
+    for (uint32_t i = 0; i < m->stop_ids->n && library->is_accepting(m->handle); i++)
+        mask[m->stop_ids->ids[i] / 32] |= 1u << m->stop_ids->ids[i] % 32;
+    return true;
+}
+
+static void fill_mask(struct matcher *m)
+{
+    if (fill(m, m->mask))
+        return;
+    m->mask_error =
+        explain(m->grammars->library.get_error(m->handle), "the grammar has no next token", m->mask_error_text);
+    memset(m->mask, 0, m->grammars->n_words * sizeof *m->mask);
 }
 
 static void consumed(struct matcher *m, int32_t rc)
@@ -238,13 +246,19 @@ static void *run_filler(void *ctx)
     return NULL;
 }
 
-void grammars_finish_masks(struct grammars *g, uint64_t *n_masks, uint64_t *mask_us)
+/* Call with the lock held. */
+static void finish_masks(struct grammars *g)
 {
-    pthread_mutex_lock(&g->lock);
     while (fill_next(g))
         continue;
     while (g->n_filling)
         pthread_cond_wait(&g->changed, &g->lock);
+}
+
+void grammars_finish_masks(struct grammars *g, uint64_t *n_masks, uint64_t *mask_us)
+{
+    pthread_mutex_lock(&g->lock);
+    finish_masks(g);
     *n_masks = g->n_filled;
     *mask_us = (uint64_t)(g->filling_seconds * 1e6);
     pthread_mutex_unlock(&g->lock);
@@ -293,9 +307,41 @@ const char *matcher_mask_error(const struct matcher *m)
     return m->mask_error;
 }
 
-const uint32_t *matcher_mask(const struct matcher *m)
+const uint32_t *matcher_mask(const struct matcher *m, uint32_t n_ahead)
 {
-    return m->mask;
+    return m->mask + (size_t)n_ahead * m->grammars->n_words;
+}
+
+/* Consumes one draft and fills the mask behind it; false if the grammar refuses it or ends with it. *n: tokens consumed. */
+static bool consume_draft(struct matcher *m, uint32_t id, uint32_t *n)
+{
+    const struct llguidance *library = &m->grammars->library;
+    if (library->validate_tokens(m->handle, &id, 1) != 1 || library->consume_token(m->handle, id))
+        return false;
+    ++*n;
+    return !library->is_stopped(m->handle) && fill(m, m->mask + (size_t)*n * m->grammars->n_words);
+}
+
+uint32_t matcher_look_ahead(struct matcher *m, const int32_t *ids, uint32_t n)
+{
+    struct grammars *g = m->grammars;
+    uint32_t n_allowed = 0, n_consumed = 0;
+    pthread_mutex_lock(&g->lock);
+    finish_masks(g);
+    pthread_mutex_unlock(&g->lock);
+    if (m->match != MATCH_GOES_ON || m->mask_error)
+        return 0;
+    double begun = seconds_now();
+    while (n_allowed < n && consume_draft(m, (uint32_t)ids[n_allowed], &n_consumed))
+        n_allowed++;
+    bool is_back = !n_consumed || g->library.rollback(m->handle, n_consumed) == 0;
+    pthread_mutex_lock(&g->lock);
+    g->n_filled += n_allowed;
+    g->filling_seconds += seconds_now() - begun;
+    pthread_mutex_unlock(&g->lock);
+    if (!is_back)
+        consumed(m, -1);
+    return is_back ? n_allowed : 0;
 }
 
 /* ---- orders ------------------------------------------------------------------------------------------------------------- */
@@ -433,7 +479,8 @@ static bool make_matchers(struct grammars *g, struct grammar *order, struct llg_
     struct matcher *first = &order->matchers[0];
     for (uint32_t i = 0; i < order->n_samples; i++) {
         struct matcher *m = &order->matchers[i];
-        *m = (struct matcher){.grammars = g, .stop_ids = &order->stop_ids, .mask = order->masks + (size_t)i * g->n_words};
+        *m = (struct matcher){.grammars = g, .stop_ids = &order->stop_ids};
+        m->mask = order->masks + (size_t)i * (1 + order->n_ahead) * g->n_words;
         m->handle = i ? g->library.clone_matcher(first->handle) : handle;
         order->n_made++;
         if (i) {
@@ -492,16 +539,17 @@ static void *run_compiler(void *ctx)
 
 /* Allocates an order with copies of all its parameters behind the struct. */
 static struct grammar *create_order(struct grammars *g, const struct grammar_spec *spec, const struct id_list *prior,
-                                    const struct id_list *stop_ids, uint32_t n_samples)
+                                    const struct id_list *stop_ids, uint32_t n_samples, uint32_t n_ahead)
 {
     size_t n_kind = strlen(spec->kind) + 1, n_text = strlen(spec->text) + 1, n_ids = (size_t)prior->n + stop_ids->n;
-    size_t n_words = (size_t)n_samples * g->n_words;
+    size_t n_words = (size_t)n_samples * (1 + n_ahead) * g->n_words;
     struct grammar *order = mem_calloc(1, sizeof *order + n_samples * sizeof *order->matchers + n_words * sizeof *order->masks +
                                               n_ids * sizeof(int32_t) + n_kind + n_text);
     if (!order)
         return NULL;
     order->grammars = g;
     order->n_samples = n_samples;
+    order->n_ahead = n_ahead;
     order->matchers = (struct matcher *)(order + 1);
     order->masks = (uint32_t *)(order->matchers + n_samples);
     int32_t *ids = (int32_t *)(order->masks + n_words);
@@ -518,9 +566,10 @@ static struct grammar *create_order(struct grammars *g, const struct grammar_spe
 }
 
 enum rc grammar_order(struct grammars *g, const struct grammar_spec *spec, const struct id_list *prior,
-                      const struct id_list *stop_ids, uint32_t n_samples, struct grammar **result, struct err *err)
+                      const struct id_list *stop_ids, uint32_t n_samples, uint32_t n_ahead, struct grammar **result,
+                      struct err *err)
 {
-    struct grammar *order = create_order(g, spec, prior, stop_ids, n_samples);
+    struct grammar *order = create_order(g, spec, prior, stop_ids, n_samples, n_ahead);
     if (!order)
         return err_set(err, RC_MEMORY, "structured_outputs: out of memory for %u samples", n_samples);
     pthread_mutex_lock(&g->lock);

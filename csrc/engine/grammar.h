@@ -20,9 +20,10 @@ enum rc grammars_create(const char *library, const struct engine_config *config,
 void grammars_release(struct grammars *grammars);
 
 /* Orders n_samples matchers that have consumed the prior tokens. stop_ids (ids of the vocabulary) are allowed wherever the
- * grammar accepts the text. */
+ * grammar accepts the text. n_ahead: the most drafts that matcher_look_ahead takes. */
 enum rc grammar_order(struct grammars *grammars, const struct grammar_spec *spec, const struct id_list *prior,
-                      const struct id_list *stop_ids, uint32_t n_samples, struct grammar **grammar, struct err *err);
+                      const struct id_list *stop_ids, uint32_t n_samples, uint32_t n_ahead, struct grammar **grammar,
+                      struct err *err);
 void grammar_release(struct grammar *grammar);
 
 enum grammar_state { GRAMMAR_WAITS = 0, GRAMMAR_READY, GRAMMAR_FAILED };
@@ -42,8 +43,12 @@ void grammars_finish_tokens(struct grammars *grammars);
 /* Consumes a token in the calling thread and fills no mask. */
 enum match matcher_take_now(struct matcher *matcher, int32_t id);
 const char *matcher_error(const struct matcher *matcher); /* NULL: none */
-/* [(vocab_size + 31) / 32] a set bit allows its id. Complete after grammars_finish_masks; all zeros if filling failed. */
-const uint32_t *matcher_mask(const struct matcher *matcher);
+/* Returns how many of the drafts the grammar allows before its end, and fills the masks behind them. Waits for masks that are
+ * being filled. The matcher's own state does not change. */
+uint32_t matcher_look_ahead(struct matcher *matcher, const int32_t *ids, uint32_t n);
+/* [(vocab_size + 31) / 32] a set bit allows its id. n_ahead: the mask behind so many drafts, after matcher_look_ahead. That
+ * of 0 is complete after grammars_finish_masks; all zeros if filling failed. */
+const uint32_t *matcher_mask(const struct matcher *matcher, uint32_t n_ahead);
 /* Error of filling the mask, valid after grammars_finish_masks; NULL: none. */
 const char *matcher_mask_error(const struct matcher *matcher);
 /* Waits until all masks are filled; call it after grammars_finish_tokens. n_masks, mask_us: totals of masks filled so far and

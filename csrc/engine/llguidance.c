@@ -39,6 +39,8 @@ enum rc llguidance_open(const char *path, struct llguidance *library, struct err
         {"llg_matcher_compute_mask_into", &library->compute_mask_into},
         {"llg_matcher_consume_token", &library->consume_token},
         {"llg_matcher_consume_tokens", &library->consume_tokens},
+        {"llg_matcher_validate_tokens", &library->validate_tokens},
+        {"llg_matcher_rollback", &library->rollback},
         {"llg_matcher_reset", &library->reset},
         {"llg_matcher_is_accepting", &library->is_accepting},
         {"llg_matcher_is_stopped", &library->is_stopped},

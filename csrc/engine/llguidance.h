@@ -51,6 +51,8 @@ struct llguidance {
     int32_t (*compute_mask_into)(struct llg_matcher *matcher, uint32_t *mask, size_t mask_bytes); /* 0: done */
     int32_t (*consume_token)(struct llg_matcher *matcher, uint32_t id);
     int32_t (*consume_tokens)(struct llg_matcher *matcher, const uint32_t *ids, size_t n);
+    int32_t (*validate_tokens)(struct llg_matcher *matcher, const uint32_t *ids, size_t n); /* how many can be consumed */
+    int32_t (*rollback)(struct llg_matcher *matcher, size_t n); /* the last n tokens were not consumed */
     int32_t (*reset)(struct llg_matcher *matcher); /* to the beginning of the text */
     bool (*is_accepting)(struct llg_matcher *matcher);
     bool (*is_stopped)(const struct llg_matcher *matcher);

@@ -24,6 +24,10 @@ static const char *try_matcher(const struct llguidance *library, struct llg_matc
     struct llg_matcher *copy = library->clone_matcher(matcher);
     bool is_right = copy && allows(library, copy, 1u << TRIAL_A | 1u << TRIAL_AB) && !library->is_accepting(copy) &&
                     library->consume_token(copy, TRIAL_A) == 0 && allows(library, copy, 1u << TRIAL_B) &&
+                    library->validate_tokens(copy, (const uint32_t[]){TRIAL_A}, 1) == 0 &&
+                    library->validate_tokens(copy, (const uint32_t[]){TRIAL_B}, 1) == 1 &&
+                    library->consume_token(copy, TRIAL_B) == 0 && library->is_accepting(copy) &&
+                    library->rollback(copy, 1) == 0 && allows(library, copy, 1u << TRIAL_B) &&
                     library->consume_token(copy, TRIAL_B) == 0 && library->is_accepting(copy) && library->reset(copy) == 0 &&
                     allows(library, copy, 1u << TRIAL_A | 1u << TRIAL_AB) &&
                     library->consume_tokens(copy, (const uint32_t[]){TRIAL_AB}, 1) == 0 && library->is_accepting(copy);

@@ -83,7 +83,7 @@ static void add_draw(struct filler *f, struct sequence *q)
     task->allowed = spec->allowed.ids;
     task->n_allowed = spec->allowed.n;
     if (q->matcher) {
-        task->mask = matcher_mask(q->matcher);
+        task->mask = matcher_mask(q->matcher, n_ahead);
         f->batch->has_masks = true;
     }
     q->last_task = number;

@@ -187,19 +187,19 @@ static size_t sequence_lay(struct carver *c, const struct request *r, struct seq
     const struct request_spec *spec = &r->spec;
     uint32_t block_tokens = r->context->config->layout.block_tokens, n_seen = seen_capacity(r), n_slots = 0;
     uint32_t n_prior = spec->prior.n, capacity = output_capacity(r), n_most = spec->prompt.n + n_prior + capacity;
-    uint32_t n_drafts = drafts_of(r);
+    q->drafts.most = drafts_of(r);
     const struct draft_source *source = r->context->drafts;
     if (n_seen)
         for (n_slots = 16; n_slots < 2 * n_seen;)
             n_slots *= 2;
     CARVE(c, q->stop_states, r->stops.n);
     CARVE(c, q->seen_slots, n_slots);
-    q->drafts.memory = n_drafts ? carve(c, source->bytes(source->ctx, spec->prompt.n + n_prior, n_most), 1) : NULL;
+    q->drafts.memory = q->drafts.most ? carve(c, source->bytes(source->ctx, spec->prompt.n + n_prior, n_most), 1) : NULL;
     size_t n_zero = c->used;
     q->most_banned = r->context->config->n_eos + spec->stop_ids.n + spec->n_bad_words;
-    CARVE(c, q->banned, (size_t)(1 + n_drafts) * q->most_banned);
+    CARVE(c, q->banned, (size_t)(1 + q->drafts.most) * q->most_banned);
     CARVE(c, q->seen, n_seen);
-    CARVE(c, q->seen_ahead, (size_t)n_drafts * n_seen);
+    CARVE(c, q->seen_ahead, (size_t)q->drafts.most * n_seen);
     q->seen_capacity = n_seen;
     CARVE(c, q->keys, n_most / block_tokens - spec->prompt.n / block_tokens);
     CARVE(c, q->output, (size_t)n_prior + capacity);
@@ -378,7 +378,7 @@ static struct sequence *sequence_create(struct request *r, const struct request_
     q->request = r;
     q->sample = sample;
     q->needs_values = q->seen || spec->n_bad_words;
-    q->drafts.n_wanted = !q->drafts.memory ? 0 : r->context->config->drafts.k ? r->context->config->drafts.k : 1;
+    q->drafts.n_wanted = r->context->config->drafts.k ? q->drafts.most : q->drafts.most > 0;
     for (uint32_t i = 0; i < MAX_DRAFTS; i++)
         q->drafts.rates[i] = FIRST_RATE;
     if (q->seen && spec->repetition_penalty != 1)

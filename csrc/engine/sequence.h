@@ -71,7 +71,8 @@ struct links {
 /* Speculation of one sequence, by drafting.h. */
 struct drafts {
     void *memory;                  /* of the draft source; NULL: the sequence gets no drafts */
-    uint32_t n_wanted;             /* most drafts of the next step */
+    uint32_t most;                 /* most drafts of any step */
+    uint32_t n_wanted;             /* of the next step */
     uint32_t n;                    /* drafts of the step in flight: output[n_output ...] */
     uint32_t n_results, n_accepted; /* results of that step taken up so far; drafts of it that are accepted */
     bool has_more;                 /* another token of the same step follows the one being accepted */

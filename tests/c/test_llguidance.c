@@ -9,7 +9,7 @@ struct llg_matcher {
 
 static struct err err;
 static char tokenizer, other;
-static enum fault { NONE, NO_TOKENIZER, OTHER_HEAD, LARGER, NO_MATCHER, ERROR, OTHER_MASK, REFUSES, ACCEPTS, NO_RESET, N_FAULTS } fault;
+static enum fault { NONE, NO_TOKENIZER, OTHER_HEAD, LARGER, NO_MATCHER, ERROR, OTHER_MASK, REFUSES, ACCEPTS, VALIDATES, NO_ROLLBACK, NO_RESET, N_FAULTS } fault;
 static int n_held;
 
 static struct llg_tokenizer *new_tokenizer(const struct llg_tokenizer_init *init, char *error, size_t n_bytes)
@@ -80,6 +80,17 @@ static int32_t consume_tokens(struct llg_matcher *m, const uint32_t *ids, size_t
     return n == 1 ? consume_token(m, ids[0]) : -1;
 }
 
+static int32_t validate_tokens(struct llg_matcher *m, const uint32_t *ids, size_t n)
+{
+    return n == 1 && (fits(m, ids[0]) || fault == VALIDATES);
+}
+
+static int32_t rollback(struct llg_matcher *m, size_t n)
+{
+    m->at -= fault == NO_ROLLBACK ? 0 : (uint32_t)n;
+    return 0;
+}
+
 static int32_t reset(struct llg_matcher *m)
 {
     m->at = 0;
@@ -114,7 +125,7 @@ TEST(one_fault_is_enough_to_refuse_a_library)
         [NO_MATCHER] = "it makes no matcher", [ERROR] = "no such kind",
     };
     const struct llguidance library = {new_tokenizer, free_tokenizer, set_defaults, new_matcher, clone_matcher, free_matcher,
-                                       compute_mask_into, consume_token, consume_tokens, reset, is_accepting, is_stopped,
+                                       compute_mask_into, consume_token, consume_tokens, validate_tokens, rollback, reset, is_accepting, is_stopped,
                                        get_error, get_version};
     REQUIRE_OK(llguidance_try(&library, &err));
     for (fault = NONE + 1; fault < N_FAULTS; fault++) {

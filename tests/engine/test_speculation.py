@@ -131,3 +131,44 @@ def test_counts_by_place(tiny_model: Make) -> None:
 def test_recurrent_models_are_refused(recurrent_model: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"speculative_config.*recurrent"):
         open_llm(recurrent_model, speculative_config={"method": "ngram"})
+
+
+TEXTS = [
+    {"regex": "(ab|cd){10,20}z"},
+    {"json": {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 4, "maxItems": 9}},
+    {"choice": ["red red red red red", "green", "yellow and blue"]},
+    {"grammar": 'start: word (" " word){3,9}\nword: /[ab]{2,4}/'},
+]
+
+
+def texts(llm: LLM) -> list[list[tuple[bytes, ...]]]:
+    """Requests with grammars and stop strings, by turns greedy, sampled, with penalties and with several samples."""
+    settings = []
+    for i in range(16):
+        common: dict[str, Any] = {"max_tokens": 40, "logprobs": 2, "seed": i, "temperature": float(i % 5 > 0)}
+        common["n"] = 3 if i == 6 else 1
+        if i < 12:
+            common["structured_outputs"] = TEXTS[i % 4]
+        else:
+            common |= {"stop": ["aba", "b a", "e"], "min_tokens": i - 12, "allowed_token_ids": list(range(60, 70))}
+        if i % 4 == 2:
+            common |= {"repetition_penalty": 1.1, "stop_token_ids": [65]}
+        settings.append(SamplingParams(**common))
+    outputs = llm.generate([("hello hello hello", "a b a b")[i % 2] for i in range(16)], settings, use_tqdm=False)
+    return [bits(output) for output in outputs]
+
+
+def test_grammars_and_stop_strings(tmp_path: Path, write_model: Any) -> None:
+    pytest.importorskip("llguidance")
+    path = write_model(tmp_path)
+    engines: list[dict[str, Any]] = [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 20}]
+    with LLM(path, device="cpu", kv_cache_memory_bytes="16MiB", enable_prefix_caching=False) as llm:
+        wanted = texts(llm)
+    for engine in engines:
+        for source in ({"method": "suffix", "k": 4}, {"method": "ngram", "k": 3, "min": 1}):
+            with LLM(path, device="cpu", kv_cache_memory_bytes="16MiB", speculative_config=source, **engine) as llm:
+                assert texts(llm) == wanted
+                assert texts(llm) == wanted
+                stats = llm.stats()
+                assert 0 < stats.accepted_rows < stats.draft_rows
+                assert stats.allocations_since_warmup == 0
