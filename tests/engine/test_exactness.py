@@ -79,8 +79,6 @@ def alone(path: Path, batch: list[list[int]], device: str) -> list[list[tuple[by
 def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> Iterator[Case]:
     """A model, a device or several ranks, and the outputs of one rank for every prompt alone. Ranks cut all matrices."""
     *which, n_ranks = request.param
-    if which[0] == "mixtral" and n_ranks > 1 and each_device.startswith("cuda"):
-        pytest.skip("the CUDA backend gathers no results of experts")
     if which[1] in CPU_ONLY and each_device.startswith("cuda"):
         pytest.skip(f"the CUDA backend refuses {which[1]}")
     path = tiny_model(*which)

@@ -4,13 +4,14 @@ test_experts.py compares with float64. Here every kernel (few rows, many, plain)
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
 import pytest
 from group_blocks import GROUPS, headers
 
-from binding import Backend
+from binding import Backend, Matrix
 from llmpy import hardware
 
 Array = np.ndarray
@@ -252,6 +253,104 @@ def packed_blocks(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Arr
     values = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])[nibbles] * np.exp2(exponents - 128.0)
     blocks = np.concatenate([exponents, nibbles[..., :16] | nibbles[..., 16:] << 4], -1)
     return blocks.reshape(*shape[:-1], -1), values.reshape(shape).astype(np.float32)
+
+
+RANK_ROWS = (1, 3, 9, 40, 200, 700)
+
+
+def rank_matrices(mixture: Mixture, experts: slice, inner: slice, outputs: slice) -> tuple[Matrix, Matrix, list[Array | None]]:
+    """Some experts' inner columns and outputs, as a rank holds them: up, down and their biases."""
+    n_halves = 1 if mixture.form == PLAIN else 2
+
+    def of_halves(rows: Array) -> Array:
+        halves = rows.reshape(len(rows), n_halves, mixture.inner, -1)[:, :, inner]
+        return np.ascontiguousarray(halves.reshape(len(rows), -1, *rows.shape[2:]))
+
+    up, down = of_halves(mixture.up[experts]), np.ascontiguousarray(mixture.down[experts, outputs])
+    biases = (mixture.up_bias, of_halves), (mixture.down_bias, lambda rows: rows[:, outputs].copy())
+    make = mixture.backend.matrix
+    return (
+        make([(mixture.dtype, e.shape[0], e.copy()) for e in up], mixture.cols, LINEAR | EXPERTS),
+        make([(mixture.dtype, e.shape[0], e.copy()) for e in down], mixture.inner, LINEAR | EXPERTS),
+        [None if bias is None else cut(bias[experts]) for bias, cut in biases],
+    )
+
+
+def same_words(array: Array) -> Array:
+    return array.view(np.uint16)
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize("case", ["gated", "bias", "plain-bias", "input", "odd", "big"])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_ranks_with_some_of_the_experts(case: str, dtype: str, n_ranks: int, opened: Callable[[str], Backend]) -> None:
+    """Each writes the results of its own routes and nothing else; combined they have the bits of all experts on one rank."""
+    n, k, cols, inner, options = CASES[case]
+    rng = np.random.default_rng(n_ranks + n)
+    mixture = Mixture(opened(dtype), dtype, n, cols, inner, **options)  # type: ignore[arg-type]
+    x, routes = rng.standard_normal((RANK_ROWS[-1], cols)).astype(mixture.kind), draw_routes(RANK_ROWS[-1], n, k, rng)
+    shares = list(pairwise(n * rank // n_ranks for rank in range(n_ranks + 1)))
+    made = [rank_matrices(mixture, slice(*share), slice(None), slice(None)) for share in shares]
+    for rows in RANK_ROWS:
+        results = np.full((rows, k * cols + 8), 3, mixture.kind)
+        for (first, end), (up, down, (up_bias, down_bias)) in zip(shares, made, strict=True):
+            before = results.copy()
+            mixture.backend.experts(
+                up, down, routes[:rows].copy(), same_words(x[:rows]), same_words(results)[:, :-8], n, inner, mixture.form,
+                mixture.act, mixture.limit, up_bias, down_bias, mixture.scaled, held=(first, end - first),
+            )  # fmt: skip
+            is_own = (routes[:rows, 0::2] >= first) & (routes[:rows, 0::2] < end)
+            changed = (same_words(results) != same_words(before))[:, :-8].reshape(-1, k, cols).any(-1)
+            assert (changed == is_own).all()
+        assert (results[:, -8:] == 3).all()
+        y = np.full((rows, cols + 8), 3, mixture.kind)
+        mixture.backend.combine(same_words(results)[:, :-8], routes[:rows].copy(), same_words(y)[:, :-8], mixture.scaled)
+        assert y[:, :-8].tobytes() == mixture.run(x[:rows], routes[:rows]).tobytes() and (y[:, -8:] == 3).all(), rows
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize("case", ["gated", "bias", "plain-bias", "input", "big"])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_ranks_with_columns_of_all_experts(case: str, dtype: str, n_ranks: int, opened: Callable[[str], Backend]) -> None:
+    """The ways up and down apart, with a rank's columns of each, have the bits of both on one rank."""
+    n, k, cols, inner, options = CASES[case]
+    rng = np.random.default_rng(n_ranks + n)
+    mixture = Mixture(opened(dtype), dtype, n, cols, inner, **options)  # type: ignore[arg-type]
+    x, routes = rng.standard_normal((RANK_ROWS[-1], cols)).astype(mixture.kind), draw_routes(RANK_ROWS[-1], n, k, rng)
+    inners, outputs = (
+        list(pairwise(size // 16 * rank // n_ranks * 16 for rank in range(n_ranks + 1))) for size in (inner, cols)
+    )
+    made = [rank_matrices(mixture, slice(None), slice(*i), slice(*o)) for i, o in zip(inners, outputs, strict=True)]
+    call = (n, inner, mixture.form, mixture.act, mixture.limit)
+    for rows in RANK_ROWS:
+        products, y = np.full((rows, k * inner + 8), 3, mixture.kind), np.full((rows, cols + 8), 3, mixture.kind)
+        some = routes[:rows].copy()
+        for (first, end), (up, _, (bias, _)) in zip(inners, made, strict=True):
+            before = products.copy()
+            mixture.backend.experts(
+                up, None, some, same_words(x[:rows]), same_words(products)[:, :-8], *call, bias, None, mixture.scaled,
+                first_column=first,
+            )  # fmt: skip
+            changed = (same_words(products) != same_words(before))[:, :-8].reshape(-1, k, inner)
+            assert not changed[..., :first].any() and not changed[..., end:].any() and changed[..., first:end].any()
+        for (first, end), (_, down, (_, bias)) in zip(outputs, made, strict=True):
+            mixture.backend.experts(
+                None, down, some, same_words(products)[:, :-8], same_words(y)[:, first:end], *call, None, bias, mixture.scaled
+            )
+        assert y[:, :-8].tobytes() == mixture.run(x[:rows], routes[:rows]).tobytes() and (y[:, -8:] == 3).all(), rows
+        assert (products[:, -8:] == 3).all()
+
+
+def test_wrong_widths_by_route(opened: Callable[[str], Backend]) -> None:
+    backend = opened("bfloat16")
+    mixture, x, y = Mixture(backend, "bfloat16", 4, 64, 32), np.zeros((3, 64), np.uint16), np.zeros((3, 64), np.uint16)
+    routes = draw_routes(3, 4, 2, np.random.default_rng(9))
+    with pytest.raises(RuntimeError, match=r"experts: wanted down \[128\]\[32\], have \[256\]\[32\]"):
+        backend.experts(mixture.all_up, mixture.all_down, routes, x, y, 4, 32, held=(0, 4))
+    with pytest.raises(RuntimeError, match="experts: wanted 40 columns of each part of y, have 32"):
+        backend.experts(mixture.all_up, None, routes, x, y, 4, 32, first_column=8)
+    with pytest.raises(RuntimeError, match="combine: wanted 2 results of 64 columns, have 64 columns"):
+        backend.combine(x, routes, y)
 
 
 def twins(backend: Backend, activations: str, n: int, cols: int, inner: int, form: int) -> tuple[Mixture, Mixture]:

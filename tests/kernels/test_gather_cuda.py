@@ -244,6 +244,54 @@ def test_embeddings_are_joined_by_rows(make_team: MakeTeam, n_ranks: int) -> Non
             place.check(rank, wanted)
 
 
+# (n_rows, columns of a part, parts)
+PARTS = [(1, 16, 2), (5, 24, 4), (300, 9, 3), (33, 2048, 8)]
+
+
+@N_RANKS
+@pytest.mark.parametrize("dtype", WORDS)
+def test_results_of_routes(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
+    """Each rank has the parts of its experts' routes."""
+    team, rng = make_team(n_ranks, dtype, 8 << 20), np.random.default_rng(n_ranks)
+    for n_rows, part, n_chosen in PARTS:
+        shape = n_rows, part * n_chosen
+        place, wanted, shares = Place(team, *shape, team.words), random_bits(rng, shape, team.words), cuts(rng, 20, n_ranks)
+        routes = np.zeros((n_rows, n_chosen + 2, 2), np.int32)  # an expert and its weight
+        routes[:, :n_chosen, 0] = rng.integers(0, 20, (n_rows, n_chosen))
+        experts = np.repeat(routes[:, :n_chosen, 0], part, 1)
+        for rank, (first, end) in enumerate(shares):
+            own = (experts >= first) & (experts < end)
+            place.rows(place.before[rank])[own] = wanted[own]
+        place.upload()
+        on_device = [team.new(rank, routes) for rank in range(n_ranks)]
+        for rank, (first, end) in enumerate(shares):
+            fields = {"routes": on_device[rank], "route_stride": n_chosen + 2, "n_chosen": n_chosen}
+            team.ranks.gather(rank, ROUTES, n_rows, place.view(rank), **fields, first_id=first, end_id=end)
+        team.wait()
+        for rank in range(n_ranks):
+            place.check(rank, wanted)
+
+
+@N_RANKS
+@pytest.mark.parametrize("dtype", WORDS)
+def test_columns_of_parts(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
+    """Each rank has columns of all parts."""
+    team, rng = make_team(n_ranks, dtype, 8 << 20), np.random.default_rng(n_ranks)
+    for n_rows, part, n_chosen in PARTS:
+        shape = n_rows, part * n_chosen
+        place, wanted, shares = Place(team, *shape, team.words), random_bits(rng, shape, team.words), cuts(rng, part, n_ranks)
+        for rank, (first, end) in enumerate(shares):
+            own = np.tile((np.arange(part) >= first) & (np.arange(part) < end), n_chosen)
+            place.rows(place.before[rank])[:, own] = wanted[:, own]
+        place.upload()
+        for rank, (first, end) in enumerate(shares):
+            fields = {"first": first, "n_columns": end - first, "n_chosen": n_chosen}
+            team.ranks.gather(rank, COLUMNS, n_rows, place.view(rank), **fields)
+        team.wait()
+        for rank in range(n_ranks):
+            place.check(rank, wanted)
+
+
 @N_RANKS
 def test_logits_go_to_the_first_rank(make_team: MakeTeam, n_ranks: int) -> None:
     team, rng = make_team(n_ranks, size_bytes=8 << 20, purpose=LOGITS), np.random.default_rng(n_ranks)
@@ -470,7 +518,8 @@ def test_wrong_calls(cuda: str) -> None:
         (COLUMNS, 4, whole, {"n_columns": 5, "a": view(memory[0], 4, 20)}, RuntimeError, "terms of 4 and 0 columns"),
         (ROWS, 4, whole, {}, RuntimeError, "rows have no token ids"),
         (4, 4, whole, {}, RuntimeError, "there is no kind 4"),
-        (ROUTES, 4, whole, {"routes": memory[0], "n_chosen": 2}, errors.UnsupportedError, "does not gather experts' results"),
+        (ROUTES, 4, whole, {"routes": memory[0], "n_chosen": 3}, RuntimeError, "20 columns are not 3 equal parts with routes"),
+        (COLUMNS, 4, whole, {"first": 3, "n_columns": 3, "n_chosen": 4}, RuntimeError, "columns 3 to 6 do not lie in 5"),
     ]  # fmt: skip
     for kind, n_rows, at, fields, error, text in wrong:
         with pytest.raises(error, match=text):

@@ -561,6 +561,7 @@ static struct backend make_table(void)
     b.kv_layer_bytes = kv_layer_bytes;
 #define ENTRY(name) b.name = cuda_##name;
 #define HOST_ENTRY(name) ENTRY(name)
+#define RANK_ENTRY(name) ENTRY(name)
 #include "../../entries.def"
     b.activations = activations;
     b.device_info = device_describe;

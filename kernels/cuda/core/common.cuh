@@ -262,6 +262,7 @@ bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args);
 enum rc cuda_prepare(void *ctx, struct err *err);
 #define ENTRY(name) enum rc cuda_##name(void *ctx, const struct name##_args *args, struct err *err);
 #define HOST_ENTRY(name) ENTRY(name)
+#define RANK_ENTRY(name) ENTRY(name)
 #include "../../entries.def"
 enum rc cuda_router_open(struct cuda *cuda, struct err *err);
 enum rc cuda_router(struct cuda *cuda, const struct linear_args *args, struct err *err);

@@ -7,6 +7,9 @@
  * which sorts the expert's routes (stable) and gathers their rows of x; for up to 8 rows each block of the products sorts all
  * routes itself. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200.
  *
+ * A rank holds some of the experts, or a part of every expert. Routes of experts that it does not hold have no places; what the
+ * held ones make goes to the routes' parts of y (experts_routes.cuh).
+ *
  * Few rows an expert are bound by the bytes of the experts that have rows, many rows by the tensor cores, plain tiles by
  * latency. */
 #include "../core/eight.cuh"
@@ -15,6 +18,7 @@
 #include "../core/weight_format.cuh"
 #include "experts_grouped.cuh"
 #include "experts_plain.cuh"
+#include "experts_routes.cuh"
 #include "experts_row_2byte.cuh"
 #include "experts_row_mxfp4.cuh"
 #include "experts_rows8_mxfp4.cuh"
@@ -27,13 +31,20 @@
 
 /* ---- the places of routes ------------------------------------------------------------------------------------------------ */
 
+/* What is gathered for a route, and of which experts. */
+struct sort_input {
+    struct held_experts held;
+    uint32_t part_columns; /* 0, or the columns of a part: route j of a row takes part j of x */
+    bool is_scaled;        /* by the route's weight */
+};
+
 /* Among the routes from first to end, counts the routes of experts before e, and the routes of e. */
-static __device__ __forceinline__ void count_routes(const struct mixture &m, uint32_t e, uint32_t first, uint32_t end,
-                                                    uint32_t *n_before, uint32_t *n_own)
+static __device__ __forceinline__ void count_routes(const struct mixture &m, const struct held_experts &held, uint32_t e,
+                                                    uint32_t first, uint32_t end, uint32_t *n_before, uint32_t *n_own)
 {
 #pragma unroll 4
     for (uint32_t i = first; i < end; i += 32) {
-        uint32_t at = i + threadIdx.x % 32, expert = at < end ? (uint32_t)route_at(m, at)->expert : EXPERTS_MAX;
+        uint32_t at = i + threadIdx.x % 32, expert = at < end ? held.number(route_at(m, at)) : EXPERTS_MAX;
         *n_before += __popc(__ballot_sync(~0u, expert < e));
         *n_own += __popc(__ballot_sync(~0u, expert == e));
     }
@@ -41,7 +52,8 @@ static __device__ __forceinline__ void count_routes(const struct mixture &m, uin
 
 /* Block e computes the places of expert e's routes, and gathers their rows of x. Each warp scans a part of all routes. */
 template <class T, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(SORTERS) experts_sort(struct mixture m, rows<T> x, T *gathered)
+static __global__ void __launch_bounds__(SORTERS)
+experts_sort(struct mixture m, struct sort_input input, rows<T> x, uint32_t n_columns, T *gathered)
 {
     __shared__ uint32_t before[32], own[32];
     const uint32_t e = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -50,7 +62,7 @@ static __global__ void __launch_bounds__(SORTERS) experts_sort(struct mixture m,
     start_next();
     wait_for_input();
     uint32_t n_before = 0, n_own = 0;
-    count_routes(m, e, begin, end, &n_before, &n_own);
+    count_routes(m, input.held, e, begin, end, &n_before, &n_own);
     if (lane == 0) {
         before[warp] = n_before;
         own[warp] = n_own;
@@ -60,7 +72,7 @@ static __global__ void __launch_bounds__(SORTERS) experts_sort(struct mixture m,
     uint32_t place = first + __reduce_add_sync(~0u, lane < warp ? own[lane] : 0);
 #pragma unroll 4
     for (uint32_t i = begin; i < end; i += 32) {
-        bool is_own = i + lane < end && (uint32_t)route_at(m, i + lane)->expert == e;
+        bool is_own = i + lane < end && input.held.number(route_at(m, i + lane)) == e;
         uint32_t mask = __ballot_sync(~0u, is_own), at = place + __popc(mask & ((1u << lane) - 1));
         if (is_own) {
             m.places[i + lane] = at;
@@ -71,20 +83,20 @@ static __global__ void __launch_bounds__(SORTERS) experts_sort(struct mixture m,
     if (threadIdx.x == 0) {
         m.offsets[e] = first;
         if (e == m.n_experts - 1)
-            m.offsets[m.n_experts] = m.n_routes;
+            m.offsets[m.n_experts] = first + n;
     }
     __syncthreads();
     for (uint32_t p = first + warp; p < first + n; p += SORTERS / 32) {
-        uint32_t i = m.entries[p], row = i / m.n_chosen;
-        float weight = m.is_input_scaled ? route_at(m, i)->weight : 1.0f;
+        uint32_t i = m.entries[p], row = i / m.n_chosen, from = i % m.n_chosen * input.part_columns;
+        float weight = input.is_scaled ? route_at(m, i)->weight : 1.0f;
 #pragma unroll 4
-        for (uint32_t column = 8 * lane; column < x.width; column += 8 * 32) {
+        for (uint32_t column = 8 * lane; column < n_columns; column += 8 * 32) {
             float values[8];
-            load_part<IS_ALIGNED>(x.at(row, 0), column, x.width, values);
+            load_part<IS_ALIGNED>(x.at(row, from), column, n_columns, values);
 #pragma unroll
             for (uint32_t c = 0; c < 8; c++)
                 values[c] *= weight;
-            store_part<IS_ALIGNED>(gathered + (size_t)p * x.width, column, x.width, values);
+            store_part<IS_ALIGNED>(gathered + (size_t)p * n_columns, column, n_columns, values);
         }
     }
 }
@@ -103,9 +115,7 @@ static __global__ void __launch_bounds__(COMBINERS) experts_combine(struct mixtu
     for (uint32_t i = 0; i < m.n_chosen; i++) {
         float values[8], weight_i = __shfl_sync(~0u, weight, i);
         load_part<IS_ALIGNED>(results.at(__shfl_sync(~0u, place, i), 0), column, y.width, values);
-#pragma unroll
-        for (uint32_t c = 0; c < 8; c++)
-            sum[c] = fmaf(weight_i, values[c], sum[c]);
+        add_result(sum, weight_i, values);
     }
     store_part<IS_ALIGNED>(y.at(row, 0), column, y.width, sum);
 }
@@ -121,6 +131,8 @@ struct running_mixture {
     expert_product product;
     bool is_product;
     uint32_t inner, width; /* columns of down and of up */
+    uint32_t first;        /* expert that is held; m.n_experts are */
+    uint32_t part_columns; /* of y, for a route; 0: y gets the sum of the routes */
     uint32_t eights;       /* of rows of x in a unit of streamed products; 0: experts have too many rows for them */
     struct view middle, outer;
 };
@@ -157,8 +169,8 @@ static struct expert_linear down_of(const struct running_mixture *run)
 {
     const struct experts_args *args = run->args;
     struct view results = run->outer;
-    results.width = results.stride = args->y.width;
-    return {args->down, run->middle, results, args->down_bias, false, true, false, args->y.width};
+    results.width = results.stride = run->part_columns ? run->part_columns : args->y.width;
+    return {args->down, run->middle, results, args->down_bias, false, true, false, results.width};
 }
 
 template <class T, uint32_t N> static void launch_plain(const struct running_mixture *run, const struct expert_linear *linear)
@@ -337,15 +349,36 @@ static enum rc run_grouped(const struct running_mixture *run, const struct exper
 
 /* ---- before and behind the products -------------------------------------------------------------------------------------- */
 
-/* Computes the places of the routes and gathers their rows of x into `outer`. */
+/* Computes the places of the routes and gathers their rows of x: those that go up into `outer`, those that go down into
+ * `middle`. */
 static void sort_all(struct running_mixture *run)
 {
+    const struct experts_args *args = run->args;
+    const bool is_down = args->half == EXPERTS_DOWN;
+    const struct view &to = is_down ? run->middle : run->outer;
+    const struct sort_input input = {{run->first, run->m.n_experts}, is_down ? run->inner : 0,
+                                     run->m.is_input_scaled && !is_down};
     run->m.is_sorted = true;
     visit_type(run->cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        bool is_aligned = has_eights<T>(run->args->x) && (uintptr_t)run->outer.data % 16 == 0;
+        bool is_aligned = has_eights<T>(args->x) && (uintptr_t)to.data % 16 == 0 && to.width % 8 == 0;
         launch(run->cuda, is_aligned ? experts_sort<T, true> : experts_sort<T, false>, run->m.n_experts, SORTERS, 0, run->m,
-               rows<T>(run->args->x), (T *)run->outer.data);
+               input, rows<T>(args->x), to.width, (T *)to.data);
+    });
+}
+
+/* Puts the results, by places, into their routes' parts of y. */
+static void scatter_all(const struct running_mixture *run, const struct view &results)
+{
+    const struct held_experts held = {run->first, run->m.n_experts};
+    const uint32_t first_column = run->args->half == EXPERTS_UP ? run->args->first_column : 0;
+    visit_type(run->cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        const struct view &y = run->args->y;
+        bool is_aligned = has_eights<T>(results) && has_eights<T>(y) && run->part_columns % 8 == 0 && first_column % 8 == 0;
+        launch(run->cuda, is_aligned ? experts_scatter<T, true> : experts_scatter<T, false>,
+               dim3(run->m.n_routes, ceil_div(results.width, 8 * ROUTE_THREADS)), ROUTE_THREADS, 0, run->m, held,
+               rows<T>(results), rows<T>(y), run->part_columns, first_column);
     });
 }
 
@@ -498,27 +531,38 @@ static enum rc multiply_linear(const struct running_mixture *run, struct expert_
     return way->run(run, &linear, err);
 }
 
-/* Up, down and the sum, a launch each. */
+static enum rc multiply_up(const struct running_mixture *run, bool is_gathered, bool *is_behind, struct err *err)
+{
+    enum rc rc = multiply_linear(run, up_of(run, is_gathered), is_behind, err);
+    if (rc || run->is_product)
+        return rc;
+    struct act_args act = {};
+    act.n_rows = run->m.n_routes;
+    act.act = run->args->act;
+    act.x = act.out = run->middle;
+    return cuda_act(run->cuda, &act, err);
+}
+
+/* Up, down and what becomes of the results, a launch each. */
 static enum rc multiply_linears(const struct running_mixture *run, bool is_gathered, struct err *err)
 {
-    const struct expert_linear down = down_of(run);
+    const struct experts_args *args = run->args;
     bool is_behind = false;
-    enum rc rc = multiply_linear(run, up_of(run, is_gathered), &is_behind, err);
-    if (!rc && !run->is_product) {
-        struct act_args act = {};
-        act.n_rows = run->m.n_routes;
-        act.act = run->args->act;
-        act.x = act.out = run->middle;
-        rc = cuda_act(run->cuda, &act, err);
+    struct view results = run->middle;
+    enum rc rc = args->up ? multiply_up(run, is_gathered, &is_behind, err) : RC_OK;
+    if (!rc && args->down) {
+        const struct expert_linear down = down_of(run);
+        results = down.y;
+        rc = multiply_linear(run, down, &is_behind, err);
     }
-    rc = rc ? rc : multiply_linear(run, down, &is_behind, err);
     if (!rc)
-        combine_all(run, down.y);
+        run->part_columns ? scatter_all(run, results) : combine_all(run, results);
     return rc;
 }
 
 /* The whole operation. */
-enum experts_form { GATED = 1, UNGATED = 2, SCALED = 4 }; /* act(gate) * up or act(up); is the input scaled? */
+enum experts_form { GATED = 1, UNGATED = 2, SCALED = 4, SHARED = 8 }; /* act(gate) * up or act(up); is the input scaled? Do
+                                                                        * ranks share the experts? */
 struct experts_way {
     const char *name;
     uint32_t min_rows, max_rows;
@@ -533,9 +577,12 @@ struct experts_problem {
     uint32_t weights, form;
     explicit experts_problem(const struct running_mixture *r) : run(r)
     {
-        const enum experts_weights up = weights_of(r->cuda, r->args->up), down = weights_of(r->cuda, r->args->down);
+        const struct experts_args *args = r->args;
+        const enum experts_weights up = weights_of(r->cuda, args->up ? args->up : args->down),
+                                   down = weights_of(r->cuda, args->down ? args->down : args->up);
         weights = up == down ? up : OTHER;
-        form = (r->is_product ? GATED : UNGATED) | (r->args->is_input_scaled ? SCALED : 0);
+        form = (r->is_product ? GATED : UNGATED) | (args->is_input_scaled ? SCALED : 0) |
+               (args->n_local || r->part_columns || args->half != EXPERTS_WHOLE ? SHARED : 0);
     }
 };
 
@@ -574,13 +621,14 @@ static enum rc run_sorted(struct running_mixture *run, struct err *err)
 }
 
 #define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER)
+#define ANY_FORM (GATED | UNGATED | SCALED | SHARED)
 static const struct experts_way EXPERTS_WAYS[] = {
     /* name         rows         weights      forms                     fits            run */
     {"row_mxfp4",   1, 1,        PACKED,      GATED,                    fits_row_mxfp4, run_row_mxfp4},
     {"rows8_mxfp4", 1, UNSORTED_ROWS, PACKED,      GATED,                    fits_in_place,  run_rows8_mxfp4},
     {"row_2byte",   1, 1,        TWO_BYTE,    GATED,                    fits_row_2byte, run_row_2byte},
     {"unsorted",    1, UNSORTED_ROWS, TWO_BYTE,    GATED | UNGATED,          fits_in_place,  run_unsorted},
-    {"sorted",      1, ANY_ROWS, ANY_WEIGHTS, GATED | UNGATED | SCALED, NULL,           run_sorted},
+    {"sorted",      1, ANY_ROWS, ANY_WEIGHTS, ANY_FORM,                 NULL,           run_sorted},
 };
 
 const char *cuda_experts_way(uint32_t row)
@@ -596,20 +644,34 @@ static enum rc multiply_all(struct running_mixture *run, struct err *err)
 
 /* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
-static enum rc check(const struct experts_args *args, uint32_t inner, struct err *err)
+static enum rc check_numbers(const struct experts_args *args, struct err *err)
 {
-    uint32_t n = args->n_experts, per_expert = args->form == EXPERT_PLAIN ? 1 : 2;
-    if (!n || n > EXPERTS_MAX || !args->n_chosen || args->n_chosen > EXPERTS_MAX_CHOSEN)
+    if (!args->n_experts || args->n_experts > EXPERTS_MAX || !args->n_chosen || args->n_chosen > EXPERTS_MAX_CHOSEN)
         return err_set(err, RC_UNSUPPORTED, "experts: wanted 1 to %u of at most %u experts, have %u of %u", EXPERTS_MAX_CHOSEN,
-                       EXPERTS_MAX, args->n_chosen, n);
-    if (!args->up->is_whole || !args->down->is_whole)
+                       EXPERTS_MAX, args->n_chosen, args->n_experts);
+    if (!args->up != (args->half == EXPERTS_DOWN) || !args->down != (args->half == EXPERTS_UP))
+        return err_set(err, RC_INTERNAL, "experts: wanted the matrices of half %u alone", args->half);
+    if ((args->up && !args->up->is_whole) || (args->down && !args->down->is_whole))
         return err_set(err, RC_UNSUPPORTED,
                        "experts: wanted one type for all experts' weights of a kind, have several; convert the checkpoint");
-    if (args->up->n_rows != n * per_expert * inner || args->up->n_cols != args->x.width ||
-        args->down->n_rows != n * args->y.width)
-        return err_set(err, RC_INTERNAL, "experts: wanted up [%u][%u] and down [%u][%u], have [%u][%u] and [%u][%u]",
-                       n * per_expert * inner, args->x.width, n * args->y.width, inner, args->up->n_rows, args->up->n_cols,
+    return RC_OK;
+}
+
+static enum rc check_widths(const struct running_mixture *run, struct err *err)
+{
+    const struct experts_args *args = run->args;
+    const uint32_t n = run->m.n_experts, per_expert = args->form == EXPERT_PLAIN ? 1 : 2, n_chosen = args->n_chosen;
+    const uint32_t x = args->x.width / (args->up ? 1 : n_chosen);
+    const uint32_t y = run->part_columns ? run->part_columns : args->y.width;
+    if (args->up && (args->up->n_rows != n * per_expert * run->inner || args->up->n_cols != x))
+        return err_set(err, RC_INTERNAL, "experts: wanted up [%u][%u], have [%u][%u]", n * per_expert * run->inner, x,
+                       args->up->n_rows, args->up->n_cols);
+    if (args->down && (args->down->n_rows != n * y || (!args->up && args->x.width != n_chosen * run->inner)))
+        return err_set(err, RC_INTERNAL, "experts: wanted down [%u][%u], have [%u][%u]", n * y, args->up ? run->inner : x,
                        args->down->n_rows, args->down->n_cols);
+    if (!args->down && args->first_column + run->inner > y)
+        return err_set(err, RC_INTERNAL, "experts: wanted %u columns of each part of y, have %u",
+                       args->first_column + run->inner, y);
     return RC_OK;
 }
 
@@ -641,12 +703,17 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
     struct running_mixture run = {};
     run.cuda = cuda;
     run.args = args;
-    run.inner = args->down->n_cols;
-    run.width = args->x.width > args->y.width ? args->x.width : args->y.width;
+    enum rc rc = check_numbers(args, err);
+    if (rc)
+        return rc;
+    run.first = args->first;
+    run.m.n_experts = args->n_local ? args->n_local : args->n_experts;
+    run.inner = args->down ? args->down->n_cols : args->up->n_rows / run.m.n_experts / (args->form == EXPERT_PLAIN ? 1 : 2);
+    run.part_columns = args->is_by_route || args->half == EXPERTS_UP ? args->y.width / args->n_chosen : 0;
+    run.width = max(args->up ? args->x.width : 0, run.part_columns ? run.part_columns : args->y.width);
     run.is_product = args->form != EXPERT_PLAIN;
     run.product = {args->form, args->act, args->limit};
     run.m.n_rows = args->n_rows;
-    run.m.n_experts = args->n_experts;
     run.m.n_chosen = args->n_chosen;
     run.m.n_routes = args->n_rows * args->n_chosen;
     run.m.routes = args->routes;
@@ -655,12 +722,36 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
     run.eights = eights_of(&run.m);
     run.m.route_stride = args->route_stride;
     run.m.is_input_scaled = args->is_input_scaled;
-    enum rc rc = check(args, run.inner, err);
+    rc = check_widths(&run, err);
     if (!rc)
         rc = place_all(&run, err);
     if (!rc)
         rc = multiply_all(&run, err);
     return rc ? rc : launched(err, "experts");
+}
+
+enum rc cuda_combine(void *ctx, const struct combine_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    struct mixture m = {};
+    if (!args->n_rows)
+        return RC_OK;
+    if (args->results.width != args->n_chosen * args->y.width)
+        return err_set(err, RC_INTERNAL, "combine: wanted %u results of %u columns, have %u columns", args->n_chosen,
+                       args->y.width, args->results.width);
+    m.n_chosen = args->n_chosen;
+    m.routes = args->routes;
+    m.route_stride = args->route_stride;
+    m.is_input_scaled = args->is_input_scaled;
+    visit_type(cuda->dtype, [&](auto value) {
+        using T = decltype(value);
+        bool is_aligned = has_eights<T>(args->results) && has_eights<T>(args->y);
+        launch(cuda, is_aligned ? experts_combine_parts<T, true> : experts_combine_parts<T, false>,
+               dim3(args->n_rows, ceil_div(args->y.width, 8 * ROUTE_THREADS)), ROUTE_THREADS, 0, m, rows<T>(args->results),
+               rows<T>(args->y));
+    });
+    return launched(err, "combine");
 }
 
 template <class T> static cudaError_t allow_rings(uint32_t *n_pairs, uint32_t n_processors)

@@ -64,6 +64,14 @@ static __device__ __forceinline__ float route_weight(const struct mixture &m, ui
     return m.is_input_scaled ? 1.0f : __ldcg(&route_at(m, i)->weight);
 }
 
+/* A step of the chain over a row's routes. */
+static __device__ __forceinline__ void add_result(float (&sum)[8], float weight, const float (&values)[8])
+{
+#pragma unroll
+    for (uint32_t c = 0; c < 8; c++)
+        sum[c] = fmaf(weight, values[c], sum[c]);
+}
+
 /* Of gate and up, rounded before. */
 struct expert_product {
     uint32_t form, act;

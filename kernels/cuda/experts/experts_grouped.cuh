@@ -72,7 +72,7 @@ static __device__ void grouped_count(const struct mixture &m, struct grouped_tab
         n_units += __shfl_sync(~0u, at, 31);
     }
     if (lane == 0) {
-        t->offsets[m.n_experts] = m.n_routes;
+        t->offsets[m.n_experts] = __ldcg(m.offsets + m.n_experts);
         t->units[m.n_experts] = n_units;
     }
 }

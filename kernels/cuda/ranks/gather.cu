@@ -14,12 +14,15 @@
 #define SHARED_BLOCKS 8u /* of ranks that share a device: all their grids and clusters of 8 blocks fit beside each other */
 #define MAX_PARTS 4u     /* chains of a thread */
 
-/* A rank's own part: some columns of all rows, or rows of some token ids. */
+/* A rank's own part: some columns of all rows, or of all equal parts of the rows; rows of some token ids; or parts of some
+ * experts' routes. */
 struct own_part {
     const void *a, *b;  /* row 0, first own column; b: NULL, or added to a */
     void *to[MAX_RANKS];
     uint32_t a_stride, b_stride, to_stride, n_to, n_rows, n_columns;
     const int32_t *token_ids; /* NULL: all rows */
+    const struct route *routes; /* [n_rows][route_stride], or NULL: all parts */
+    uint32_t route_stride, n_parts, part_columns; /* n_parts 0: rows have no parts */
     int32_t first_id, end_id;
     bool is_aligned;          /* everything is taken in eights */
     bool is_by_rows;          /* a block has rows blockIdx.x, blockIdx.x + gridDim.x, ... */
@@ -75,6 +78,22 @@ template <class T> static __device__ __forceinline__ void store_own(const own_pa
     }
 }
 
+/* The same of rows that have equal parts. */
+template <class T> static __device__ __forceinline__ void store_parts(const own_part &own)
+{
+    const uint32_t n_eights = (own.n_columns + 7) / 8, n = own.n_rows * own.n_parts * n_eights;
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        const uint32_t part = i / n_eights % own.n_parts, row = i / n_eights / own.n_parts, column = i % n_eights * 8;
+        const struct route *route = own.routes ? own.routes + (size_t)row * own.route_stride + part : NULL;
+        if (route && (route->expert < own.first_id || route->expert >= own.end_id))
+            continue;
+        const size_t at = (size_t)row * own.to_stride + part * own.part_columns;
+        const eight<T> x = get_eight((const T *)own.a + at, column, own.n_columns, own.is_aligned);
+        for (uint32_t r = 0; r < own.n_to; r++)
+            put_eight((T *)own.to[r] + at, column, own.n_columns, own.is_aligned, x);
+    }
+}
+
 template <class T> struct whole_norm {
     rows<T> x, out;
     const float *weight;
@@ -90,6 +109,17 @@ gather_push(const __grid_constant__ struct meeting meeting, const __grid_constan
     wait_for_input();
     const uint32_t number = next_number(meeting);
     store_own<T>(own);
+    meet_ranks(meeting, number);
+}
+
+template <class T>
+static __global__ void __launch_bounds__(MEETING_THREADS)
+gather_push_parts(const __grid_constant__ struct meeting meeting, const __grid_constant__ own_part own)
+{
+    start_next_if_alone(meeting);
+    wait_for_input();
+    const uint32_t number = next_number(meeting);
+    store_parts<T>(own);
     meet_ranks(meeting, number);
 }
 
@@ -162,19 +192,20 @@ static enum rc refuse_place(const struct gather_args *args, const struct cuda_te
 static enum rc check_args(const struct cuda *cuda, const struct gather_args *args, struct err *err)
 {
     const bool has_columns = args->kind == GATHER_COLUMNS || args->kind == GATHER_TO_FIRST;
-    const uint32_t a = args->a.width, b = args->b.width;
-    if (args->kind == GATHER_ROUTES)
-        return err_set(err, RC_UNSUPPORTED, "gather: the CUDA backend does not gather experts' results");
+    const uint32_t a = args->a.width, b = args->b.width, part_columns = args->whole.width / max(args->n_chosen, 1u);
     if (args->kind > GATHER_TO_FIRST)
         return err_set(err, RC_INTERNAL, "gather: there is no kind %u", args->kind);
-    if (has_columns && (uint64_t)args->first + args->n_columns > args->whole.width)
+    if (has_columns && (uint64_t)args->first + args->n_columns > part_columns)
         return err_set(err, RC_INTERNAL, "gather: columns %u to %llu do not lie in %u columns", args->first,
-                       (unsigned long long)args->first + args->n_columns, args->whole.width);
-    if (a | b && (args->kind != GATHER_COLUMNS || a != args->n_columns || (b && b != a)))
+                       (unsigned long long)args->first + args->n_columns, part_columns);
+    if (a | b && (args->n_chosen || args->kind != GATHER_COLUMNS || a != args->n_columns || (b && b != a)))
         return err_set(err, RC_INTERNAL, "gather: terms of %u and %u columns do not fit %u columns of kind %u", a, b,
                        args->n_columns, args->kind);
     if (args->kind == GATHER_ROWS && !args->token_ids)
         return err_set(err, RC_INTERNAL, "gather: rows have no token ids");
+    if (args->kind == GATHER_ROUTES && (!args->routes || !args->n_chosen || args->whole.width % args->n_chosen))
+        return err_set(err, RC_INTERNAL, "gather: %u columns are not %u equal parts with routes", args->whole.width,
+                       args->n_chosen);
     const uint32_t purpose = args->kind == GATHER_TO_FIRST ? COMM_LOGITS : COMM_ARENA;
     const size_t item = args->kind == GATHER_TO_FIRST || cuda->dtype == DTYPE_F32 ? 4 : 2;
     const char *base = cuda->team->memory[purpose][cuda->rank], *data = (const char *)args->whole.data;
@@ -195,8 +226,8 @@ template <class T> static struct own_part part_of_rank(const struct cuda *cuda, 
     const struct cuda_team *team = cuda->team;
     const uint32_t purpose = args->kind == GATHER_TO_FIRST ? COMM_LOGITS : COMM_ARENA;
     const uint32_t n_targets = args->kind == GATHER_TO_FIRST ? 1 : team->n_ranks;
-    const bool has_terms = args->a.width, has_rows = args->kind == GATHER_ROWS;
-    T *own = (T *)args->whole.data + (has_rows ? 0 : args->first);
+    const bool has_terms = args->a.width, has_rows = args->kind == GATHER_ROWS, has_routes = args->kind == GATHER_ROUTES;
+    T *own = (T *)args->whole.data + (has_rows || has_routes ? 0 : args->first);
     struct own_part part = {};
     part.a = has_terms ? args->a.data : own;
     part.a_stride = has_terms ? args->a.stride : args->whole.stride;
@@ -204,12 +235,17 @@ template <class T> static struct own_part part_of_rank(const struct cuda *cuda, 
     part.b_stride = args->b.stride;
     part.to_stride = args->whole.stride;
     part.n_rows = args->n_rows;
-    part.n_columns = args->is_stored ? 0 : has_rows ? args->whole.width : args->n_columns;
+    part.n_parts = args->n_chosen;
+    part.part_columns = args->whole.width / max(args->n_chosen, 1u);
+    part.n_columns = args->is_stored ? 0 : has_rows || has_routes ? part.part_columns : args->n_columns;
     part.token_ids = has_rows ? args->token_ids : NULL;
+    part.routes = has_routes ? args->routes : NULL;
+    part.route_stride = args->route_stride;
     part.first_id = args->first_id;
     part.end_id = args->end_id;
     part.is_by_rows = args->norm != NULL;
-    part.is_aligned = part.n_columns % 8 == 0 && is_aligned<T>(own, part.to_stride) && is_aligned<T>(part.a, part.a_stride) &&
+    part.is_aligned = part.n_columns % 8 == 0 && (!part.n_parts || part.part_columns % 8 == 0) &&
+                      is_aligned<T>(own, part.to_stride) && is_aligned<T>(part.a, part.a_stride) &&
                       (!part.b || is_aligned<T>(part.b, part.b_stride));
     const size_t offset = (size_t)((char *)own - team->memory[purpose][cuda->rank]);
     const bool is_in_place = part.a == own && !part.b && (args->n_rows == 1 || part.a_stride == part.to_stride);
@@ -256,8 +292,8 @@ template <class T> static enum rc launch_gather(struct cuda *cuda, const struct 
     if (is_fused)
         launch_norm<T>(cuda, args);
     else
-        launch(cuda, gather_push<T>, grid_of(cuda->team, args), MEETING_THREADS, 0, meeting_of(cuda, false),
-               part_of_rank<T>(cuda, args));
+        launch(cuda, args->n_chosen ? gather_push_parts<T> : gather_push<T>, grid_of(cuda->team, args), MEETING_THREADS, 0,
+               meeting_of(cuda, false), part_of_rank<T>(cuda, args));
     const enum rc rc = launched(err, "gather");
     return rc || !args->norm || is_fused ? rc : cuda_rms_norm(cuda, args->norm, err);
 }
