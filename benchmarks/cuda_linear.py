@@ -1,6 +1,7 @@
 """Time of the CUDA backend's linears, bfloat16, beside cuBLASLt's own choice of algorithms (through torch, if it is installed).
 
-    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library] [--fp8 SCALES] [--out DIR]
+    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library] [--fp8 SCALES | --w4 GROUP]
+        [--out DIR]
 
 Each shape has several copies of random weights, together far larger than the L2 cache, that take turns in a CUDA graph. The
 backend is used through its C ABI (kernels/backend.h). A line has the microseconds of a call, TB/s of weights, TFLOP/s, and the
@@ -9,6 +10,8 @@ time over cuBLASLt's. gate_up* also computes the gated product. The totals use i
 --fp8: weights in FP8 with a scale for every row ("rows") or 128 rows ("blocks") and 128 columns, bfloat16 activations that the
 backend rounds to FP8 (a launch before each linear, which the times include), beside cuBLASLt's times in bfloat16; without the
 head. A line has the share of the 4.55 TB/s that an H200 reads. --out writes results.csv.
+
+--w4: 4-bit weights in groups of 128 or 32 columns, bfloat16 activations as they are, otherwise the same.
 """
 
 from __future__ import annotations
@@ -48,8 +51,10 @@ ROWS = (1, 8, 32, 64, 128, 256, 1024, 8192)
 COLD_BYTES, HEAD_ROWS = 400 << 20, 256
 PRODUCT = 1  # enum linear_output
 LINEAR, LOGITS = 1, 16  # enum matrix_use
-BF16, FP8 = 30, 66  # csrc/base/dtype.h
+BF16, FP8, INT4 = 30, 66, {128: 67, 32: 68}  # csrc/base/dtype.h
 FP8_ROWS = (1, 8, 32, 64, 128, 1024, 4096)
+W4_ROWS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
+BYTES = {"fp8_rows": 132 / 128, "fp8_blocks": 132 / 128, "w4_128": 68 / 128, "w4_32": 20 / 32}  # of a weight
 READ_TBS = 4.55
 
 
@@ -94,10 +99,10 @@ class Backend:
         self("matrix_fill", made, c_uint32(0), byref(STRUCTS["row_run"](0, n, 0, 1)), ctypes.c_uint64(key))
         return made
 
-    def fp8_matrix(self, n: int, k: int, rows: np.ndarray) -> c_void_p:
-        """A matrix of n rows of FP8 blocks, given as bytes."""
+    def matrix_of(self, dtype: int, n: int, k: int, rows: np.ndarray) -> c_void_p:
+        """A matrix of n rows of a type, given as bytes."""
         made = c_void_p()
-        part = STRUCTS["matrix_part"](n, FP8)
+        part = STRUCTS["matrix_part"](n, dtype)
         self("matrix_create", byref(STRUCTS["matrix_desc"](addressof(part), 1, k, LINEAR, 0)), byref(made))
         self("matrix_write", made, c_uint32(0), c_uint32(0), c_uint32(n), rows.ctypes.data_as(c_void_p))
         return made
@@ -120,6 +125,21 @@ def fp8_rows(n: int, k: int, scales: str) -> np.ndarray:
     blocks[:, :, :4] = values.repeat(n // len(values), 0).view(np.uint8)
     blocks[:, :, 4:] = _normal_bytes(rng)[rng.integers(0, 4096, (n, k // 128, 128), np.uint16)]
     return blocks
+
+
+def int4_rows(n: int, k: int, group: int) -> np.ndarray:
+    """Rows of random blocks of int4 as a file has them, with random zeros."""
+    rng = np.random.default_rng(n + k)
+    blocks = rng.integers(0, 256, (n, k // group, 4 + group // 2), np.uint8)
+    scales = rng.uniform(1e-3, 3e-3, (n, k // group, 1)).astype(np.float32).view(np.uint32) & np.uint32(0xFFFFFF00)
+    blocks[:, :, :4] = (scales | rng.integers(0, 16, scales.shape, np.uint32)).view(np.uint8)
+    return blocks
+
+
+def stored_rows(form: str, n: int, k: int) -> tuple[int, np.ndarray]:
+    """(type, random rows) of a form: "fp8_rows", "fp8_blocks", "w4_128" or "w4_32"."""
+    kind, _, which = form.partition("_")
+    return (FP8, fp8_rows(n, k, which)) if kind == "fp8" else (INT4[int(which)], int4_rows(n, k, int(which)))
 
 
 def _normal_bytes(rng: np.random.Generator) -> np.ndarray:
@@ -153,18 +173,19 @@ class Bench:
             args.output, args.y, args.mid = PRODUCT, View(self.y, n // 2, n // 2), View(self.mid, n, n)
         return args
 
-    def copies(self, name: str, n: int, k: int, scales: str) -> list[c_void_p]:
+    def copies(self, name: str, n: int, k: int, form: str) -> list[c_void_p]:
         """Equal matrices, together larger than the cache."""
-        count = min(64, max(4, COLD_BYTES // ((1 if scales else 2) * n * k)))
-        if scales:
-            stored = fp8_rows(n, k, scales)
-            return [self.backend.fp8_matrix(n, k, stored) for _ in range(count)]
+        if form:
+            dtype, stored = stored_rows(form, n, k)
+            count = min(64, max(4, COLD_BYTES // stored.nbytes))
+            return [self.backend.matrix_of(dtype, n, k, stored) for _ in range(count)]
+        count = min(64, max(4, COLD_BYTES // (2 * n * k)))
         use = LINEAR | (LOGITS if name == "head" else 0)
         return [self.backend.matrix(n, k, 2 + i, use) for i in range(count)]
 
-    def time(self, name: str, n: int, k: int, rows: list[int], scales: str = "") -> dict[int, float]:
-        """Seconds of a call for each number of rows. scales: those of FP8 weights."""
-        copies = self.copies(name, n, k, scales)
+    def time(self, name: str, n: int, k: int, rows: list[int], form: str = "") -> dict[int, float]:
+        """Seconds of a call for each number of rows. form: of quantised weights."""
+        copies = self.copies(name, n, k, form)
         self.backend("prepare")
         found = {}
         for m in rows:
@@ -215,33 +236,33 @@ def time_cublas(n: int, k: int, rows: list[int]) -> dict[int, float]:
     return found
 
 
-def measure_fp8(models: list[str], rows: list[int], with_torch: bool, scales: str) -> Iterable[tuple[str, float]]:
+def measure_form(models: list[str], rows: list[int], with_torch: bool, form: str) -> Iterable[tuple[str, float]]:
     """Prints a line per shape and number of rows. Yields (row of results.csv, microseconds), totals of a step's layers last."""
     for model in models:
         bench = Bench(max(rows), 0, "")
         totals = {m: (0.0, 0.0) for m in rows}
         shapes = [shape for shape in MODELS[model] if shape[0] != "head"]
         for name, n, k, launches in shapes:
-            ours, theirs = bench.time(name, n, k, rows, scales), time_cublas(n, k, rows) if with_torch else {}
+            ours, theirs = bench.time(name, n, k, rows, form), time_cublas(n, k, rows) if with_torch else {}
             for m in rows:
-                a, b, n_bytes = ours[m], theirs.get(m, float("nan")), n * k * 132 / 128
+                a, b, n_bytes = ours[m], theirs.get(m, float("nan")), n * k * BYTES[form]
                 totals[m] = (totals[m][0] + launches * a, totals[m][1] + launches * b)
                 print(
                     f"{model:5}{name:8} {n:6} x {k:5} rows {m:4}: {1e6 * a:8.2f} us {n_bytes / a / READ_TBS * 1e-10:5.1f} % of "
                     f"{READ_TBS} TB/s {2e-12 * n * k * m / a:7.1f} TFLOP/s {a / b:6.2f}x bfloat16",
                     flush=True,
                 )
-                yield f"linear.fp8_{scales}.{model}.{name.replace('*', '.product')}.{m}", 1e6 * a
+                yield f"linear.{form}.{model}.{name.replace('*', '.product')}.{m}", 1e6 * a
         bench.close()
         for m in rows:
             a, b = totals[m]
             print(f"{model:5}linears of all layers, rows {m:4}: {1e3 * a:8.3f} ms, bfloat16 {1e3 * b:8.3f} ms, {a / b:.3f}x")
-            yield f"linear.fp8_{scales}.{model}.layers.{m}", 1e6 * a
+            yield f"linear.{form}.{model}.layers.{m}", 1e6 * a
 
 
-def write_results(out: Path, commit: str, scales: str, found: Iterable[tuple[str, float]]) -> None:
+def write_results(out: Path, commit: str, option: str, found: Iterable[tuple[str, float]]) -> None:
     """Writes the lines of results.csv as benchmarks/results_h200.csv has them."""
-    name, command = devices()[1]["name"], f"benchmarks/cuda_linear.py --fp8 {scales}"
+    name, command = devices()[1]["name"], f"benchmarks/cuda_linear.py {option}"
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -279,16 +300,18 @@ def main() -> None:
     parser.add_argument("--models", default="8b,0.6b")
     parser.add_argument("--rows", default="")
     parser.add_argument("--fp8", default="", choices=("rows", "blocks"), help="FP8 weights and activations")
-    parser.add_argument("--out", type=Path, help="with --fp8: a directory for results.csv")
+    parser.add_argument("--w4", type=int, default=0, choices=(128, 32), help="4-bit weights in groups")
+    parser.add_argument("--out", type=Path, help="with --fp8 and --w4: a directory for results.csv")
     parser.add_argument("--commit", default="", help="the commit under test")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-library", action="store_true", help="our own kernels alone")
     args = parser.parse_args()
-    rows = [int(m) for m in args.rows.split(",") if m] or [*(FP8_ROWS if args.fp8 else ROWS)]
-    if args.fp8:
-        found = [*measure_fp8(args.models.split(","), rows, not args.no_torch, args.fp8)]
+    rows = [int(m) for m in args.rows.split(",") if m] or [*(FP8_ROWS if args.fp8 else W4_ROWS if args.w4 else ROWS)]
+    if args.fp8 or args.w4:
+        form = f"fp8_{args.fp8}" if args.fp8 else f"w4_{args.w4}"
+        found = [*measure_form(args.models.split(","), rows, not args.no_torch, form)]
         if args.out:
-            write_results(args.out, args.commit, args.fp8, found)
+            write_results(args.out, args.commit, f"--fp8 {args.fp8}" if args.fp8 else f"--w4 {args.w4}", found)
         return
     measure(
         args.models.split(","),

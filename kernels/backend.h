@@ -38,7 +38,8 @@ enum matrix_use {
     MATRIX_LINEAR = 1, MATRIX_EMBED = 2,
     MATRIX_EXPERTS = 4, /* or-ed to LINEAR: only `experts` reads the matrix */
     MATRIX_ROUTER = 8,  /* or-ed to LINEAR: computes router logits; the backend may sum in an order made for one row */
-    MATRIX_LOGITS = 16  /* or-ed to LINEAR: computes logits, so its products are float32 */
+    MATRIX_LOGITS = 16, /* or-ed to LINEAR: computes logits, so its products are float32 */
+    MATRIX_ROWS = 32    /* or-ed to LINEAR: an operation that is no linear reads rows */
 };
 enum act {
     ACT_SILU = 0, ACT_GELU = 1, ACT_GELU_TANH = 2, ACT_RELU = 3, ACT_RELU2 = 4, ACT_TANH = 5, ACT_SIGMOID = 6,

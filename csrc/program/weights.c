@@ -288,11 +288,12 @@ static uint32_t uses_of(const struct program *p, uint32_t weight)
     for (uint32_t i = 0; i < p->n_ops; i++)
         for (uint32_t j = 0; j < OP_WEIGHTS; j++)
             if (p->ops[i].weight[j] == weight)
-                use |= p->ops[i].code == OP_EMBED     ? MATRIX_EMBED
-                       : is_of_experts(p->ops[i].code) ? MATRIX_LINEAR | MATRIX_EXPERTS
-                       : p->ops[i].code == OP_ROUTE   ? MATRIX_LINEAR | MATRIX_ROUTER
-                       : p->ops[i].code == OP_LOGITS  ? MATRIX_LINEAR | MATRIX_LOGITS
-                                                      : MATRIX_LINEAR;
+                use |= p->ops[i].code == OP_EMBED         ? MATRIX_EMBED
+                       : is_of_experts(p->ops[i].code)    ? MATRIX_LINEAR | MATRIX_EXPERTS
+                       : p->ops[i].code == OP_ROUTE       ? MATRIX_LINEAR | MATRIX_ROUTER
+                       : p->ops[i].code == OP_LOGITS      ? MATRIX_LINEAR | MATRIX_LOGITS
+                       : p->ops[i].code == OP_LINEAR      ? MATRIX_LINEAR
+                                                          : MATRIX_LINEAR | MATRIX_ROWS;
     return use;
 }
 

@@ -21,3 +21,26 @@ def headers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.
         return (scales / 16).astype(np.float32).view(np.uint8)
     words = scales.astype(np.float32).view(np.uint32) & 0xFFFFFF00
     return (words | rng.integers(0, 16, (*shape, 1), np.uint32)).view(np.uint8)
+
+
+def int4_rows(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of int4 blocks.
+
+    Args:
+        numbers: [rows, columns] from 0 to 15.
+        scales: [rows, groups] float32, whose lowest 8 bits are ignored.
+        zeros: [rows, groups].
+        group: Columns of a group.
+
+    Returns:
+        The rows as the checkpoint's reader gives them, and their values in float32.
+    """
+    rows, groups = scales.shape
+    padded = np.zeros((rows, groups * group), np.uint8)
+    padded[:, : numbers.shape[1]] = numbers
+    words = scales.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFFF00)
+    raw = np.zeros((rows, groups, 4 + group // 2), np.uint8)
+    raw[:, :, :4] = (words | zeros.astype(np.uint32))[..., None].view(np.uint8)
+    raw[:, :, 4:] = (padded[:, ::2] | padded[:, 1::2] << 4).reshape(rows, groups, -1)
+    wide = [each.repeat(group, 1)[:, : numbers.shape[1]] for each in (zeros.astype(np.float32), words.view(np.float32))]
+    return raw.reshape(rows, -1), (numbers.astype(np.float32) - wide[0]) * wide[1]

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from packed_files import LAYOUTS, answers, configure, is_packed, open_llm, quantise
 
-from llmpy import CheckpointError, _core
+from llmpy import CheckpointError, SamplingParams, _core
 
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns and rows
 
@@ -59,6 +59,29 @@ def test_families(make: Callable[..., Path], layout: str, case: str, prompts, de
     options = options_on(device, layout)
     path = make(layout, case)
     assert answers(path / "packed", prompts, **options) == answers(path / "plain", prompts, **options)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq-32", "awq", "rows-asym"])
+@pytest.mark.parametrize("case", ["llama", "phi3", "mixtral", "deepseek2"])
+def test_bfloat16_activations(make: Callable[..., Path], layout: str, case: str, prompts, cuda: str) -> None:
+    """CUDA multiplies bfloat16 activations on tensor cores by default: equal bits in any batch, near float32's."""
+    path = make(layout, case, hidden_size=192, intermediate_size=320) if case == "llama" else make(layout, case)
+    options = {"device": cuda, "dtype": "bfloat16"}
+    wanted = answers(path / "packed", prompts, **options)
+    assert answers(path / "packed", prompts, **options, max_num_batched_tokens=16, max_num_seqs=2) == wanted
+    for prompt, one in zip(prompts, wanted, strict=True):
+        assert answers(path / "packed", [prompt], **options) == [one]
+    if case != "llama":
+        return
+    prompts = [prompt[:50] for prompt in prompts]
+    values: dict[str, list[np.ndarray]] = {}
+    for name, more in {"float32": {"dtype": "float32"}, "bfloat16": {}, "float": {"activation_dtype": "float"}}.items():
+        with open_llm(path / "packed", **{**options, **more}) as llm:
+            assert llm.config.activation_dtype == {"float32": "float"}.get(name, name)
+            outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+            values[name] = [o.prompt_token_logprobs[1:] for o in outputs]
+    for exact, units, floats in zip(*(values[name] for name in ("float32", "bfloat16", "float")), strict=True):
+        assert np.abs(floats - exact).max() < 0.1 and np.abs(units - exact).max() < 0.1
 
 
 @pytest.mark.parametrize("layout", ["gptq-32", "awq-32", "rows-asym", "int8"])

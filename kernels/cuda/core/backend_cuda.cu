@@ -5,6 +5,7 @@
 #include "../attention/kv.cuh"
 #include "../experts/router.cuh"
 #include "fp8_rows.cuh"
+#include "int4_units.cuh"
 #include "launch.cuh"
 #include "packed.cuh"
 #include "types.cuh"
@@ -291,6 +292,15 @@ static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint3
     return fits;
 }
 
+/* Does the matrix lie in units of 4-bit weights? Its products have the order of linear_w4.cuh then. Operations other than
+ * linears read rows. */
+static bool has_units(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
+{
+    const bool is_of_linears = !(desc->use & ~(MATRIX_LINEAR | MATRIX_LOGITS));
+    return is_of_linears && desc->arithmetic == ARITHMETIC_AUTO && cuda->dtype == DTYPE_BF16 && matrix->is_whole &&
+           matrix->n_rows && matrix->n_cols % 64 == 0 && is_int4(matrix->parts[0].dtype);
+}
+
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
 {
     device_scope scope(((struct cuda *)ctx)->device);
@@ -335,6 +345,10 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->bytes += part->n_rows * part->row_bytes;
     }
     matrix->is_packed = can_pack((struct cuda *)ctx, matrix, desc->use);
+    if (has_units((struct cuda *)ctx, matrix, desc)) {
+        matrix->is_packed = true;
+        matrix->bytes = units_bytes(matrix->parts[0].dtype, matrix->n_rows, matrix->n_cols);
+    }
     matrix->rounds_to_fp8 = rounds_to_fp8((struct cuda *)ctx, matrix, desc);
     enum rc rc = cuda_pool_create(ctx, MEMORY_WEIGHTS, matrix->bytes, (void **)&matrix->data, err);
     if (rc) {
@@ -366,7 +380,8 @@ static size_t matrix_bytes(const struct matrix *matrix)
 
 static uint32_t matrix_arithmetic(const struct matrix *matrix, uint32_t part)
 {
-    (void)part;
+    if (matrix->is_packed && is_int4(matrix->parts[part].dtype))
+        return ARITHMETIC_BF16;
     return matrix->rounds_to_fp8 ? ARITHMETIC_FP8 : ARITHMETIC_FLOAT;
 }
 

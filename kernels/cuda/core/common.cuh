@@ -97,7 +97,8 @@ struct matrix {
     bool is_router;            /* its products have router.cuh's chain */
     bool is_logits;            /* its products are logits */
     bool rounds_to_fp8;        /* its products round activations to FP8 */
-    bool is_packed;            /* MXFP4 of experts as packed.cuh has it, all parts in one; row_bytes mean nothing then */
+    bool is_packed;            /* all parts in one: MXFP4 of experts as packed.cuh has it, or 4 bits in groups as int4_units.cuh
+                                * has them; row_bytes mean nothing then */
     uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;
     char *data;

@@ -36,9 +36,13 @@ static __device__ __forceinline__ uint32_t pack_pair(uint32_t pair, uint32_t tur
     }
 }
 
-/* matrix.cu: rows of blocks as a file has them, from the host and back. */
+/* matrix.cu: rows of blocks as a file has them, from the host and back. The matrix is of MXFP4, or lies in the units of
+ * int4_units.cuh. */
 enum rc cuda_packed_write(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, const void *data,
                           struct err *err);
+/* Unpacks rows, at most *n_rows, into memory of the device that the next call overwrites. Sets *n_rows and the address. */
+enum rc cuda_packed_rows(struct cuda *cuda, const struct matrix *matrix, uint32_t first_row, uint32_t *n_rows, char **rows,
+                         struct err *err);
 enum rc cuda_packed_read(struct cuda *cuda, const struct matrix *matrix, uint32_t row, void *blocks, struct err *err);
 
 static __device__ __forceinline__ uint32_t times_pairs(uint32_t bits, uint32_t scale)

@@ -161,6 +161,14 @@ template <uint32_t PENDING> static __device__ __forceinline__ void wgmma_wait(vo
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+/* Products that have ended, as values that may be read: no read may be moved before the wait. */
+template <uint32_t N> static __device__ __forceinline__ void wgmma_made(float (&d)[N])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i]));
+}
+
 /* Describes rows of 128 bytes, of which each eight starts on a multiple of 1024 bytes, eight_bytes after the one before; the
  * next 16 columns are 2 further on. */
 static __device__ __forceinline__ uint64_t wgmma_rows(uint32_t address, uint32_t eight_bytes = 1024)

@@ -42,12 +42,4 @@ static __device__ __forceinline__ void wgmma_fp8_slab(float (&d)[N], uint64_t a,
     wgmma_fp8<true>(d, a + 6, b + 6);
 }
 
-/* Products that have ended, as values that may be read: no read may be moved before the wait. */
-template <uint32_t N> static __device__ __forceinline__ void wgmma_made(float (&d)[N])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i]));
-}
-
 #endif

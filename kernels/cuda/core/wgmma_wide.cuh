@@ -43,19 +43,21 @@ WGMMA_OF(160, NAMES5, 80, 81, SUMS5)
 WGMMA_OF(192, NAMES6, 96, 97, SUMS6)
 WGMMA_OF(224, NAMES7, 112, 113, SUMS7)
 WGMMA_OF(256, NAMES8, 128, 129, SUMS8)
-#define WGMMA_ROWS(n, names, a0, a1, a2, a3, b_name, ...)                                                                     \
+/* From zero, unless ADDS. */
+#define WGMMA_ROWS(n, names, a0, a1, a2, a3, b_name, adds_name, ...)                                                          \
+    template <bool ADDS = true>                                                                                               \
     static __device__ __forceinline__ void wgmma(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, __nv_bfloat16)        \
     {                                                                                                                         \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" names "},{%" #a0 ",%" #a1 ",%" #a2 ",%" #a3  \
-                     "},%" #b_name ",1,1,1,0;"                                                                                \
+        asm volatile("{.reg .pred p; setp.ne.b32 p,%" #adds_name ",0; wgmma.mma_async.sync.aligned.m64n" #n                   \
+                     "k16.f32.bf16.bf16 {" names "},{%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "},%" #b_name ",p,1,1,0;}"              \
                      : __VA_ARGS__                                                                                            \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADDS));                                        \
     }
-WGMMA_ROWS(32, "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", 16, 17, 18, 19, 20, SUMS16(0))
-WGMMA_ROWS(64, NAMES2, 32, 33, 34, 35, 36, SUMS2)
-WGMMA_ROWS(96, NAMES3, 48, 49, 50, 51, 52, SUMS3)
-WGMMA_ROWS(128, NAMES4, 64, 65, 66, 67, 68, SUMS4_)
-WGMMA_ROWS(160, NAMES5, 80, 81, 82, 83, 84, SUMS5)
+WGMMA_ROWS(32, "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", 16, 17, 18, 19, 20, 21, SUMS16(0))
+WGMMA_ROWS(64, NAMES2, 32, 33, 34, 35, 36, 37, SUMS2)
+WGMMA_ROWS(96, NAMES3, 48, 49, 50, 51, 52, 53, SUMS3)
+WGMMA_ROWS(128, NAMES4, 64, 65, 66, 67, 68, 69, SUMS4_)
+WGMMA_ROWS(160, NAMES5, 80, 81, 82, 83, 84, 85, SUMS5)
 #undef WGMMA_ROWS
 #undef WGMMA_OF
 #undef WGMMA

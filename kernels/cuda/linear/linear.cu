@@ -5,6 +5,7 @@
  *   and missing rows are zeros. linear_plain.cuh has any of them; where the copy engine can read both, linear_row.cuh,
  *   linear_skinny.cuh and linear_gemm.cuh use wgmma in the same order.
  * - FP8 weights, and activations that are rounded to FP8: the order of linear_fp8.cuh.
+ * - 4-bit weights in groups, and bfloat16 activations: the order of linear_w4.cuh.
  * - anything else: the exact float32 value of W (weight_format.cuh) times that of x in fused multiply-adds, k ascending, by
  *   linear_plain.cuh. */
 #include "../core/ways.cuh"
@@ -14,6 +15,8 @@
 #include "linear_gemm.cuh"
 #include "linear_plain.cuh"
 #include "linear_row.cuh"
+#include "linear_w4_few.cuh"
+#include "linear_w4_many.cuh"
 
 #include <stdio.h>
 #include <string.h>
@@ -75,6 +78,9 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
     cudaError_t code = cudaSuccess;
     if (cuda->dtype == DTYPE_BF16)
         code = allow_rings<__nv_bfloat16>();
+    if (code == cudaSuccess && cuda->dtype == DTYPE_BF16)
+        code = w4_few_open();
+    code = code == cudaSuccess && cuda->dtype == DTYPE_BF16 ? w4_many_open() : code;
     if (cuda->dtype == DTYPE_F16)
         code = allow_rings<__half>();
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
@@ -303,8 +309,8 @@ static struct lt_product product_of(const struct linear_args *args)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
- * two-byte type; whole and of FP8, with activations that are rounded to FP8, too; anything else. */
-enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, ALL_WEIGHTS = 15 };
+ * two-byte type; whole and of FP8, with activations that are rounded to FP8, too; as int4_units.cuh has them; anything else. */
+enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, IN_UNITS = 16, ALL_WEIGHTS = 31 };
 /* What a linear computes: the sums, act(gate) * up of them, or either for a row that is first added to another row and normed.
  */
 enum linear_form { SUM = 1, PRODUCT = 2, NORMED_SUM = 4, NORMED_PRODUCT = 8, NORMED = NORMED_SUM | NORMED_PRODUCT };
@@ -321,6 +327,7 @@ struct linear_problem {
           weights(a->matrix->is_router                ? OF_ROUTER
                   : a->matrix->skinny[0].tile_rows ? STREAMED
                   : a->matrix->fp8                 ? OF_FP8
+                  : a->matrix->is_packed           ? IN_UNITS
                                                    : IN_PARTS),
           form(a->output == LINEAR_PRODUCT ? (n ? NORMED_PRODUCT : PRODUCT) : n ? NORMED_SUM : SUM)
     {
@@ -438,6 +445,39 @@ static enum rc run_fp8_many(const struct linear_problem &p, struct err *err)
                              p.output(), err);
 }
 
+static bool fits_w4(const struct linear_problem &p)
+{
+    const struct view &x = p.args->x;
+    return map_fits(x.data, (size_t)x.stride * 2) && (!p.is_product() || units_of(p.args->matrix).is_paired());
+}
+
+static enum rc run_w4_few(const struct linear_problem &p, struct err *err)
+{
+    const struct matrix *matrix = p.args->matrix;
+    const struct tensor_map *x_map;
+    enum rc rc = find_x_map(p.cuda, &p.args->x, p.n_rows, matrix->n_cols, w4_few_x_rows(p.n_rows), W4_X_BLOCKS, &x_map, err);
+    if (!rc)
+        w4_few_multiply(p.cuda, matrix, *x_map, p.is_product(), p.output());
+    return rc;
+}
+
+static enum rc run_w4_many(const struct linear_problem &p, struct err *err)
+{
+    const struct matrix *matrix = p.args->matrix;
+    const struct w4_form *form = w4_many_choose(p.cuda, matrix, p.n_rows);
+    const struct tensor_map *x_map;
+    enum rc rc = find_x_map(p.cuda, &p.args->x, p.n_rows, matrix->n_cols, form->width, 2, &x_map, err);
+    if (!rc)
+        w4_many_multiply(p.cuda, matrix, form, *x_map, p.is_product(), p.output());
+    return rc;
+}
+
+static enum rc run_w4_plain(const struct linear_problem &p, struct err *)
+{
+    w4_plain_multiply(p.cuda, p.args->matrix, &p.args->x, p.output());
+    return RC_OK;
+}
+
 static enum rc run_router(const struct linear_problem &p, struct err *err)
 {
     return cuda_router(p.cuda, p.args, err);
@@ -477,6 +517,9 @@ static const struct linear_way LINEAR_WAYS[] = {
     {"gemm",       1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
     {"fp8_few",    1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
     {"fp8_many",   1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
+    {"w4_few",     1, W4_FEW_ROWS,            IN_UNITS,            SUM | PRODUCT, fits_w4,         run_w4_few},
+    {"w4_many",    1, ANY_ROWS,               IN_UNITS,            SUM | PRODUCT, fits_w4,         run_w4_many},
+    {"w4_plain",   1, ANY_ROWS,               IN_UNITS,            SUM,           NULL,            run_w4_plain},
     {"twice",      1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
     {"parts",      1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
 };

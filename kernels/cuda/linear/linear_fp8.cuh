@@ -15,6 +15,7 @@
 #include "../core/eight.cuh"
 #include "../core/fp8_rows.cuh"
 #include "../core/launch.cuh"
+#include "../core/shared.cuh"
 #include "../core/tensor_map.cuh"
 
 #include <cuda_fp8.h>
@@ -80,27 +81,6 @@ static __global__ void __launch_bounds__(FP8_QUANTISERS) linear_fp8_quantise(row
             if (first + i * step < n_slabs)
                 fp8_round_slab(values[i], blockIdx.x, first + i * step, to);
     }
-}
-
-static __device__ __forceinline__ float load_float(uint32_t address)
-{
-    float v;
-    asm volatile("ld.shared.f32 %0,[%1];" : "=f"(v) : "r"(address) : "memory");
-    return v;
-}
-
-static __device__ __forceinline__ float2 load_two_floats(uint32_t address)
-{
-    float2 v;
-    asm volatile("ld.shared.v2.f32 {%0,%1},[%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-    return v;
-}
-
-static __device__ __forceinline__ float4 load_four_floats(uint32_t address)
-{
-    float4 v;
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3},[%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
-    return v;
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */

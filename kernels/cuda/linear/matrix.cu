@@ -1,12 +1,13 @@
-/* Weight matrices with dummy values, filled on the device, and the conversion of experts' MXFP4 into packed.cuh's order and
- * back.
+/* Weight matrices with dummy values, filled on the device, and the conversion of experts' MXFP4 into packed.cuh's order, of
+ * 4-bit weights into int4_units.cuh's, and back.
  *
  * Dummy values: element (r, c) of a part is csrc/base/dummy.h's value of (key, s, c), rounded once to the part's type; s is
  * the row's number in the checkpoint's tensor. MXFP4 has dummy blocks. Bound by the hash, some 20 instructions a value: the
  * 8.0e9 weights of Llama-3-8B take 8 ms on an H200, behind which their 16 GB of writes (4 ms) hide.
  *
  * Packed: rows are copied to the device as the file has them, some megabytes at a time, and a thread orders a block of 32
- * values. Bound by that copy. */
+ * values, or the eight bits of four columns of units. Bound by that copy. */
+#include "../core/int4_units.cuh"
 #include "../core/packed.cuh"
 #include "../core/weight_format.cuh"
 #include "../experts/experts.cuh"
@@ -80,8 +81,11 @@ static __global__ void matrix_pack_rows(const uint8_t *rows, uint32_t n_blocks, 
     }
 }
 
-static __global__ void matrix_unpack_row(char *data, uint32_t n_eights, uint32_t row, uint32_t n_blocks, uint8_t *out)
+/* A block unpacks row first_row + blockIdx.x. */
+static __global__ void matrix_unpack_rows(char *data, uint32_t n_eights, uint32_t first_row, uint32_t n_blocks, uint8_t *rows)
 {
+    const uint32_t row = first_row + blockIdx.x;
+    uint8_t *out = rows + (size_t)blockIdx.x * n_blocks * BLOCK_BYTES;
     for (uint32_t i = threadIdx.x; i < n_blocks; i += blockDim.x) {
         struct packed_place from(data, n_eights, row, i);
         uint8_t *to = out + i * BLOCK_BYTES;
@@ -92,6 +96,77 @@ static __global__ void matrix_unpack_row(char *data, uint32_t n_eights, uint32_t
         }
     }
 }
+
+/* ---- units --------------------------------------------------------------------------------------------------------------- */
+
+/* A row of a matrix in units. */
+struct unit_row {
+    uint8_t *units; /* of its panel */
+    uint32_t r, unit_bytes;
+    __device__ unit_row(const struct int4_units &of, uint32_t row, uint32_t dtype) : unit_bytes(::unit_bytes(dtype))
+    {
+        uint32_t panel;
+        of.find(row, panel, r);
+        units = of.data + (size_t)panel * of.n_slabs * unit_bytes;
+    }
+    /* Which has columns k, k + 1, k + 8 and k + 9, where bit 3 of k is 0. */
+    __device__ uint32_t *word(uint32_t k) const
+    {
+        const uint32_t step = k % UNIT_COLUMNS / 16, lane = r % 8 * 4 + k % 8 / 2;
+        return (uint32_t *)(units + (size_t)(k / UNIT_COLUMNS) * unit_bytes) + step / 4 * 128 + lane * 4 + step % 4;
+    }
+    __device__ uint32_t *header(uint32_t k, uint32_t group) const
+    {
+        return (uint32_t *)(units + (size_t)(k / UNIT_COLUMNS) * unit_bytes + UNIT_WORDS_BYTES) +
+               k % UNIT_COLUMNS / group * 16 + r;
+    }
+};
+
+/* A block packs row first_row + blockIdx.x. Two rows share the bytes of a word, so they are set by atomic operations. */
+template <class W>
+static __global__ void matrix_pack_units(const uint8_t *rows, uint32_t n_blocks, const struct int4_units units,
+                                         uint32_t first_row)
+{
+    const uint8_t *row = rows + (size_t)blockIdx.x * n_blocks * W::n_bytes;
+    const struct unit_row to(units, first_row + blockIdx.x, W::dtype);
+    const uint32_t shift = to.r / 8 * 4, n_cols = units.n_slabs * UNIT_COLUMNS;
+    for (uint32_t i = threadIdx.x; i < n_cols / 4; i += blockDim.x) {
+        const uint32_t k = i / 4 * 16 + i % 4 * 2, block = k / W::n_values;
+        const uint8_t *pairs = row + (size_t)block * W::n_bytes + 4 + k % W::n_values / 2;
+        const uint32_t low = block < n_blocks ? pairs[0] : 0, high = block < n_blocks ? pairs[4] : 0;
+        const uint32_t bits = (low & 15) | (high & 15) << 8 | (low >> 4) << 16 | (high >> 4) << 24;
+        atomicAnd(to.word(k), ~(0x0f0f0f0fu << shift));
+        atomicOr(to.word(k), bits << shift);
+    }
+    for (uint32_t block = threadIdx.x; block < n_cols / W::n_values; block += blockDim.x)
+        *to.header(block * W::n_values, W::n_values) =
+            block < n_blocks ? *(const uint32_t *)(row + (size_t)block * W::n_bytes) : 0;
+}
+
+template <class W>
+static __global__ void matrix_unpack_units(const struct int4_units units, uint32_t first_row, uint32_t n_blocks, uint8_t *rows)
+{
+    uint8_t *row = rows + (size_t)blockIdx.x * n_blocks * W::n_bytes;
+    const struct unit_row from(units, first_row + blockIdx.x, W::dtype);
+    for (uint32_t i = threadIdx.x; i < n_blocks * W::n_values / 2; i += blockDim.x) {
+        const uint32_t k = 2 * i, block = k / W::n_values, bits = *from.word(k & ~8u) >> (from.r / 8 * 4 + k / 8 % 2 * 8);
+        row[(size_t)block * W::n_bytes + 4 + k % W::n_values / 2] = (uint8_t)((bits & 15) | (bits >> 16 & 15) << 4);
+    }
+    for (uint32_t block = threadIdx.x; block < n_blocks; block += blockDim.x)
+        *(uint32_t *)(row + (size_t)block * W::n_bytes) = *from.header(block * W::n_values, W::n_values);
+}
+
+/* Calls f with the format of a type that lies in units; does nothing for other types. */
+template <class F> static void visit_units(uint32_t dtype, F f)
+{
+    visit_weight(dtype, [&](auto weight) {
+        using W = decltype(weight);
+        if constexpr (is_int4(W::dtype))
+            f(weight);
+    });
+}
+
+/* ---- rows on the host ---------------------------------------------------------------------------------------------------- */
 
 static enum rc open_packing(struct cuda *cuda, struct err *err)
 {
@@ -105,8 +180,18 @@ static uint32_t packing_rows(const struct matrix *matrix)
     return (uint32_t)(PACKING_BYTES / matrix->parts[0].file_row_bytes);
 }
 
-/* Packs the rows in `packing` into rows first_row ... of the matrix. */
-static enum rc pack_chunk(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err)
+static enum rc pack_units(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err)
+{
+    visit_units(matrix->parts[0].dtype, [&](auto weight) {
+        using W = decltype(weight);
+        matrix_pack_units<W><<<n_rows, 256, 0, cuda->stream>>>((const uint8_t *)cuda->experts->packing,
+                                                               ceil_div(matrix->n_cols, W::n_values), units_of(matrix),
+                                                               first_row);
+    });
+    return launched(err, "matrix_write");
+}
+
+static enum rc pack_mxfp4(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err)
 {
     uint32_t *flag = (uint32_t *)(cuda->experts->packing + PACKING_BYTES), too_large = 0;
     cudaError_t code = cudaMemsetAsync(flag, 0, sizeof *flag, cuda->stream);
@@ -122,6 +207,13 @@ static enum rc pack_chunk(struct cuda *cuda, struct matrix *matrix, uint32_t fir
     return RC_OK;
 }
 
+/* Packs the rows in `packing` into rows first_row ... of the matrix. */
+static enum rc pack_chunk(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err)
+{
+    return matrix->parts[0].dtype == DTYPE_MXFP4 ? pack_mxfp4(cuda, matrix, first_row, n_rows, err)
+                                                 : pack_units(cuda, matrix, first_row, n_rows, err);
+}
+
 enum rc cuda_packed_write(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, const void *data,
                           struct err *err)
 {
@@ -135,15 +227,33 @@ enum rc cuda_packed_write(struct cuda *cuda, struct matrix *matrix, uint32_t fir
     return rc;
 }
 
-enum rc cuda_packed_read(struct cuda *cuda, const struct matrix *matrix, uint32_t row, void *blocks, struct err *err)
+enum rc cuda_packed_rows(struct cuda *cuda, const struct matrix *matrix, uint32_t first_row, uint32_t *n_rows, char **rows,
+                         struct err *err)
 {
     enum rc rc = open_packing(cuda, err);
     if (rc)
         return rc;
-    matrix_unpack_row<<<1, 256, 0, cuda->stream>>>(matrix->data, matrix->n_rows / 8, row, matrix->n_cols / BLOCK_VALUES,
-                                                   (uint8_t *)cuda->experts->packing);
-    cudaError_t code = cudaMemcpyAsync(blocks, cuda->experts->packing, matrix->parts[0].file_row_bytes, cudaMemcpyDeviceToHost,
-                                       cuda->stream);
+    *n_rows = min(*n_rows, packing_rows(matrix));
+    *rows = cuda->experts->packing;
+    if (matrix->parts[0].dtype == DTYPE_MXFP4)
+        matrix_unpack_rows<<<*n_rows, 256, 0, cuda->stream>>>(matrix->data, matrix->n_rows / 8, first_row,
+                                                              matrix->n_cols / BLOCK_VALUES, (uint8_t *)*rows);
+    visit_units(matrix->parts[0].dtype, [&](auto weight) {
+        using W = decltype(weight);
+        matrix_unpack_units<W><<<*n_rows, 256, 0, cuda->stream>>>(units_of(matrix), first_row,
+                                                                  ceil_div(matrix->n_cols, W::n_values), (uint8_t *)*rows);
+    });
+    return launched(err, "matrix_read");
+}
+
+enum rc cuda_packed_read(struct cuda *cuda, const struct matrix *matrix, uint32_t row, void *blocks, struct err *err)
+{
+    uint32_t n_rows = 1;
+    char *from;
+    enum rc rc = cuda_packed_rows(cuda, matrix, row, &n_rows, &from, err);
+    if (rc)
+        return rc;
+    cudaError_t code = cudaMemcpyAsync(blocks, from, matrix->parts[0].file_row_bytes, cudaMemcpyDeviceToHost, cuda->stream);
     code = code ? code : cudaStreamSynchronize(cuda->stream);
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "matrix_read");
 }

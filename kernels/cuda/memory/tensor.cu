@@ -5,6 +5,7 @@
  * there. Bound by memory: 16 GB of bfloat16 that are read and written take 8 ms at 4 TB/s on an H200; from pinned memory by
  * the link, 55 GB/s on PCIe 5 x16. */
 #include "../core/eight.cuh"
+#include "../core/packed.cuh"
 #include "../core/weight_format.cuh"
 
 extern "C" {
@@ -399,14 +400,31 @@ static void sum_stored(cudaStream_t stream, const struct target &of, struct tens
     visit_type(of.dtype, [&](auto x) { launch_sum(stream, job_of<decltype(x), decltype(x)>(own, as_is), of.number, total); });
 }
 
+/* The same for a packed matrix, some rows at a time. */
+static enum rc sum_packed(struct cuda *cuda, cudaStream_t stream, const struct tensor_place &place, const struct target &of,
+                          struct tensor_sum *total, struct err *err)
+{
+    const struct cuda_part &part = place.matrix->parts[place.part];
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0, n; row < of.n_rows && !rc; row += n) {
+        struct target piece = of;
+        n = of.n_rows - row;
+        rc = cuda_packed_rows(cuda, place.matrix, part.first_row + place.first_row + row, &n, &piece.data, err);
+        piece.n_rows = n;
+        piece.row_bytes = part.file_row_bytes;
+        piece.number.first += row * of.number.row_step;
+        if (!rc)
+            sum_stored(stream, piece, total);
+    }
+    return rc;
+}
+
 enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     struct tensor_state *state = &cuda->tensors;
     device_scope scope(cuda->device);
     struct target of = target_of(args->of);
-    if (args->of.matrix && args->of.matrix->is_packed && !args->from)
-        return err_set(err, RC_UNSUPPORTED, "tensor_sum: wanted a weight in the file's layout, have packed MXFP4");
     cudaStream_t stream = stream_of(cuda, args->from, args->stream);
     enum rc rc = state->total ? RC_OK : cuda_take(cuda, MEMORY_WORK, sizeof *state->total, &state->total, err);
     cudaError_t code = rc ? cudaSuccess : use_stream(cuda, stream);
@@ -428,8 +446,11 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
             },
             err);
     } else {
-        sum_stored(stream, of, state->total);
-        rc = launched(err, "tensor_sum");
+        if (args->of.matrix && args->of.matrix->is_packed)
+            rc = sum_packed(cuda, stream, args->of, of, state->total, err);
+        else
+            sum_stored(stream, of, state->total);
+        rc = rc ? rc : launched(err, "tensor_sum");
     }
     if (rc)
         return rc;
