@@ -2,12 +2,13 @@
 
 #include "grammar.h"
 
-#define RATE_STEP 0.15f       /* weight of the newest draft in its place's rate */
-#define TRIAL_TOKENS 32u      /* tokens without drafts after which one draft is tried */
-#define COST_DECAY 0.97       /* weight of a step against that of the next */
-#define LEAST_VARIANCE 0.05   /* of the rows of steps, from which the cost of a row is derived */
-#define ASSUMED_COST 0.02     /* of a row as a share of its step, before there is a variance */
-#define MOST_OFF 3.0          /* a step that takes this many times the mean counts as this many */
+#define RATE_STEP 0.15f    /* weight of the newest draft in its place's rate */
+#define TRIAL_TOKENS 64u   /* tokens without drafts after which one draft is tried */
+#define COST_DECAY 0.97    /* weight of a step against that of the next */
+#define ASSUMED_COST 0.03  /* of a row as a share of its step */
+#define ASSUMED_WEIGHT 0.5 /* of that assumption against the variance of the rows */
+#define MOST_OFF 2.0       /* a step that takes this many times the mean, or more, counts as this many */
+#define OTHER_BATCH 2.0    /* a batch of more than this many times the sequences, or fewer than the inverse, is learnt anew */
 
 enum rc drafter_create(struct drafter *d, const struct engine_config *config, struct err *err)
 {
@@ -83,7 +84,7 @@ static void count(struct drafts *drafts, struct engine_stats *stats)
     }
     stats->accepted_rows += drafts->n_accepted;
     for (uint32_t i = 0; i < drafts->n && i <= drafts->n_accepted; i++)
-        drafts->rates[i] += RATE_STEP * ((i < drafts->n_accepted) - drafts->rates[i]);
+        drafts->rates[i] += RATE_STEP * ((float)(i < drafts->n_accepted) - drafts->rates[i]);
 }
 
 bool drafter_takes(struct scheduler *s, struct sequence *q, const struct sample_result *results, struct engine_stats *stats)
@@ -138,12 +139,14 @@ uint32_t drafts_worth(const float *rates, uint32_t most, float cost)
     return n;
 }
 
+/* The slope of a line through the steps' rows and times, drawn towards the assumed one where the rows hardly vary. */
 float step_costs_of_row(const struct step_costs *c)
 {
     if (c->n < 1)
         return (float)ASSUMED_COST;
     double rows = c->rows / c->n, us = c->us / c->n, variance = c->rows_rows / c->n - rows * rows,
-           slope = variance < LEAST_VARIANCE ? ASSUMED_COST * us : (c->rows_us / c->n - rows * us) / variance;
+           covariance = c->rows_us / c->n - rows * us,
+           slope = (covariance + ASSUMED_WEIGHT * ASSUMED_COST * us) / (variance + ASSUMED_WEIGHT);
     slope = slope < 0 ? 0 : slope > us / rows ? us / rows : slope;
     return (float)(slope * c->tokens / c->us);
 }
@@ -154,9 +157,12 @@ void drafter_observe(struct drafter *d, const struct step_record *record)
     double rows = record->n_rows, us = (double)record->device_us;
     if (record->n_prompt || record->n_redone || us <= 0)
         return;
+    if (record->n_decode * c->n > OTHER_BATCH * c->seqs || OTHER_BATCH * record->n_decode * c->n < c->seqs)
+        *c = (struct step_costs){0};
     us = c->n > 1 && us > MOST_OFF * c->us / c->n ? MOST_OFF * c->us / c->n : us;
     *c = (struct step_costs){
         .n = COST_DECAY * c->n + 1,
+        .seqs = COST_DECAY * c->seqs + record->n_decode,
         .rows = COST_DECAY * c->rows + rows,
         .us = COST_DECAY * c->us + us,
         .rows_rows = COST_DECAY * c->rows_rows + rows * rows,

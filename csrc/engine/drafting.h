@@ -12,7 +12,7 @@
 
 /* Sums over the steps so far, in which older steps count less. */
 struct step_costs {
-    double n, rows, us, rows_rows, rows_us, tokens;
+    double n, seqs, rows, us, rows_rows, rows_us, tokens;
 };
 
 struct drafter {

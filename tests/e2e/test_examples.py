@@ -26,6 +26,7 @@ def run(device: str, *arguments: str) -> str:
         ("logprobs.py", "Madrid"),
         ("embed.py", "closest: Bees make honey."),
         ("own_architecture.py", "30 layers: ' Paris"),
+        ("speculation.py", "suffix   again  story"),
         ("async_stream.py", "> What do bees make?"),
         ("async_rollouts.py", "same as uninterrupted: True"),
     ],
