@@ -37,7 +37,8 @@ class EngineConfig:
         hf_token: Hub token; kept out of `repr` and `to_dict`.
         hf_overrides: Merged into, or applied to, the model's config before it is compiled.
         dtype: "auto" (the checkpoint's own; quantised: float32), "bfloat16", "float16" ("half", "fp16"), "float32".
-        quantization: None = what the checkpoint says.
+        quantization: Rounds the linears of a checkpoint of floats at load: "fp8", "int8", "int4", "int4_g32"; None = what the
+            checkpoint says.
         load_format: "auto", "safetensors", "gguf", or "dummy" (seeded random weights).
         device: "cuda:1", 1, a GPU's UUID, "cpu"; None = `LLMPY_DEVICE`, else cuda:0, else cpu.
         tensor_parallel_size: Number of ranks that share the model's matrices. Never changes a result. On the CPU ranks are
@@ -95,7 +96,8 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None = field(default=None, metadata=option(
         optional(rules.overrides)))
     dtype: str = field(default="auto", metadata=option(rules.data_type))
-    quantization: str | None = field(default=None, metadata=option(only(None, "None takes what the checkpoint says")))
+    quantization: str | None = field(default=None, metadata=option(optional(choice(
+        "fp8", "int8", "int4", "int4_g32", not_yet=("awq", "gptq"), knob="such a checkpoint loads without it"))))
     load_format: str = field(default="auto", metadata=option(choice(
         "auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'")))
     device: str | int | None = field(default=None, metadata=option(rules.device))

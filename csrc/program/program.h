@@ -75,6 +75,7 @@ struct weight {
     struct weight_part *parts;
     float offset;         /* added to every element of a vector at load and update */
     float *values;        /* [rows] values of a vector that has no parts, so no tensor of the checkpoint; else NULL */
+    uint32_t quantised;   /* enum dtype of a matrix that is quantised at load and update if its tensors are floats; 0: is not */
     bool has_unit_rows;   /* each row of the matrix is divided by its length after it is written */
 };
 

@@ -6,6 +6,7 @@
 #include "layout.h"
 #include "model_state.h"
 #include "settle.h"
+#include "update_quantise.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
@@ -262,7 +263,13 @@ static bool is_float(uint32_t dtype)
     return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
 }
 
-/* Checks that a tensor can be written to the entry's weights: shape, type, and no quantised weight. */
+/* Whether tensors of floats are quantised when they are written to the piece. */
+static bool is_quantised(const struct update *u, const struct piece *piece)
+{
+    return weight_of(u, piece)->quantised && stored_type(u, piece) == weight_of(u, piece)->quantised;
+}
+
+/* Checks that a tensor can be written to the entry's weights: shape, type, and no weight that the file stores quantised. */
 static enum rc check_tensor(const struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
                             struct err *err)
 {
@@ -273,9 +280,12 @@ static enum rc check_tensor(const struct update *u, const struct update_entry *e
     if (!fits)
         return mismatch(u, entry, tensor, err);
     for (const struct piece *piece = first_piece(u, entry); piece; piece = next_piece(u, piece))
-        if (!is_float(stored_type(u, piece)))
+        if (!is_float(stored_type(u, piece)) && !is_quantised(u, piece))
             return err_set(err, RC_UNSUPPORTED, "weight '%.160s' is stored as %s, which updates cannot write; load a "
                            "checkpoint of floats", entry->name, dtype_info(stored_type(u, piece))->name);
+        else if (is_quantised(u, piece) && !tensor->is_host && !model_of(u, piece)->backend->traits->has_host_memory)
+            return err_set(err, RC_UNSUPPORTED, "weight '%.160s': quantization rounds on the host; wanted a tensor in host "
+                           "memory, have one of the device", entry->name);
     return RC_OK;
 }
 
@@ -345,10 +355,16 @@ static enum rc read_view(struct update *u, const struct update_tensor *tensor, i
     return tensor->read(tensor->read_ctx, (uint64_t)at * dtype_info(tensor->dtype)->block_bytes, n_bytes, u->window, err);
 }
 
-/* Called for each place of an entry, with the rank's model and the tensor's rows that belong there (NULL if the caller gave no
- * tensor). */
-typedef enum rc (*place_visit)(struct model *model, const struct tensor_place *place, const struct tensor_view *view,
-                               void *stream, void *ctx, struct err *err);
+/* A place of an entry, and the tensor's rows that belong there (NULL if the caller gave no tensor). quantised: the rows as the
+ * place stores them; NULL unless they are quantised. */
+struct visit {
+    const struct tensor_place *place;
+    const struct tensor_view *view;
+    const void *quantised;
+    uint32_t stored; /* enum dtype of the place */
+    void *stream;
+};
+typedef enum rc (*place_visit)(struct model *model, const struct visit *visit, void *ctx, struct err *err);
 
 /* Whether a part has a row of its tensor. */
 static bool has_row(const struct weight_part *part, uint64_t source_row)
@@ -380,14 +396,18 @@ static bool split_copies(const struct update *u, const struct update_entry *entr
     return is_first;
 }
 
-/* skips_copies: leaves out rows that a rank before has in the same weight. */
+/* SKIPS_COPIES leaves out rows that a rank before has in the same weight; AS_GIVEN quantises nothing. */
+enum visit_flag { SKIPS_COPIES = 1, AS_GIVEN = 2 };
+
 static enum rc visit_piece(struct update *u, const struct update_entry *entry, const struct piece *piece,
-                           const struct update_tensor *tensor, bool skips_copies, place_visit f, void *ctx, struct err *err)
+                           const struct update_tensor *tensor, uint32_t flags, place_visit f, void *ctx, struct err *err)
 {
     struct model *model = model_of(u, piece);
     const struct weight *weight = weight_of(u, piece);
     const struct weight_part *part = part_of(u, piece);
     bool is_vector = weight->kind == WEIGHT_VECTOR;
+    bool quantises = tensor && !(flags & AS_GIVEN) && is_quantised(u, piece);
+    uint32_t stored = stored_type(u, piece), most_rows = 1 + (uint32_t)(QUANTISED_BYTES / sizeof(float) / weight->cols);
     struct row_dims dims = {1, {INT64_MAX}, {0}};
     if (tensor)
         dims = row_dims_of(weight, part, tensor);
@@ -396,11 +416,13 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
     enum rc rc = RC_OK;
     for (uint32_t row = 0; row < part->rows && !rc; row += run.n_rows) {
         run = layout_run(part, row, slice);
-        if (skips_copies && split_copies(u, entry, piece, &run))
+        if (quantises && run.n_rows > most_rows)
+            run.n_rows = most_rows;
+        if ((flags & SKIPS_COPIES) && split_copies(u, entry, piece, &run))
             continue;
         if (!tensor) {
             struct tensor_place place = weights_place(model_of(u, piece)->weights, piece->weight, piece->part, &run);
-            rc = f(model, &place, NULL, NULL, ctx, err);
+            rc = f(model, &(struct visit){&place, NULL, NULL, stored, NULL}, ctx, err);
             continue;
         }
         int64_t at = 0, left = (int64_t)run.source_row, step = dims.strides[0] * (int64_t)run.step;
@@ -420,7 +442,11 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
         if (tensor->read)
             rc = read_view(u, tensor, at, &view, err);
         struct tensor_place place = weights_place(model_of(u, piece)->weights, piece->weight, piece->part, &run);
-        rc = rc ? rc : f(model, &place, &view, tensor->stream, ctx, err);
+        void *rows = NULL;
+        if (!rc && quantises)
+            rc = update_quantise(&view, stored, &rows, err);
+        rc = rc ? rc : f(model, &(struct visit){&place, &view, rows, stored, tensor->stream}, ctx, err);
+        mem_free(rows);
         if (tensor->read && !rc)
             rc = update_finish(u, err); /* the next read overwrites the window */
     }
@@ -428,20 +454,21 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
 }
 
 static enum rc visit_places(struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
-                            bool skips_copies, place_visit f, void *ctx, struct err *err)
+                            uint32_t flags, place_visit f, void *ctx, struct err *err)
 {
     enum rc rc = RC_OK;
     for (const struct piece *piece = first_piece(u, entry); piece && !rc; piece = next_piece(u, piece))
-        rc = visit_piece(u, entry, piece, tensor, skips_copies, f, ctx, err);
+        rc = visit_piece(u, entry, piece, tensor, flags, f, ctx, err);
     return rc;
 }
 
-static enum rc add_sum(struct model *model, const struct tensor_place *place, const struct tensor_view *view, void *stream,
-                       void *total, struct err *err)
+static enum rc add_sum(struct model *model, const struct visit *visit, void *total, struct err *err)
 {
     struct tensor_sum sum = {0, 0}, *all = total;
-    struct tensor_sum_args args = {*place, view, stream, &sum};
-    enum rc rc = model->backend->tensor_sum(model->ctx, &args, err);
+    struct tensor_sum_args args = {*visit->place, visit->view, visit->stream, &sum};
+    enum rc rc = visit->quantised
+                     ? update_sum_rows(model->backend, model->ctx, &args, visit->stored, visit->quantised, err)
+                     : model->backend->tensor_sum(model->ctx, &args, err);
     all->sum += sum.sum;
     all->n_non_finite += sum.n_non_finite;
     return rc;
@@ -451,7 +478,7 @@ static enum rc check_values(struct update *u, const struct update_entry *entry, 
                             struct err *err)
 {
     struct tensor_sum sum = {0, 0};
-    enum rc rc = visit_places(u, entry, tensor, true, add_sum, &sum, err);
+    enum rc rc = visit_places(u, entry, tensor, SKIPS_COPIES | AS_GIVEN, add_sum, &sum, err);
     if (rc || !sum.n_non_finite)
         return rc;
     err_set(err, RC_WEIGHTS, "weight '%.160s': %llu of its values are not finite", entry->name,
@@ -467,7 +494,7 @@ static enum rc check(struct update *u, const char *name, const struct update_ten
     *fate = !*entry ? UPDATE_SKIPPED : (*entry)->n_writes ? UPDATE_REPEATED : UPDATE_FRESH;
     if (*entry)
         rc = check_tensor(u, *entry, tensor, err);
-    if (*entry && !rc && is_finite)
+    if (*entry && !rc && (is_finite || is_quantised(u, first_piece(u, *entry))))
         rc = check_values(u, *entry, tensor, err);
     return rc;
 }
@@ -481,11 +508,12 @@ enum rc update_check(struct update *u, const char *name, const struct update_ten
     return check(u, name, tensor, is_finite, &entry, fate, err);
 }
 
-static enum rc write_place(struct model *model, const struct tensor_place *place, const struct tensor_view *view, void *stream,
-                           void *has_written, struct err *err)
+static enum rc write_place(struct model *model, const struct visit *visit, void *has_written, struct err *err)
 {
-    struct tensor_write_args args = {*place, *view, stream};
+    struct tensor_write_args args = {*visit->place, *visit->view, visit->stream};
     *(bool *)has_written = true;
+    if (visit->quantised)
+        return update_write_rows(model->backend, model->ctx, visit->place, visit->quantised, err);
     return model->backend->tensor_write(model->ctx, &args, err);
 }
 
@@ -495,7 +523,7 @@ enum rc update_write(struct update *u, const char *name, const struct update_ten
     struct update_entry *entry;
     enum rc rc = check(u, name, tensor, is_finite, &entry, fate, err);
     if (!rc && entry)
-        rc = visit_places(u, entry, tensor, false, write_place, &u->has_written, err);
+        rc = visit_places(u, entry, tensor, 0, write_place, &u->has_written, err);
     if (rc || !entry)
         return rc;
     u->n_written += entry->n_writes == 0;
@@ -539,7 +567,7 @@ enum rc update_sum(struct update *u, const char *name, const struct update_tenso
                        "it; drop it by rename, or compare weight_checksum() of two engines", name);
     if (entry && tensor)
         rc = check_tensor(u, entry, tensor, err);
-    return !entry || rc ? rc : visit_places(u, entry, tensor, true, add_sum, sum, err);
+    return !entry || rc ? rc : visit_places(u, entry, tensor, SKIPS_COPIES, add_sum, sum, err);
 }
 
 bool update_knows(const struct update *u, const char *name)

@@ -40,10 +40,10 @@ struct update_entry {
 /* models [n_ranks]: of a team. Each rank takes its rows of a tensor. RC_UNSUPPORTED: the backend has no tensor_write, or the
  * model's GGUF file has another order of rows. */
 enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct update **update, struct err *err);
-/* Checks the name and the tensor without writing; with is_finite also that all values are finite. *fate: what update_write
- * would do. Errors:
+/* Checks the name and the tensor without writing; with is_finite, or if the tensor will be quantised, also that all values are
+ * finite. *fate: what update_write would do. Errors:
  *   RC_WEIGHTS      code is of enum weights_fault, what is the name
- *   RC_UNSUPPORTED  the weight is quantised */
+ *   RC_UNSUPPORTED  the file stores the weight quantised, or it is quantised here and the tensor is in device memory */
 enum rc update_check(struct update *update, const char *name, const struct update_tensor *tensor, bool is_finite,
                      enum update_fate *fate, struct err *err);
 /* Checks as update_check does, then enqueues the write. The caller must not change a tensor in host memory until update_finish.

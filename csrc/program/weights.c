@@ -3,6 +3,7 @@
 #include "../base/dummy.h"
 #include "../base/hash.h"
 #include "../base/mem.h"
+#include "../base/quantise.h"
 #include "layout.h"
 
 #include <string.h>
@@ -104,15 +105,25 @@ static enum rc progress(struct loader *l, const struct weight *weight, uint32_t 
     return RC_OK;
 }
 
+/* The error for values that a quantised type cannot hold. */
+static enum rc not_finite(const struct loader *l, const char *source, struct err *err)
+{
+    const struct checkpoint_tensor *tensor = checkpoint_find(l->checkpoint, source);
+    const char *file = checkpoint_path(l->checkpoint, tensor ? tensor->file : 0);
+    err_set(err, RC_CHECKPOINT, "%s: tensor %.160s: quantization: wanted finite values below 2^100, have others", file, source);
+    err_name(err, file, source);
+    return RC_CHECKPOINT;
+}
+
 /* Converts rows from the file's type to the stored type and writes them to the backend. */
 static enum rc write_rows(struct loader *l, uint32_t w, uint32_t part, uint32_t dtype, uint32_t first_row, uint32_t n_rows,
                           const void *rows, struct err *err)
 {
+    const struct weight *weight = &l->weights->program->weights[w];
     struct stored *stored = &l->weights->stored[w];
-    size_t n = (size_t)n_rows * l->weights->program->weights[w].cols;
     if (dtype != stored->dtypes[part]) {
-        dtype_to_float(dtype, rows, l->floats, n);
-        dtype_from_float(stored->dtypes[part], l->floats, l->converted, n);
+        if (!quantise_rows(stored->dtypes[part], dtype, rows, n_rows, weight->cols, l->floats, l->converted))
+            return not_finite(l, weight->parts[part].source, err);
         rows = l->converted;
     }
     return l->weights->backend->matrix_write(l->weights->ctx, stored->matrix, part, first_row, n_rows, rows, err);
@@ -188,21 +199,35 @@ static enum rc write_spans(struct loader *l, uint32_t w, uint32_t part, const st
     return rc;
 }
 
-/* A run of rows that the backend reads through read_run. */
+/* A run of rows that the backend reads through read_run or read_quantised. */
 struct run_source {
     const struct loader *loader;
     const struct checkpoint_tensor *tensor;
-    uint64_t first;
+    uint64_t first, step;
+    uint32_t dtype, cols; /* of the stored rows */
 };
 
 static enum rc read_run(void *ctx, uint32_t first, uint32_t n_rows, void *to, struct err *err)
 {
     const struct run_source *run = ctx;
-    return checkpoint_rows(run->loader->checkpoint, run->tensor, run->first + first, 1, n_rows, to, err);
+    return checkpoint_rows(run->loader->checkpoint, run->tensor, run->first + first * run->step, run->step, n_rows, to, err);
 }
 
-/* Writes a part of a matrix run by run. If the stored type is the file's and the rows are adjacent, the backend's matrix_load
- * reads them. Other rows are gathered and converted here, some at a time. */
+static enum rc read_quantised(void *ctx, uint32_t first, uint32_t n_rows, void *to, struct err *err)
+{
+    const struct run_source *run = ctx;
+    size_t floats_bytes = (size_t)n_rows * run->cols * sizeof(float);
+    float *floats = mem_alloc(floats_bytes + n_rows * dtype_row_bytes(run->tensor->dtype, run->cols));
+    void *rows = (char *)floats + floats_bytes;
+    enum rc rc = floats ? read_run(ctx, first, n_rows, rows, err) : err_set(err, RC_MEMORY, "weights: out of memory");
+    if (!rc && !quantise_rows(run->dtype, run->tensor->dtype, rows, n_rows, run->cols, floats, to))
+        rc = not_finite(run->loader, run->tensor->name, err);
+    mem_free(floats);
+    return rc;
+}
+
+/* Writes a part of a matrix run by run. If the rows are quantised, or if the stored type is the file's and the rows are
+ * adjacent, the backend's matrix_load reads them. Other rows are gathered and converted here, some at a time. */
 static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const struct checkpoint_tensor *tensor, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
@@ -210,6 +235,7 @@ static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const str
     struct stored *stored = &l->weights->stored[w];
     const struct backend *backend = l->weights->backend;
     uint32_t most = (uint32_t)(l->floats_bytes / sizeof(double) / weight->cols);
+    bool is_same = tensor->dtype == stored->dtypes[part], is_quantised = !is_same && quantise_has(stored->dtypes[part]);
     struct row_run run = {0};
     enum rc rc = RC_OK;
     for (uint32_t row = 0; row < p->rows && !rc; row += run.n_rows) {
@@ -218,9 +244,9 @@ static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const str
             rc = write_columns(l, w, part, tensor, &run, most, err);
         } else if (checkpoint_span_rows(tensor)) {
             rc = write_spans(l, w, part, tensor, &run, most, err);
-        } else if (tensor->dtype == stored->dtypes[part] && run.step == 1 && backend->matrix_load) {
-            struct run_source from = {l, tensor, run.source_row};
-            struct row_source source = {read_run, &from};
+        } else if (((is_same && run.step == 1) || is_quantised) && backend->matrix_load) {
+            struct run_source from = {l, tensor, run.source_row, run.step, stored->dtypes[part], weight->cols};
+            struct row_source source = {is_same ? read_run : read_quantised, &from};
             rc = backend->matrix_load(l->weights->ctx, stored->matrix, part, row, run.n_rows, &source, err);
         } else {
             run.n_rows = run.n_rows < most ? run.n_rows : most;
@@ -247,33 +273,58 @@ static enum rc fill_part(struct loader *l, uint32_t w, uint32_t part, struct err
     return rc;
 }
 
+/* Dummy rows of a tensor, of any type that dummies can have. */
+struct dummy_source {
+    uint64_t key, first, step;
+    uint32_t dtype, cols;
+};
+
+static void make_dummies(const struct dummy_source *from, uint64_t row, float *floats, void *to)
+{
+    uint64_t row_key = dummy_row(from->key, (uint32_t)(from->first + row * from->step));
+    if (from->dtype == DTYPE_MXFP4) {
+        for (uint32_t i = 0; i < from->cols / 32; i++)
+            dummy_mxfp4(row_key, i, (uint8_t *)to + i * 17);
+        return;
+    }
+    for (uint32_t c = 0; c < from->cols; c++)
+        floats[c] = dummy_value(row_key, c);
+    if (quantise_has(from->dtype))
+        quantise_row(from->dtype, floats, from->cols, to);
+    else
+        dtype_from_float(from->dtype, floats, to, from->cols);
+}
+
+static enum rc read_dummies(void *ctx, uint32_t first, uint32_t n_rows, void *to, struct err *err)
+{
+    const struct dummy_source *from = ctx;
+    float *floats = mem_alloc(from->cols * sizeof *floats);
+    if (!floats)
+        return err_set(err, RC_MEMORY, "weights: out of memory");
+    for (uint32_t i = 0; i < n_rows; i++)
+        make_dummies(from, first + i, floats, (char *)to + i * dtype_row_bytes(from->dtype, from->cols));
+    mem_free(floats);
+    return RC_OK;
+}
+
 enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *matrix, uint32_t part, uint32_t dtype,
                      const struct row_run *rows, uint32_t cols, uint64_t key, struct err *err)
 {
-    if (backend->matrix_fill)
+    struct dummy_source from = {key, rows->source_row, rows->step, dtype, cols};
+    struct row_source source = {read_dummies, &from};
+    if (backend->matrix_fill && !quantise_has(dtype))
         return backend->matrix_fill(ctx, matrix, part, rows, key, err);
-    uint32_t at_once = (uint32_t)(CHUNK_BYTES / sizeof(float) / cols);
-    at_once = at_once < PANEL_ROWS ? PANEL_ROWS : at_once / PANEL_ROWS * PANEL_ROWS;
-    size_t half_bytes = (size_t)at_once * cols * sizeof(float);
-    float *floats = mem_alloc(2 * half_bytes);
-    if (!floats)
-        return err_set(err, RC_MEMORY, "weights: out of memory");
-    char *converted = (char *)floats + half_bytes;
-    enum rc rc = RC_OK;
-    for (uint32_t row = 0; row < rows->n_rows && !rc; row += at_once) {
-        uint32_t n = rows->n_rows - row < at_once ? rows->n_rows - row : at_once;
-        for (uint32_t r = 0; r < n; r++) {
-            uint64_t row_key = dummy_row(key, (uint32_t)(rows->source_row + (row + r) * rows->step));
-            for (uint32_t c = 0; c < cols && dtype != DTYPE_MXFP4; c++)
-                floats[(size_t)r * cols + c] = dummy_value(row_key, c);
-            for (uint32_t i = 0; i < cols / 32 && dtype == DTYPE_MXFP4; i++)
-                dummy_mxfp4(row_key, i, (uint8_t *)converted + r * dtype_row_bytes(dtype, cols) + i * 17);
-        }
-        if (dtype != DTYPE_MXFP4)
-            dtype_from_float(dtype, floats, converted, (size_t)n * cols);
-        rc = backend->matrix_write(ctx, matrix, part, rows->first_row + row, n, converted, err);
+    if (backend->matrix_load)
+        return backend->matrix_load(ctx, matrix, part, rows->first_row, rows->n_rows, &source, err);
+    uint32_t at_once = (uint32_t)(CHUNK_BYTES / dtype_row_bytes(dtype, cols)) + 1;
+    void *made = mem_alloc(at_once * dtype_row_bytes(dtype, cols));
+    enum rc rc = made ? RC_OK : err_set(err, RC_MEMORY, "weights: out of memory");
+    for (uint32_t row = 0, n; row < rows->n_rows && !rc; row += n) {
+        n = rows->n_rows - row < at_once ? rows->n_rows - row : at_once;
+        rc = read_dummies(&from, row, n, made, err);
+        rc = rc ? rc : backend->matrix_write(ctx, matrix, part, rows->first_row + row, n, made, err);
     }
-    mem_free(floats);
+    mem_free(made);
     return rc;
 }
 
@@ -338,8 +389,10 @@ static enum rc choose_types(struct loader *l, uint32_t w, struct err *err)
         if (rc)
             return rc;
         uint32_t own = tensor ? tensor->dtype : DTYPE_F32;
-        bool converts = l->options->dtype != DTYPE_NONE && (is_float(own) || own == DTYPE_F64);
-        if (!tensor && l->options->is_mxfp4 && uses_of(l->weights->program, w) & MATRIX_EXPERTS)
+        bool is_plain = is_float(own) || own == DTYPE_F64, converts = l->options->dtype != DTYPE_NONE && is_plain;
+        if (weight->quantised && is_plain)
+            l->weights->stored[w].dtypes[i] = weight->quantised;
+        else if (!tensor && l->options->is_mxfp4 && uses_of(l->weights->program, w) & MATRIX_EXPERTS)
             l->weights->stored[w].dtypes[i] = DTYPE_MXFP4;
         else
             l->weights->stored[w].dtypes[i] = converts ? l->options->dtype : own == DTYPE_F64 ? DTYPE_F32 : own;

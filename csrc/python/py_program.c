@@ -2,6 +2,7 @@
 #include "py_program.h"
 
 #include "../base/mem.h"
+#include "../base/quantise.h"
 
 #include <string.h>
 
@@ -237,6 +238,18 @@ static int parse_values(PyObject *item, struct weight *weight)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static int parse_quantised(PyObject *item, struct weight *weight)
+{
+    PyObject *name = PyDict_Check(item) ? PyDict_GetItemString(item, "quantised") : NULL;
+    if (!name || name == Py_None)
+        return 0;
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    weight->quantised = text ? dtype_from_name(text) : (uint32_t)DTYPE_NONE;
+    if (text && (weight->kind != WEIGHT_MATRIX || !quantise_has(weight->quantised)))
+        PyErr_Format(PyExc_ValueError, "program: wanted a matrix and a type that llmpy quantises to, have %s", text);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static int parse_weight(PyObject *item, struct weight *weight)
 {
     uint32_t size[2] = {0, 1};
@@ -261,7 +274,7 @@ static int parse_weight(PyObject *item, struct weight *weight)
     else
         PyErr_Clear();
     Py_XDECREF(offset);
-    if (PyErr_Occurred() || parse_values(item, weight) < 0)
+    if (PyErr_Occurred() || parse_values(item, weight) < 0 || parse_quantised(item, weight) < 0)
         return -1;
     if (PyMapping_HasKeyString(item, "unit_rows")) {
         PyObject *unit_rows = PyMapping_GetItemString(item, "unit_rows");

@@ -123,7 +123,9 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     dummy = config.load_format == "dummy"
     checkpoint = None if dummy and files.kind != "gguf" else models.open_checkpoint(files, config.hf_overrides)
     wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
-    compiled = models.load(files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted)
+    compiled = models.load(
+        files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted, quantization=config.quantization
+    )
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     result.pooler = pooling.pooler_of(files, compiled)
     result.spec = compiled.spec

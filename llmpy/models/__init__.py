@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, UnsupportedError
-from . import gguf, quantized, registry
+from . import gguf, quantise, quantized, registry
 from .blocks import Block, Model
 from .config import ModelConfig, Raw
 from .program import Spec, Tensors, Value
@@ -84,6 +84,7 @@ def load(
     *,
     hf_overrides: Overrides | None = None,
     max_model_len: int | None = None,
+    quantization: str | None = None,
 ) -> Compiled:
     """Writes the program of a model.
 
@@ -92,6 +93,7 @@ def load(
         checkpoint: The checkpoint's tensors; None for dummy weights: no shape is checked.
         hf_overrides: Fields that replace those of the configuration, or a function from the old configuration to the new one.
         max_model_len: Longest sequence to serve, in tokens; None: the model's own limit.
+        quantization: As in EngineConfig.
 
     Returns:
         The program and the configuration.
@@ -119,7 +121,9 @@ def load(
         model.function = f"{code.co_filename if code else found.build.__module__}: {getattr(found.build, '__name__', '')}"
     found.build(config, model)
     spec = model.finish((*found.ignore, *unused, *scales))
-    config.dtype = _stored_dtype(spec, tensors, config)
+    if quantization is not None:
+        quantise.mark(spec, tensors, quantization)
+    config.dtype = "quantized" if quantization else _stored_dtype(spec, tensors, config)
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
 
 

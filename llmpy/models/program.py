@@ -21,6 +21,7 @@ class Weight(TypedDict):
     """A matrix [rows, cols] of stacked parts, a vector of parts, or (no parts) a vector of float32 values as bytes.
 
     unit_rows: the rows of the matrix are divided by their lengths after they are written.
+    quantised: type of a matrix that is quantised at load; absent: as in the file.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Weight(TypedDict):
     offset: float
     values: bytes | None
     unit_rows: bool
+    quantised: NotRequired[str]
 
 
 class RopeSpec(TypedDict):

@@ -123,9 +123,9 @@ static struct weight_part BIAS[] = {PART("a.q.bias", 4, 0), PART("a.k.bias", 2, 
 static float SLOPES[] = {1, 2};
 static struct weight_part CURVE[] = {PART("alpha", 1, 0), CONSTANT("beta", 0.5f)};
 static struct weight WEIGHTS[] = {
-    {WEIGHT_MATRIX, 6, 8, 2, QK, 0, NULL, false},   {WEIGHT_VECTOR, 8, 1, 1, NORM, 1, NULL, false},
-    {WEIGHT_VECTOR, 6, 1, 2, BIAS, 0, NULL, false}, {WEIGHT_VECTOR, 2, 1, 0, NULL, 0, SLOPES, false},
-    {WEIGHT_VECTOR, 2, 1, 2, CURVE, 0, NULL, false}};
+    {WEIGHT_MATRIX, 6, 8, 2, QK, 0, NULL, 0, false},   {WEIGHT_VECTOR, 8, 1, 1, NORM, 1, NULL, 0, false},
+    {WEIGHT_VECTOR, 6, 1, 2, BIAS, 0, NULL, 0, false}, {WEIGHT_VECTOR, 2, 1, 0, NULL, 0, SLOPES, 0, false},
+    {WEIGHT_VECTOR, 2, 1, 2, CURVE, 0, NULL, 0, false}};
 static char *IGNORED[] = {"lm_head.weight", "*.rotary_emb.inv_freq"};
 static struct rope ROPE;
 static struct program PROGRAM = {

@@ -1,0 +1,57 @@
+"""Quantisation at load: which matrices of a program a scheme rounds, and to which stored type (docs/use/quantization.md)."""
+
+from ..errors import ConfigError
+from .program import Spec, Tensors, Weight
+
+SCHEMES = {"fp8": "fp8", "int8": "int8_g128", "int4": "int4_g128", "int4_g32": "int4_g32"}
+"""The values of `quantization`, and the types that they store."""
+LEAST = 32
+"""A matrix whose tensor has fewer rows or columns stays in floats."""
+
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_LINEARS = ("linear", "experts", "experts_up", "experts_down")
+
+
+def mark(spec: Spec, tensors: Tensors | None, scheme: str) -> None:
+    """Marks the matrices that are quantised at load: linears and experts, but no head, embedding or router.
+
+    Args:
+        spec: A program; its weights are changed.
+        tensors: The checkpoint's tensors; None for dummy weights.
+        scheme: One of SCHEMES.
+
+    Raises:
+        ConfigError: the checkpoint is quantised by another scheme.
+    """
+    wanted = SCHEMES[scheme]
+    others: set[int] = set()
+    linears: set[int] = set()
+    for name, operands in spec["ops"]:
+        (linears if name in _LINEARS else others).update(operands["weights"])
+    matrices = [weight for number, weight in enumerate(spec["weights"]) if number in linears - others and _is_large(weight)]
+    types = {tensors[part.source][0] for weight in matrices for part in weight["parts"]} if tensors else set()
+    stored = sorted(types - set(_FLOATS))
+    if any(each.partition("_g")[0] != wanted.partition("_g")[0] for each in stored):
+        raise ConfigError(
+            f"quantization={scheme!r} needs weights of floats or of the same scheme; the checkpoint has {', '.join(stored)}. "
+            "Leave quantization out, or load a checkpoint of floats.",
+            option="quantization",
+            value=scheme,
+        )
+    for weight in matrices:
+        if not stored:
+            weight["quantised"] = wanted
+
+
+def _is_large(weight: Weight) -> bool:
+    if weight["kind"] != "matrix" or weight["unit_rows"]:
+        return False
+    return weight["cols"] >= LEAST and all(_rows(part.shape, weight["cols"]) >= LEAST for part in weight["parts"])
+
+
+def _rows(shape: tuple[int, ...], cols: int) -> int:
+    """Rows of a whole tensor, so that every rank decides alike."""
+    n = 1
+    for size in shape:
+        n *= size
+    return n // cols

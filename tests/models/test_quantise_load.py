@@ -1,0 +1,136 @@
+"""`quantization=` against the same model with the values that plain NumPy rounds, stored in float32."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from packed_files import answers, change, is_packed, open_llm, quantise_fp8
+
+from llmpy import CheckpointError, ConfigError, WeightUpdateError
+
+RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns
+Tensors = dict[str, np.ndarray]
+
+
+def blocks_of(w: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(w.astype(np.float32), [(0, 0), (0, -w.shape[1] % size)]).reshape(len(w), -1, size)
+
+
+def fp8(w: np.ndarray) -> np.ndarray:
+    w = w.astype(np.float32)
+    scales = np.abs(w).max(-1, keepdims=True) / np.float32(448)
+    return (w / scales).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales
+
+
+def int8(w: np.ndarray) -> np.ndarray:
+    blocks = blocks_of(w, 128)
+    scales = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    return (np.rint(blocks / scales) * scales).reshape(len(w), -1)[:, : w.shape[1]]
+
+
+def int4(w: np.ndarray, size: int = 128) -> np.ndarray:
+    blocks = blocks_of(w, size)
+    least, most = np.minimum(blocks.min(-1, keepdims=True), 0), np.maximum(blocks.max(-1, keepdims=True), 0)
+    scales = ((most - least) / np.float32(15)).astype(ml_dtypes.bfloat16).astype(np.float32)
+    zeros = np.minimum(np.rint(-least / scales), 15)
+    numbers = np.clip(np.rint(blocks / scales) + zeros, 0, 15)
+    return ((numbers - zeros) * scales).reshape(len(w), -1)[:, : w.shape[1]]
+
+
+ROUND: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "fp8": fp8, "int8": int8, "int4": int4, "int4_g32": lambda w: int4(w, 32),
+}  # fmt: skip
+FLOAT = {"activation_dtype": "float", "dtype": "float32"}
+
+
+def tensors_of(path: Path) -> Tensors:
+    (file,) = path.glob("*.safetensors")
+    return safetensors.numpy.load_file(file)
+
+
+def rounded(source: Path, to: Path, scheme: str) -> Path:
+    """The model with rounded linears in float32."""
+    shutil.copytree(source, to)
+    (file,) = source.glob("*.safetensors")
+    tensors = tensors_of(source)
+    made = {name: ROUND[scheme](w) if is_packed(name, w) else w for name, w in tensors.items()}
+    safetensors.numpy.save_file({name: np.ascontiguousarray(w) for name, w in made.items()}, to / file.name)
+    return to
+
+
+@pytest.mark.parametrize("scheme", ROUND)
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_bits(tiny, tmp_path: Path, prompts, scheme: str, case: str) -> None:
+    """The exact values; the bits of one rank and one thread, and of two ranks."""
+    source = tiny(case, **(RAGGED if case == "llama" else {})).directory
+    wanted = answers(rounded(source, tmp_path / "plain", scheme), prompts, **FLOAT)
+    assert answers(source, prompts, quantization=scheme, **FLOAT) == wanted
+    assert answers(source, prompts, quantization=scheme, tensor_parallel_size=2, **FLOAT) == wanted
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int4"])
+def test_types(tiny, scheme: str) -> None:
+    """Linears alone are quantised, in bfloat16 files as well."""
+    wanted = {"fp8": "fp8", "int4": "int4_g128"}[scheme]
+    with open_llm(tiny("llama", dtype="bfloat16").directory, quantization=scheme) as llm:
+        types = {info["name"]: info["dtype"] for info in llm.weight_info()}
+    assert {name for name, kind in types.items() if kind == wanted} == {name for name in types if "_proj" in name}
+    assert types["lm_head.weight"] == types["model.embed_tokens.weight"] == "float32"
+
+
+@pytest.mark.parametrize("scheme", ROUND)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_update(tiny, prompts, scheme: str, ranks: int) -> None:
+    """An update gives the bits and the checksums of a load of the same weights."""
+    old, new = (tiny("llama", **RAGGED, rms_norm_eps=eps).directory for eps in (1e-5, 1e-6))
+    tensors = {name: w * np.float32(1.25) if w.ndim == 2 else w for name, w in tensors_of(new).items()}
+    options = {"quantization": scheme, "tensor_parallel_size": ranks, **FLOAT}
+    with open_llm(old, **options) as llm:
+        before = llm.weight_checksum()
+        llm.update_weights(tensors.items())
+        updated = llm.weight_checksum()
+    assert updated != before
+    change_to = old.parent / f"{old.name}-{scheme}-{ranks}"
+    shutil.copytree(old, change_to)
+    (file,) = change_to.glob("*.safetensors")
+    safetensors.numpy.save_file(tensors, file)
+    with open_llm(change_to, **options) as llm:
+        assert llm.weight_checksum() == updated
+        llm.update_weights(change_to)
+        assert llm.weight_checksum() == updated
+    with open_llm(change_to, **options) as llm:
+        name = "model.layers.0.mlp.up_proj.weight"
+        tensors[name][3, 5] = np.nan
+        with pytest.raises(WeightUpdateError, match=r"up_proj.*1 of its values are not finite"):
+            llm.update_weights([(name, tensors[name])], partial=True)
+        assert llm.weight_checksum() == updated
+
+
+@pytest.mark.parametrize("scheme", ROUND)
+def test_dummies(tiny, prompts, scheme: str) -> None:
+    """Dummy weights are quantised, the same for any number of ranks."""
+    options = {"quantization": scheme, "load_format": "dummy", **FLOAT}
+    source = tiny("llama", **RAGGED).directory
+    assert answers(source, prompts, **options) == answers(source, prompts, tensor_parallel_size=2, **options)
+    with open_llm(source, **options) as llm:
+        assert {info["dtype"].partition("_")[0] for info in llm.weight_info()} == {scheme.partition("_")[0], "float32"}
+
+
+def test_quantised_checkpoint(tiny, tmp_path: Path, prompts) -> None:
+    """The same scheme changes nothing; another one is an error."""
+    path = quantise_fp8(tiny("llama").directory, tmp_path / "fp8")
+    assert answers(path, prompts, quantization="fp8") == answers(path, prompts)
+    with pytest.raises(ConfigError, match=r"quantization=.int4. needs weights of floats.*has fp8"):
+        open_llm(path, quantization="int4")
+
+
+def test_not_finite(tiny, tmp_path: Path) -> None:
+    path = tmp_path / "nan"
+    shutil.copytree(tiny("llama").directory, path)
+    change(path, lambda tensors: tensors["model.layers.1.mlp.down_proj.weight"][0].fill_(float("inf")))
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj.*wanted finite values"):
+        open_llm(path, quantization="int8")
