@@ -18,7 +18,7 @@ Array = np.ndarray
 BF16 = ml_dtypes.bfloat16
 TYPES = {"int4_g128": 128, "int4_g32": 32}
 LINEAR, EMBED, EXPERTS, LOGITS, READ_ROWS = 1, 2, 4, 16, 32  # enum matrix_use
-AUTO, FLOAT, ROUNDED = 0, 1, 3  # enum arithmetic
+AUTO, FLOAT = 0, 1  # enum arithmetic
 ROWS = (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 191, 300)
 # Rows of W that end tiles and panels anywhere; columns of whole slabs, of odd numbers of halves, of stages and turns.
 SHAPES = [
@@ -90,7 +90,7 @@ def test_values_and_rows(n: int, k: int, dtype: str, backend: Backend) -> None:
     rng = np.random.default_rng(n + k)
     raw, values = random_weights(dtype, n, k, rng)
     matrix = backend.matrix([(dtype, n, raw)], k, LINEAR, AUTO)
-    assert backend.matrix_info(matrix, 0)[1] == ROUNDED
+    assert backend.matrix_info(matrix, 0)[1] == AUTO
     read = np.empty((n, k), np.float32)
     backend.matrix_read(matrix, 0, n, read)
     assert read.tobytes() == values.tobytes()
@@ -267,4 +267,4 @@ def test_where_the_plain_chain_serves(dtype: str, backend: Backend, cuda: str) -
             assert linear(of, matrix, x, 24).tobytes() == wanted.tobytes()
     raw, values = random_weights(dtype, 24, 256, rng)
     logits = backend.matrix([(dtype, 24, raw)], 256, LINEAR | LOGITS)
-    assert backend.matrix_info(logits, 0)[1] == ROUNDED
+    assert backend.matrix_info(logits, 0)[1] == AUTO

@@ -75,12 +75,12 @@ def test_bfloat16_activations(make: Callable[..., Path], layout: str, case: str,
         return
     prompts = [prompt[:50] for prompt in prompts]
     values: dict[str, list[np.ndarray]] = {}
-    for name, more in {"float32": {"dtype": "float32"}, "bfloat16": {}, "float": {"activation_dtype": "float"}}.items():
+    for name, more in {"float32": {"dtype": "float32"}, "auto": {}, "float": {"activation_dtype": "float"}}.items():
         with open_llm(path / "packed", **{**options, **more}) as llm:
             assert llm.config.activation_dtype == {"float32": "float"}.get(name, name)
             outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0), use_tqdm=False)
             values[name] = [o.prompt_token_logprobs[1:] for o in outputs]
-    for exact, units, floats in zip(*(values[name] for name in ("float32", "bfloat16", "float")), strict=True):
+    for exact, units, floats in zip(*(values[name] for name in ("float32", "auto", "float")), strict=True):
         assert np.abs(floats - exact).max() < 0.1 and np.abs(units - exact).max() < 0.1
 
 

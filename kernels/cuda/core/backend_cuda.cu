@@ -381,7 +381,7 @@ static size_t matrix_bytes(const struct matrix *matrix)
 static uint32_t matrix_arithmetic(const struct matrix *matrix, uint32_t part)
 {
     if (matrix->is_packed && is_int4(matrix->parts[part].dtype))
-        return ARITHMETIC_BF16;
+        return ARITHMETIC_AUTO; /* no other value asks for units */
     return matrix->rounds_to_fp8 ? ARITHMETIC_FP8 : ARITHMETIC_FLOAT;
 }
 
