@@ -99,7 +99,7 @@ struct kv_view {
     const int32_t *table; /* [table rows][table_stride]; row_seq is the row index */
     uint32_t table_stride;
     uint32_t n_kv_heads, head_dim;
-    uint32_t dtype;       /* DTYPE_F32, DTYPE_F16, DTYPE_BF16 */
+    uint32_t dtype;       /* DTYPE_F32, F16, BF16; FP8: e4m3 without scales; I8: a float32 scale for each token and kv head */
 };
 
 /* ---- arguments of the operations ------------------------------------------------------------------------------------ */
@@ -802,7 +802,7 @@ struct backend {
     /* Reads the exact values as float32 [n_rows][n_cols]. first_row counts over all parts. */
     enum rc (*matrix_read)(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
                            struct err *err);
-    /* Returns the bytes of one layer's keys and values in a page. */
+    /* Returns the bytes of one layer's keys and values in a page; 0: pages do not hold the type or size. */
     size_t (*kv_layer_bytes)(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens);
 
     uint32_t (*activations)(void *ctx); /* enum dtype of the rows in views; CPU: DTYPE_F32 */

@@ -63,7 +63,8 @@ class EngineConfig:
         kv_cache_memory_bytes: Size of the cache of each rank of each replica, in bytes or as "4GiB"; None on the CPU: all of
             them share a quarter of the memory, at most 4 GiB.
         host_cache_bytes: 0: preempted sequences are recomputed.
-        kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16".
+        kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with a scale of 1;
+            "int8" = a scale for each token and head.
         activation_dtype: Arithmetic of quantised weights: "auto", "int8" (CPU), "fp8" (CUDA), "float".
         block_size: Tokens of a cache block: 16, 32 or 64. Never changes a result.
         enable_prefix_caching: Whether equal prefixes are computed once. Never changes a result.
@@ -117,7 +118,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | str | None = field(default=None, metadata=option(optional(rules.parse_size)))
     host_cache_bytes: int | str = field(default=0, metadata=option(rules.host_cache))
     kv_cache_dtype: str = field(default="auto", metadata=option(choice(
-        "auto", "bfloat16", "float16", "float32", not_yet=("fp8", "fp8_e4m3", "fp8_e5m2"), knob="use 'auto' or 'bfloat16'")))
+        "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "int8", not_yet=("fp8_e5m2",), knob="use 'fp8'")))
     activation_dtype: str = field(default="auto", metadata=option(choice("auto", "int8", "fp8", "float")))
     block_size: int = field(default=16, metadata=option(choice(16, 32, 64)))
     enable_prefix_caching: bool = field(default=True, metadata=option(as_bool))

@@ -196,6 +196,23 @@ static enum rc fit_model_len(struct model *m, struct err *err)
     return RC_CONFIG;
 }
 
+/* A backend may lack a type of pages, or have it for some kinds of attention only. */
+static enum rc check_pages(const struct model *m, struct err *err)
+{
+    const char *type = dtype_info(m->options.kv_dtype)->name;
+    for (uint32_t l = 0; l < m->program->n_layers; l++) {
+        const struct cache_layer *layer = &m->program->layers[l];
+        if (m->backend->kv_layer_bytes(m->ctx, layer->n_kv_heads, layer->head_dim, m->options.kv_dtype,
+                                       m->options.block_tokens))
+            continue;
+        err_set(err, RC_UNSUPPORTED, "kv_cache_dtype='%s': the backend %s cannot store %s of %u values so; use 'auto'", type,
+                m->backend->name, layer->n_kv_heads ? "heads" : "latents (MLA)", layer->head_dim);
+        err_name(err, "kv_cache_dtype", NULL);
+        return RC_UNSUPPORTED;
+    }
+    return RC_OK;
+}
+
 static uint32_t default_kv_dtype(const struct model *m)
 {
     for (uint32_t w = 0; w < m->program->n_weights; w++)
@@ -333,7 +350,7 @@ enum rc model_load(struct model *m, const struct checkpoint *checkpoint, struct 
         rc = m->backend->prepare(m->ctx, err);
     if (!rc && m->options.kv_dtype == DTYPE_NONE)
         m->options.kv_dtype = default_kv_dtype(m);
-    return rc;
+    return rc ? rc : check_pages(m, err);
 }
 
 enum rc model_make_buffers(struct model *m, struct err *err)

@@ -19,7 +19,7 @@ struct model_options {
     const char *library;          /* path of the backend's shared library; unused on the CPU */
     const char *cublaslt;         /* as in struct backend_options */
     uint32_t n_threads;
-    uint32_t kv_dtype;            /* DTYPE_F32, F16, BF16; DTYPE_NONE: the first matrix's if F16 or BF16, else of activations */
+    uint32_t kv_dtype;            /* as in struct kv_view; DTYPE_NONE: the first matrix's if F16 or BF16, else of activations */
     uint32_t block_tokens, max_num_seqs, max_num_batched_tokens;
     uint32_t max_model_len;
     bool fits_model_len;          /* if the pool is too small, lower max_model_len instead of failing */

@@ -50,7 +50,7 @@ static const char *get_text(PyObject *options, const char *key)
     return text;
 }
 
-static int get_dtype(PyObject *options, const char *key, uint32_t *dtype)
+static int get_dtype(PyObject *options, const char *key, bool takes_bytes, uint32_t *dtype)
 {
     const char *text = get_text(options, key);
     if (!text)
@@ -58,7 +58,10 @@ static int get_dtype(PyObject *options, const char *key, uint32_t *dtype)
     *dtype = strcmp(text, "auto") == 0 ? DTYPE_NONE : dtype_from_name(text);
     if (*dtype == DTYPE_NONE || *dtype == DTYPE_F32 || *dtype == DTYPE_F16 || *dtype == DTYPE_BF16)
         return 0;
-    PyErr_Format(PyExc_ValueError, "%s: wanted auto, float32, float16 or bfloat16, have %s", key, text);
+    if (takes_bytes && (*dtype == DTYPE_FP8 || *dtype == DTYPE_I8))
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s: wanted auto, float32, float16%s or bfloat16, have %s", key,
+                 takes_bytes ? ", fp8, int8" : "", text);
     return -1;
 }
 
@@ -81,8 +84,8 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->is_eager = get_flag(options, "enforce_eager");
     o->is_synchronous = get_flag(options, "synchronous");
     o->isa = get_text(options, "isa");
-    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || get_dtype(options, "dtype", &o->weights.dtype) ||
-        get_dtype(options, "kv_dtype", &o->kv_dtype))
+    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa ||
+        get_dtype(options, "dtype", false, &o->weights.dtype) || get_dtype(options, "kv_dtype", true, &o->kv_dtype))
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
                             : strcmp(arithmetic, "float") == 0 ? ARITHMETIC_FLOAT

@@ -1,14 +1,15 @@
 /* attention.c: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window or chunk, soft cap,
- * slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] float32; pages in kv.h's layout, in float32, float16 or
- * bfloat16.
+ * slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] float32; pages in kv.h's layout, in float32, float16,
+ * bfloat16, e4m3 or int8.
  *
  * Order of the sums, the same for every row count, chunk, page size, tile and thread: keys in tiles of 64 at absolute
  * positions, ascending, four tiles a split of 256. Each split starts with a fresh (m, l, O).
- *   score  u = chain over d of (c q_d) k_d, c = scale log2 e
+ *   score  u = chain over d of (c q_d) k_d, c = scale log2 e; int8: then u = u times the key's scale
  *   cap    c = scale / cap, then u = cap log2 e tanh u
  *   slope  u = fma(slope log2 e, j - i, u)
  *   tile   m' = max(m, max u), p = 2^(u - m'), a = 2^(m - m'), O = a O, then the chain of p v over the visible keys,
- *          l = a l + p by lane, in a fixed tree of the tile's vectors
+ *          l = a l + p by lane, in a fixed tree of the tile's vectors; int8: v is the integer, and p is multiplied by the
+ *          value's scale after it has joined l
  *   fold   splits from the left, 0, 1, 2, ...: M' = max(M, m), O = O 2^(M - M') + O_split 2^(m - M'), l alike
  *   out    O / l, l summed by v_hsum; with a sink O / (l + 2^(sink log2 e - M))
  * The value row of a hidden key is never multiplied, so stale data there (such as NaN) has no effect.
@@ -91,6 +92,7 @@ struct attention_unit {
     uint32_t head;            /* kv head */
     uint32_t n_tiles;         /* register tiles, of near equal size */
     uint32_t type;            /* TILE_F32, ... */
+    size_t key_scales, value_scales; /* their places in a group; 0: the type has none */
     const char *keys[TILE_GROUPS], *values[TILE_GROUPS];
     uint32_t positions[ATTENTION_TILE_ROWS];
     float slopes[ATTENTION_TILE_ROWS]; /* times log2 e */
@@ -194,10 +196,17 @@ static void score_tile(struct attention_unit *u, uint32_t t, uint32_t start)
         return;
     SCORES[u->type][n - 1](u->s.q + (size_t)first * QUERY_STRIDE, u->keys, t == 0 ? u->next_keys : u->keys, head_dim, end,
                            u->s.s + (size_t)first * TILE_KEYS);
-    for (uint32_t r = first; r < first + n; r++)
-        if (is_full || row_range(u, r, start, &lo, &hi))
-            u->s.a[r] = softmax_step(u->s.s + (size_t)r * TILE_KEYS, lo, hi, u->job->cap, u->slopes[r],
-                                     (float)start - (float)u->positions[r], &u->s.m[r], u->s.l + r * LANES);
+    for (uint32_t r = first; r < first + n; r++) {
+        float *s = u->s.s + (size_t)r * TILE_KEYS;
+        if (!is_full && !row_range(u, r, start, &lo, &hi))
+            continue;
+        if (u->key_scales)
+            scale_tile(s, u->keys, u->key_scales);
+        u->s.a[r] = softmax_step(s, lo, hi, u->job->cap, u->slopes[r], (float)start - (float)u->positions[r], &u->s.m[r],
+                                 u->s.l + r * LANES);
+        if (u->value_scales)
+            scale_tile(s, u->keys, u->value_scales);
+    }
 }
 
 static const float ONES[TILE_ROWS] = {1, 1, 1, 1, 1, 1};
@@ -298,7 +307,9 @@ static void unit_open(struct attention_unit *u, const struct attention_job *job,
     u->head = head;
     u->s = scratch_lay(job, thread);
     u->n_tiles = (task->n_rows + TILE_ROWS - 1) / TILE_ROWS;
-    u->type = dtype == DTYPE_F32 ? TILE_F32 : dtype == DTYPE_F16 ? TILE_F16 : TILE_BF16;
+    u->type = tile_type(dtype);
+    u->key_scales = kv_has_scales(dtype) ? kv_scales_at(job->args->kv.head_dim, dtype) : 0;
+    u->value_scales = u->key_scales ? u->key_scales + KV_GROUP * sizeof(float) : 0;
     for (uint32_t r = 0; r < task->n_rows; r++) {
         u->positions[r] = row_position(job, task, r);
         u->slopes[r] = job->args->slopes ? job->args->slopes[row_head(job, task, head, r)] * LOG2_E : 0;

@@ -21,9 +21,13 @@
 
 V_INLINE vf kv_load(const char *p, uint32_t dtype)
 {
-    if (dtype == DTYPE_F32)
-        return v_load((const float *)p);
-    return dtype == DTYPE_F16 ? v_load_f16((const uint16_t *)p) : v_load_bf16((const uint16_t *)p);
+    switch (dtype) {
+    case DTYPE_F32: return v_load((const float *)p);
+    case DTYPE_F16: return v_load_f16((const uint16_t *)p);
+    case DTYPE_FP8: return v_load_e4m3((const uint8_t *)p);
+    case DTYPE_I8: return v_load_i8((const int8_t *)p);
+    default: return v_load_bf16((const uint16_t *)p);
+    }
 }
 
 /* s[r][64] = chain over d of q[r][d] * k[d][j], for nv vectors of keys at a time. Meanwhile prefetches the same part of the
@@ -31,7 +35,7 @@ V_INLINE vf kv_load(const char *p, uint32_t dtype)
 V_INLINE void scores_pass(uint32_t rows, uint32_t nv, uint32_t dtype, const float *q, const char *const *keys,
                           const char *const *next, uint32_t first, uint32_t head_dim, float *s)
 {
-    const uint32_t item = dtype == DTYPE_F32 ? 4 : 2;
+    const uint32_t item = (uint32_t)kv_item_bytes(dtype);
     const char *k[8], *ahead[8];
     vf sum[TILE_ROWS][8];
 #pragma GCC unroll 8
@@ -72,7 +76,7 @@ V_INLINE void scores_pass(uint32_t rows, uint32_t nv, uint32_t dtype, const floa
 V_INLINE void values_pass(uint32_t rows, uint32_t nc, uint32_t dtype, const float *p, const float *a, const char *const *values,
                           const char *const *next, uint32_t c, uint32_t value_dim, uint32_t j0, uint32_t j1, float *o)
 {
-    const size_t item = dtype == DTYPE_F32 ? 4 : 2, stride = value_dim * item;
+    const size_t item = kv_item_bytes(dtype), stride = value_dim * item;
     vf sum[TILE_ROWS][8];
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < rows; r++) {
@@ -166,12 +170,36 @@ typedef void values_tile(const float *p, const float *a, const char *const *valu
 TILES(f32, DTYPE_F32)
 TILES(f16, DTYPE_F16)
 TILES(bf16, DTYPE_BF16)
+TILES(e4m3, DTYPE_FP8)
+TILES(i8, DTYPE_I8)
 
 #define TILE_ROW(name, type) {name##_##type##_1, name##_##type##_2, name##_##type##_3, name##_##type##_4, name##_##type##_5, \
                               name##_##type##_6}
-enum { TILE_F32, TILE_F16, TILE_BF16 };
-static scores_tile *const SCORES[3][TILE_ROWS] = {TILE_ROW(scores, f32), TILE_ROW(scores, f16), TILE_ROW(scores, bf16)};
-static values_tile *const VALUES[3][TILE_ROWS] = {TILE_ROW(values, f32), TILE_ROW(values, f16), TILE_ROW(values, bf16)};
+enum { TILE_F32, TILE_F16, TILE_BF16, TILE_E4M3, TILE_I8 };
+static scores_tile *const SCORES[][TILE_ROWS] = {TILE_ROW(scores, f32), TILE_ROW(scores, f16), TILE_ROW(scores, bf16),
+                                                 TILE_ROW(scores, e4m3), TILE_ROW(scores, i8)};
+static values_tile *const VALUES[][TILE_ROWS] = {TILE_ROW(values, f32), TILE_ROW(values, f16), TILE_ROW(values, bf16),
+                                                 TILE_ROW(values, e4m3), TILE_ROW(values, i8)};
+
+static inline uint32_t tile_type(uint32_t dtype)
+{
+    switch (dtype) {
+    case DTYPE_F32: return TILE_F32;
+    case DTYPE_F16: return TILE_F16;
+    case DTYPE_FP8: return TILE_E4M3;
+    case DTYPE_I8: return TILE_I8;
+    default: return TILE_BF16;
+    }
+}
+
+/* Multiplies a row's 64 scores or weights by the keys' scales, 16 from the place `at` of each group on. */
+static inline void scale_tile(float *s, const char *const *groups, size_t at)
+{
+    for (uint32_t j = 0; j < TILE_KEYS; j += LANES) {
+        const float *scales = (const float *)(groups[j / KV_GROUP] + at) + j % KV_GROUP;
+        v_store(s + j, v_mul(v_load(s + j), v_load(scales)));
+    }
+}
 
 /* Mask of the tile's keys lo <= i < hi in vector v. */
 V_INLINE vm tile_visible(uint32_t v, uint32_t lo, uint32_t hi)

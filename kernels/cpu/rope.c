@@ -2,7 +2,7 @@
  *   rope_table  table[r][i] = {m cos a, m sin a}, a = (float)position_r * inv_freq_i, libm's cosf and sinf, once a step
  *   rope        (x0, x1) -> (fma(x0, cos, -(x1 sin)), fma(x1, cos, x0 sin)) for the pairs (i, i + n_freqs), or (2i, 2i + 1)
  *               if interleaved; elements from 2 n_freqs of a head on stay
- *   kv_write    rounds to the page's type, to nearest even
+ *   kv_write    rounds to the page's type, to nearest even; e4m3 to at most 448; int8 in units of (largest magnitude) / 127
  *   qkv         norm, rotation and cache write of one head while it lies in the first-level cache
  * qkv calls the functions of the separate operations, so its bits equal theirs. All of these operations are bound by bytes:
  * 512 rows of 32 heads x 128 are 8 MB. */
@@ -127,39 +127,52 @@ enum rc K(rope)(struct cpu *cpu, const struct rope_args *args, struct err *err)
 
 /* ---- the cache ---------------------------------------------------------------------------------------------------------- */
 
-/* items[i * step] = x[i] in the page's type. */
-static void store_apart(const float *x, uint32_t n, uint32_t dtype, char *items, uint32_t step)
+/* Stores a vector in the page's type; `divisor` is for int8. */
+V_INLINE void store_items(char *items, uint32_t i, vf x, uint32_t dtype, vf divisor)
 {
-    uint16_t rounded[256];
-    if (dtype == DTYPE_F32) {
-        for (uint32_t i = 0; i < n; i++)
-            ((float *)items)[(size_t)i * step] = x[i];
-        return;
+    switch (dtype) {
+    case DTYPE_F32: v_store((float *)items + i, x); return;
+    case DTYPE_F16: v_store_f16((uint16_t *)items + i, x); return;
+    case DTYPE_FP8: v_store_e4m3((uint8_t *)items + i, x); return;
+    case DTYPE_I8: v_store_i8((int8_t *)items + i, v_div(x, divisor)); return;
+    default: v_store_bf16((uint16_t *)items + i, x);
     }
-    for (uint32_t i = 0; i < n; i += LANES) {
-        uint32_t part = n - i < LANES ? n - i : LANES;
-        if (dtype == DTYPE_F16)
-            v_store_f16(rounded + i, v_load_n(x + i, part));
-        else
-            v_store_bf16(rounded + i, v_load_n(x + i, part));
-    }
-    for (uint32_t i = 0; i < n; i++)
-        ((uint16_t *)items)[(size_t)i * step] = rounded[i];
 }
 
-/* items[0..width) = x in the page's type, zeros from n on; width is a multiple of 16. */
-static void store_padded(const float *x, uint32_t n, uint32_t dtype, char *items, uint32_t width)
+/* items[0..width) = x in the page's type, zeros from n on; width is a multiple of 16. scale: of int8. */
+static void store_padded(const float *x, uint32_t n, uint32_t dtype, float scale, char *items, uint32_t width)
 {
+    vf divisor = v_set1(scale > 0 ? scale : 1);
     for (uint32_t i = 0; i < width; i += LANES) {
         uint32_t part = i >= n ? 0 : n - i < LANES ? n - i : LANES;
-        vf v = v_load_n(x + i, part);
-        if (dtype == DTYPE_F32)
-            v_store((float *)items + i, v);
-        else if (dtype == DTYPE_F16)
-            v_store_f16((uint16_t *)items + i, v);
-        else
-            v_store_bf16((uint16_t *)items + i, v);
+        store_items(items, i, v_load_n(x + i, part), dtype, divisor);
     }
+}
+
+/* Item i * KV_GROUP of `items` = x[i] in the page's type. */
+static void store_apart(const float *x, uint32_t n, uint32_t dtype, float scale, char *items)
+{
+    char rounded[256 * sizeof(float)];
+    store_padded(x, n, dtype, scale, rounded, kv_value_dim(n));
+    size_t item = kv_item_bytes(dtype);
+    for (size_t i = 0; i < n; i++)
+        switch (item) {
+        case 4: memcpy(items + i * KV_GROUP * 4, rounded + i * 4, 4); break;
+        case 2: memcpy(items + i * KV_GROUP * 2, rounded + i * 2, 2); break;
+        default: items[i * KV_GROUP] = rounded[i];
+        }
+}
+
+/* The scale of one token's int8: the largest magnitude becomes 127. NaN if an element is not finite. */
+static float int8_scale(const float *x, uint32_t n)
+{
+    vf most = v_zero(), finite = v_zero(); /* 0, or NaN */
+    for (uint32_t i = 0; i < n; i += LANES) {
+        vf part = v_load_n(x + i, n - i < LANES ? n - i : LANES);
+        most = v_max(most, v_abs(part));
+        finite = v_fma(part, v_zero(), finite);
+    }
+    return v_hmax(most) / 127 + v_hsum(finite);
 }
 
 static void write_head(const struct kv_write_args *args, uint32_t r, uint32_t head)
@@ -169,8 +182,15 @@ static void write_head(const struct kv_write_args *args, uint32_t r, uint32_t he
     uint32_t position = (uint32_t)batch->positions[r], token = position % KV_GROUP, width = kv_value_dim(kv->head_dim);
     size_t item = kv_item_bytes(kv->dtype);
     char *group = kv_group(kv, batch->block_tokens, (uint32_t)batch->row_seq[r], position, head);
-    store_apart(head_of(&args->k, r, head, kv->head_dim), kv->head_dim, kv->dtype, group + token * item, KV_GROUP);
-    store_padded(head_of(&args->v, r, head, kv->head_dim), kv->head_dim, kv->dtype,
+    const float *key = head_of(&args->k, r, head, kv->head_dim), *value = head_of(&args->v, r, head, kv->head_dim);
+    float scales[2] = {1, 1};
+    if (kv_has_scales(kv->dtype)) {
+        float *to = (float *)(group + kv_scales_at(kv->head_dim, kv->dtype)) + token;
+        to[0] = scales[0] = int8_scale(key, kv->head_dim);
+        to[KV_GROUP] = scales[1] = int8_scale(value, kv->head_dim);
+    }
+    store_apart(key, kv->head_dim, kv->dtype, scales[0], group + token * item);
+    store_padded(value, kv->head_dim, kv->dtype, scales[1],
                  group + ((size_t)KV_GROUP * kv->head_dim + (size_t)token * width) * item, width);
 }
 

@@ -6,6 +6,7 @@
 #define LLMPY_SIMD_H
 
 #include <immintrin.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -86,6 +87,10 @@ V_INLINE __m256i v_round_bf16(vf x)
 }
 V_INLINE __m256i v_round_f16(vf x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 V_INLINE void v_store_bf16(uint16_t *p, vf x) { _mm256_storeu_si256((void *)p, v_round_bf16(x)); }
+V_INLINE vi vi_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
+V_INLINE vi vi_load_i8(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)); }
+V_INLINE void vi_store_u8(uint8_t *p, vi x) { _mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8(x)); } /* of 0 to 255 */
+V_INLINE vf v_from_f16(vi bits) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits)); }
 V_INLINE void v_store_f16(uint16_t *p, vf x) { _mm256_storeu_si256((void *)p, v_round_f16(x)); }
 V_INLINE void v_store_bf16_n(uint16_t *p, vf x, uint32_t n) { _mm256_mask_storeu_epi16(p, v_first(n), v_round_bf16(x)); }
 V_INLINE void v_store_f16_n(uint16_t *p, vf x, uint32_t n) { _mm256_mask_storeu_epi16(p, v_first(n), v_round_f16(x)); }
@@ -182,6 +187,14 @@ V_INLINE __m128i v_round_bf16(vf x)
 }
 V_INLINE __m128i v_round_f16(vf x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 V_INLINE void v_store_bf16(uint16_t *p, vf x) { _mm_storeu_si128((void *)p, v_round_bf16(x)); }
+V_INLINE __m128i vi_pack_u16(vi x) { return _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)); }
+V_INLINE vi vi_load_u8(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)); }
+V_INLINE vi vi_load_i8(const int8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)); }
+V_INLINE void vi_store_u8(uint8_t *p, vi x) /* of 0 to 255 */
+{
+    _mm_storel_epi64((void *)p, _mm_packus_epi16(vi_pack_u16(x), _mm_setzero_si128()));
+}
+V_INLINE vf v_from_f16(vi bits) { return _mm256_cvtph_ps(vi_pack_u16(bits)); }
 V_INLINE void v_store_f16(uint16_t *p, vf x) { _mm_storeu_si128((void *)p, v_round_f16(x)); }
 V_INLINE void v_store_bf16_n(uint16_t *p, vf x, uint32_t n)
 {
@@ -209,6 +222,32 @@ V_INLINE vf v_scale2(vf x, vf n) /* in two steps, so that |n| up to 250 works an
 #endif
 
 V_INLINE vf v_neg(vf a) { return v_from_bits(vi_xor(v_bits(a), vi_set1(0x80000000u))); }
+
+V_INLINE vf v_load_i8(const int8_t *p) { return v_from_int(vi_load_i8(p)); }
+/* e4m3. Its bits moved to float16 are the value times 2^-8, also if it is subnormal; 0x7f is NaN. */
+V_INLINE vf v_load_e4m3(const uint8_t *p)
+{
+    vi bits = vi_load_u8(p), magnitude = vi_and(bits, vi_set1(0x7f));
+    vf x = v_mul(v_from_f16(vi_or(vi_shl(magnitude, 7), vi_shl(vi_and(bits, vi_set1(0x80)), 8))), v_set1(256));
+    return v_select(v_lt(v_set1(126.5f), v_from_int(magnitude)), v_set1(NAN), x);
+}
+/* Rounds to e4m3, to nearest even and to at most 448; NaN stays. */
+V_INLINE void v_store_e4m3(uint8_t *p, vf x)
+{
+    vf size = v_min(v_set1(448), v_abs(x)); /* NaN if x is */
+    vi u = v_bits(size), odd = vi_and(vi_shr(u, 20), vi_set1(1));
+    vi normal = vi_sub(vi_shr(vi_add(u, vi_add(odd, vi_set1(0x7ffff))), 20), vi_set1(120 << 3));
+    vi small = v_to_int(v_mul(size, v_set1(512))), sign = vi_and(vi_shr(v_bits(x), 24), vi_set1(0x80));
+    vf chosen = v_select(v_lt(size, v_set1(0x1p-6f)), v_from_bits(small), v_from_bits(normal));
+    chosen = v_select(v_eq(x, x), chosen, v_from_bits(vi_set1(0x7f)));
+    vi_store_u8(p, vi_or(v_bits(chosen), sign));
+}
+/* Rounds to integers of at most 127, to nearest even. */
+V_INLINE void v_store_i8(int8_t *p, vf x)
+{
+    vi whole = v_to_int(v_max(v_min(x, v_set1(127)), v_set1(-127)));
+    vi_store_u8((uint8_t *)p, vi_and(whole, vi_set1(0xff)));
+}
 
 /* Sum and maximum of all lanes: first lanes i and i + LANES / 2, then halves of the result, down to one. */
 V_INLINE float v_hsum(vf x)

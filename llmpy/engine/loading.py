@@ -312,7 +312,7 @@ def _resolve_dtypes(config: EngineConfig, stored: str) -> EngineConfig:
         dtype = hardware.traits(str(config.device))["quantised_dtype"]
     elif dtype == "auto":
         dtype = stored
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = {"auto": dtype, "fp8_e4m3": "fp8"}.get(config.kv_cache_dtype, config.kv_cache_dtype)
     return config.replace(dtype=dtype, kv_cache_dtype=kv_dtype)
 
 

@@ -11,12 +11,14 @@ from llmpy.engine import loading
 
 Make = Callable[[str, str], Path]
 Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
-# Model, type, number of ranks.
+# Model, type, number of ranks, type of the cache if it is not "auto".
 MODELS = [
     ("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("mistral-window", "float16", 1), ("qwen2-mixed", "float32", 1),
     ("llama", "float32", 2), ("qwen3", "bfloat16", 3), ("mixtral", "bfloat16", 2),
     ("llama", "fp8", 1), ("llama", "fp8-bfloat16", 1), ("qwen3", "gptq-32", 1), ("llama", "rows-asym", 1),
     ("mixtral", "int8", 2),
+    ("llama", "float32", 1, "fp8"), ("mistral-window", "bfloat16", 2, "fp8"), ("qwen3", "bfloat16", 1, "int8"),
+    ("llama", "float32", 2, "int8"),
 ]  # fmt: skip
 CPU_ONLY = ("int8",)
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
@@ -39,11 +41,14 @@ def params(i: int = 0, **changes: object) -> SamplingParams:
 
 
 def open_llm(path: Path, device: str, **options: object) -> LLM:
-    """device: such as "cuda:0", or "cpu x 2" for two ranks, which share a GPU."""
-    name, _, n_ranks = device.partition(" x ")
+    """device: such as "cuda:0", or "cpu x 2" for two ranks, which share a GPU; "cpu x 2 with int8" names the cache's type."""
+    place, _, cache = device.partition(" with ")
+    name, _, n_ranks = place.partition(" x ")
     defaults = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": name}
     if n_ranks:
         defaults |= {"tensor_parallel_size": int(n_ranks), "device_ids": [0] * int(n_ranks)}
+    if cache:
+        defaults["kv_cache_dtype"] = cache
     return LLM(path, **(defaults | options))
 
 
@@ -78,14 +83,17 @@ def alone(path: Path, batch: list[list[int]], device: str) -> list[list[tuple[by
 @pytest.fixture(scope="module", params=MODELS, ids=lambda params: "-".join(map(str, params)))
 def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> Iterator[Case]:
     """A model, a device or several ranks, and the outputs of one rank for every prompt alone. Ranks cut all matrices."""
-    *which, n_ranks = request.param
+    *which, n_ranks, cache = (*request.param, "")[:4]
     if which[1] in CPU_ONLY and each_device.startswith("cuda"):
         pytest.skip(f"the CUDA backend refuses {which[1]}")
+    if cache and each_device.startswith("cuda"):
+        pytest.skip("the CUDA backend has no pages of bytes")
     path = tiny_model(*which)
-    wanted = alone(path, prompts(), each_device)
+    suffix = f" with {cache}" if cache else ""
+    wanted = alone(path, prompts(), each_device + suffix)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llmpy.models.shard.default_replicate_bytes", lambda n_ranks: 0)
-        yield path, f"{each_device} x {n_ranks}" if n_ranks > 1 else each_device, wanted
+        yield path, (f"{each_device} x {n_ranks}" if n_ranks > 1 else each_device) + suffix, wanted
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,7 @@ def test_equal_prompts_in_one_step(case: Case, length: int) -> None:
 
 def test_preemption(case: Case) -> None:
     path, device, wanted = case
-    page = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
+    page = 16 * 3 * 2 * 2 * 32 * (1 if " with " in device else 4)  # tokens, layers, keys and values, heads, head size, float32
     with open_llm(path, device, kv_cache_memory_bytes=24 * page, max_model_len=160) as llm:
         outputs = llm.generate(prompts(), [params(i) for i in range(len(LENGTHS))], use_tqdm=False)
         assert [bits(o) for o in outputs] == wanted
