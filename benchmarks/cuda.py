@@ -189,6 +189,7 @@ class GptOss(Mixture):
 
 MODELS = {
     "8b": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False),
+    "70b": Shape("Llama", 80, 8192, 64, 8, 28672, 128256, False),  # benchmarks/parallel.py
     "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
     "qwen06b": Shape("Qwen3", 28, 1024, 16, 8, 3072, 151936, True),
     "qwen30b": Mixture("Qwen3Moe", 48, 2048, 32, 4, 768, 151936, False),
