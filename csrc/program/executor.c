@@ -208,6 +208,11 @@ static const struct captured *graph_for(const struct model *m, const struct batc
     return NULL;
 }
 
+bool model_replays(const struct model *m, const struct batch *batch)
+{
+    return graph_for(m, batch);
+}
+
 /* ---- the runner --------------------------------------------------------------------------------------------------------- */
 
 enum rc model_start(void *ctx, struct batch *batch, struct err *err)

@@ -50,6 +50,8 @@ struct model {
 enum rc graphs_warm(struct model *model, struct err *err);
 /* Making a graph can wait for all work on the device. No rank may still be in a step then, as that step waits for this rank. */
 enum rc graphs_capture(struct model *model, struct err *err);
+/* Whether a captured graph computes the batch: then its start enqueues few launches. */
+bool model_replays(const struct model *model, const struct batch *batch);
 
 /* ---- how a model is made ------------------------------------------------------------------------------------------------- */
 
