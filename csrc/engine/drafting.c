@@ -72,19 +72,20 @@ void drafter_schedule(const struct drafter *d, struct scheduler *s)
 
 /* ---- results ---- */
 
-static void count(struct drafts *drafts, struct engine_stats *stats)
+static void count(struct sequence *q, struct engine_stats *stats)
 {
+    const struct drafts *drafts = &q->drafts;
     for (uint32_t i = 0; i < drafts->n; i++) {
-        drafts->counts.proposed[i]++;
+        q->draft_counts.proposed[i]++;
         stats->drafts[i]++;
     }
     for (uint32_t i = 0; i < drafts->n_accepted; i++) {
-        drafts->counts.accepted[i]++;
+        q->draft_counts.accepted[i]++;
         stats->accepted_drafts[i]++;
     }
     stats->accepted_rows += drafts->n_accepted;
     for (uint32_t i = 0; i < drafts->n && i <= drafts->n_accepted; i++)
-        drafts->rates[i] += RATE_STEP * ((float)(i < drafts->n_accepted) - drafts->rates[i]);
+        q->draft_rates[i] += RATE_STEP * ((float)(i < drafts->n_accepted) - q->draft_rates[i]);
 }
 
 bool drafter_takes(struct scheduler *s, struct sequence *q, const struct sample_result *results, struct engine_stats *stats)
@@ -96,7 +97,7 @@ bool drafter_takes(struct scheduler *s, struct sequence *q, const struct sample_
         while (n_same < n && results[n_same].status == SAMPLE_OK && results[n_same].id == q->output[q->n_output + n_same])
             n_same++;
         drafts->n_accepted = n_same;
-        count(drafts, stats);
+        count(q, stats);
         scheduler_roll_back(s, q, n - n_same);
     }
     if (at == n)
@@ -106,9 +107,10 @@ bool drafter_takes(struct scheduler *s, struct sequence *q, const struct sample_
 }
 
 /* Sets the number of drafts of the next step, if that adapts. */
-static void adapt(const struct drafter *d, struct drafts *drafts)
+static void adapt(const struct drafter *d, struct sequence *q)
 {
-    drafts->n_wanted = drafts_worth(drafts->rates, ADAPTIVE_DRAFTS, step_costs_of_row(&d->costs));
+    struct drafts *drafts = &q->drafts;
+    drafts->n_wanted = drafts_worth(q->draft_rates, ADAPTIVE_DRAFTS, step_costs_of_row(&d->costs));
     drafts->n_idle = drafts->n_wanted ? 0 : drafts->n_idle + 1;
     if (drafts->n_idle == TRIAL_TOKENS) {
         drafts->n_idle = 0;
@@ -120,7 +122,7 @@ void drafter_note(const struct drafter *d, struct sequence *q, int32_t id)
 {
     d->source->accept(d->source->ctx, q, &id, 1);
     if (d->adapts && !q->drafts.has_more)
-        adapt(d, &q->drafts);
+        adapt(d, q);
 }
 
 void drafter_end(const struct drafter *d, struct sequence *q)

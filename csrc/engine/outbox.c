@@ -74,7 +74,7 @@ static void report(struct sequence *q, uint32_t epoch, struct output *output)
         .ids = q->output + r->spec.prior.n + first,
         .n_cached_tokens = r->n_cached,
         .n_preemptions = q->n_preemptions,
-        .drafts = q->drafts.memory && q->state == SEQUENCE_FINISHED ? &q->drafts.counts : NULL,
+        .drafts = q->drafts.memory && q->state == SEQUENCE_FINISHED ? &q->draft_counts : NULL,
         .epochs = q->epochs + first,
         .epoch = n_new ? q->epochs[n_new - 1] : (r->spec.is_score && r->n_scored) || r->n_pooled ? r->score_epoch : epoch,
         .queued = r->queued,

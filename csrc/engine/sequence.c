@@ -379,8 +379,8 @@ static struct sequence *sequence_create(struct request *r, const struct request_
     q->sample = sample;
     q->needs_values = q->seen || spec->n_bad_words;
     q->drafts.n_wanted = r->context->config->drafts.k ? q->drafts.most : q->drafts.most > 0;
-    for (uint32_t i = 0; i < MAX_DRAFTS; i++)
-        q->drafts.rates[i] = FIRST_RATE;
+    for (uint32_t i = 0; i < q->drafts.most; i++)
+        q->draft_rates[i] = FIRST_RATE;
     if (q->seen && spec->repetition_penalty != 1)
         for (uint32_t i = 0; i < spec->prompt.n; i++)
             seen_entry(q, spec->prompt.ids[i])->in_prompt = 1;

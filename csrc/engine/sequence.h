@@ -77,8 +77,6 @@ struct drafts {
     uint32_t n_results, n_accepted; /* results of that step taken up so far; drafts of it that are accepted */
     bool has_more;                 /* another token of the same step follows the one being accepted */
     uint32_t n_idle;               /* tokens since the last drafts, if their number adapts */
-    float rates[MAX_DRAFTS];       /* estimated share of accepted drafts by place, if those before are accepted */
-    struct draft_counts counts;
 };
 
 struct sequence {
@@ -91,6 +89,7 @@ struct sequence {
     uint32_t n_output, capacity;   /* capacity: most new tokens */
     uint32_t n_pending;            /* tokens that steps in flight draw; the sequence is not released while there are any */
     uint32_t last_task;            /* index of the newest pending token's task in its step */
+    struct drafts drafts;
     bool needs_values;             /* a draw needs all earlier tokens on the host */
     uint32_t *epochs;              /* [capacity] epoch of the weights that made each token */
     struct sample_result *results; /* [capacity], NULL without logprobs */
@@ -115,7 +114,6 @@ struct sequence {
     uint32_t status, error_position;
     const char *error;             /* text for STATUS_GRAMMAR */
     double first_token, last_token;
-    struct drafts drafts;
 
     /* Fields of the scheduler. */
     uint32_t slot, n_computed;
@@ -144,6 +142,10 @@ struct sequence {
     struct links links;
     bool is_in_outbox;
     uint32_t n_reported;           /* new tokens already taken */
+
+    /* Fields of drafting.h that steps without drafts do not touch. */
+    float draft_rates[MAX_DRAFTS]; /* estimated share of accepted drafts by place, if those before are accepted */
+    struct draft_counts draft_counts;
 };
 
 /* Validates and copies spec. The error of RC_INVALID names the parameter. The request has no number yet. */
