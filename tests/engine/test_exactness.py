@@ -20,7 +20,6 @@ MODELS = [
     ("llama", "float32", 1, "fp8"), ("mistral-window", "bfloat16", 2, "fp8"), ("qwen3", "bfloat16", 1, "int8"),
     ("llama", "float32", 2, "int8"),
 ]  # fmt: skip
-CPU_ONLY = ("int8",)
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
 
@@ -84,8 +83,6 @@ def alone(path: Path, batch: list[list[int]], device: str) -> list[list[tuple[by
 def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> Iterator[Case]:
     """A model, a device or several ranks, and the outputs of one rank for every prompt alone. Ranks cut all matrices."""
     *which, n_ranks, cache = (*request.param, "")[:4]
-    if which[1] in CPU_ONLY and each_device.startswith("cuda"):
-        pytest.skip(f"the CUDA backend refuses {which[1]}")
     if cache and each_device.startswith("cuda"):
         pytest.skip("the CUDA backend has no pages of bytes")
     path = tiny_model(*which)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-GROUPS = {"int4_g128": (68, 128, []), "int4_g32": (20, 32, [])}  # bytes of a block, values of a block, no float16 fields
+# bytes of a block, values of a block, no float16 fields
+GROUPS = {"int4_g128": (68, 128, []), "int4_g32": (20, 32, []), "int8_g128": (132, 128, []), "int8_g32": (36, 32, [])}
 
 
 def headers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

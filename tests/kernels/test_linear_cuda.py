@@ -294,7 +294,7 @@ def test_a_share_of_the_rows_has_the_bits_of_the_whole(dtype: str, activations: 
 
 def test_refusals(opened: Callable[[str], Backend]) -> None:
     backend = opened("bfloat16")
-    assert not any(backend.supports(dtype) for dtype in ("iq3_s", "iq1_m", "tq2_0", "int8_g32"))
+    assert not any(backend.supports(dtype) for dtype in ("iq3_s", "iq1_m", "tq2_0"))
     with pytest.raises(Exception, match="iq3_s"):
         backend.matrix([("iq3_s", 1, np.zeros(110, np.uint8))], 256)
     matrix = backend.matrix([("bfloat16", 1, np.zeros(16, np.uint16))], 16)

@@ -25,17 +25,10 @@ def scheme(layout: str) -> str:
     return "gptq_v2" if LAYOUTS[layout].config.get("checkpoint_format") == "gptq_v2" else method
 
 
-def options_on(device: str, layout: str) -> dict[str, object]:
-    """Options for float32 on a device; skips layouts that the device refuses."""
-    if device.startswith("cuda") and LAYOUTS[layout].bits == 8:
-        pytest.skip("the CUDA backend refuses 8 bits")
-    return {"dtype": "float32", "device": device}
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(make: Callable[..., Path], layout: str, prompts, device: str) -> None:
     """Exact values, and the bits of float32 weights: alone, in a batch and in chunks."""
-    options = options_on(device, layout)
+    options: dict[str, object] = {"dtype": "float32", "device": device}
     path = make(layout)
     (file,) = (path / "packed").glob("*.safetensors")
     reader = _core.Checkpoint([str(file)], scheme=scheme(layout))
@@ -56,7 +49,7 @@ def test_layouts(make: Callable[..., Path], layout: str, prompts, device: str) -
 @pytest.mark.parametrize("case", ["qwen3", "phi3", "gemma2", "glm4", "mixtral", "qwen2_moe"])
 def test_families(make: Callable[..., Path], layout: str, case: str, prompts, device: str) -> None:
     """Fused parts in the file or here, norms and biases beside them, experts."""
-    options = options_on(device, layout)
+    options: dict[str, object] = {"dtype": "float32", "device": device}
     path = make(layout, case)
     assert answers(path / "packed", prompts, **options) == answers(path / "plain", prompts, **options)
 
@@ -145,7 +138,7 @@ def test_dynamic(tiny, tmp_path: Path, prompts) -> None:
 @pytest.mark.parametrize("layout", ["gptq-32", "awq", "rows", "int8"])
 def test_head(tiny, tmp_path: Path, layout: str, prompts, device: str) -> None:
     """lm_head may be quantised, and any module may stay in float."""
-    options = options_on(device, layout)
+    options: dict[str, object] = {"dtype": "float32", "device": device}
     source = tiny("llama", vocab_size=160).directory
     path = quantise(source, tmp_path, LAYOUTS[layout], lambda name, _: "lm_head" in name or "q_proj" in name)
     with open_llm(path / "packed", **options) as llm:

@@ -207,6 +207,17 @@ template <uint32_t DTYPE, uint32_t VALUES, uint32_t BYTES> struct int4_format : 
 template <> struct weight_format<DTYPE_INT4_G128> : int4_format<DTYPE_INT4_G128, 128, 68> {};
 template <> struct weight_format<DTYPE_INT4_G32> : int4_format<DTYPE_INT4_G32, 32, 20> {};
 
+/* number * scale, which is a block's first word. */
+template <uint32_t DTYPE, uint32_t VALUES, uint32_t BYTES> struct int8_format : weight_block<DTYPE, VALUES, BYTES> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / VALUES) * BYTES;
+        return (float)(int8_t)b[4 + k % VALUES] * *(const float *)b;
+    }
+};
+template <> struct weight_format<DTYPE_INT8_G128> : int8_format<DTYPE_INT8_G128, 128, 132> {};
+template <> struct weight_format<DTYPE_INT8_G32> : int8_format<DTYPE_INT8_G32, 32, 36> {};
+
 /* Calls f with the format of a type, by the rows of CUDA_TYPES; does nothing for other types. */
 template <size_t ROW = 0, class F> static void visit_weight(uint32_t dtype, F f)
 {
