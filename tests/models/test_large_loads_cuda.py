@@ -1,4 +1,4 @@
-"""Loads of tensors of many MiB from a file to a CUDA device: whole rows, padded rows, and experts in MXFP4."""
+"""Loads of tensors of many MiB from a file to a CUDA device: whole rows, padded rows, quantised rows, and experts in MXFP4."""
 
 import json
 from pathlib import Path
@@ -62,6 +62,11 @@ def logprobs(llm: LLM) -> np.ndarray:
     return np.array([score.token_logprobs for score in llm.score(PROMPTS, use_tqdm=False)])
 
 
+def layer_sums(llm: LLM) -> dict[str, int]:
+    """Checksums without those of the ends, which devices may store as different types of floats."""
+    return {name: value for name, value in llm.weight_checksum().items() if ".layers." in name}
+
+
 @pytest.mark.parametrize("hidden", [1024, 1028])
 def test_rows_whole_and_padded(cuda: str, tmp_path: Path, hidden: int) -> None:
     """A load and an update write the same bits; rows of 1028 bfloat16 are padded on the device."""
@@ -78,6 +83,19 @@ def test_rows_whole_and_padded(cuda: str, tmp_path: Path, hidden: int) -> None:
         assert logprobs(llm).tobytes() == loaded.tobytes()
     with open_llm(path, "cpu") as llm:
         assert llm.weight_checksum() == sums
+
+
+@pytest.mark.parametrize(("scheme", "hidden"), [("fp8", 1024), ("fp8", 4096), ("int8", 1024), ("int4", 1024)])
+def test_rows_quantised_at_load(cuda: str, tmp_path: Path, scheme: str, hidden: int) -> None:
+    """The device holds the weights that the CPU holds. Rows of 4096 numbers in FP8 take as many bytes there as in a file."""
+    mlp = {f"model.layers.0.mlp.{part}_proj.weight": (5000, hidden) for part in ("gate", "up")}
+    down = {"model.layers.0.mlp.down_proj.weight": (hidden, 5000)}
+    path = write(tmp_path, LLAMA | {"hidden_size": hidden}, attention(hidden, False) | mlp | down)
+    with open_llm(path, "cpu", quantization=scheme) as llm:
+        sums = layer_sums(llm)
+    with open_llm(path, cuda, quantization=scheme) as llm:
+        assert layer_sums(llm) == sums
+        logprobs(llm)  # raises if they are not finite
 
 
 def test_experts_in_mxfp4(cuda: str, tmp_path: Path) -> None:

@@ -101,14 +101,15 @@ static bool fetch_rows(struct upload_job *job, uint32_t first, uint32_t n, char 
     return !rc;
 }
 
-/* Rows as the device has them. They are fetched to the buffer's end and moved forward one by one. row: room for one of FP8. */
+/* Rows as the device has them. They are fetched to the buffer's end and moved forward one by one. row: room for one of FP8,
+ * which is split even where it takes as many bytes as in the file: 32 scales fill the 128 bytes before the numbers. */
 static bool fill_buffer(struct upload_job *job, uint32_t first, uint32_t n, char *buffer, char *row)
 {
     size_t padding = job->row_bytes - job->file_row_bytes;
     char *rows = buffer + n * padding;
     if (__atomic_load_n(&job->has_failed, __ATOMIC_RELAXED) || !fetch_rows(job, first, n, rows))
         return false;
-    for (uint32_t r = 0; padding && r < n; r++, buffer += job->row_bytes, rows += job->file_row_bytes) {
+    for (uint32_t r = 0; (padding || job->fp8_cols) && r < n; r++, buffer += job->row_bytes, rows += job->file_row_bytes) {
         if (job->fp8_cols) {
             memcpy(row, rows, job->file_row_bytes);
             fp8_split(buffer, row, job->fp8_cols);
