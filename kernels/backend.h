@@ -720,6 +720,7 @@ struct comm {
     /* Ends all waits of all ranks with a failure, now and later. Any thread may call it. */
     void (*abort)(void *const *ctxs, uint32_t n_ranks);
     void (*close)(void *const *ctxs, uint32_t n_ranks); /* before the contexts are closed; no rank is in a meeting */
+    bool waits_on_device;      /* meet and gather return before the other ranks have come, so one thread can start all ranks */
 };
 
 /* ---- the table ------------------------------------------------------------------------------------------------------- */

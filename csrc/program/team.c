@@ -329,7 +329,7 @@ static enum rc make(struct team *team, const struct checkpoint *checkpoint, cons
     if (!rc)
         rc = run_ranks(team, warm_rank, NULL, true, err);
     if (!rc)
-        rc = run_ranks(team, capture_rank, NULL, false, err);
+        rc = run_ranks(team, capture_rank, NULL, true, err);
     return rc ? rc : prepare_hosts(team, err);
 }
 
@@ -459,12 +459,20 @@ static enum rc send_step(struct team *team, const struct batch *batch, struct er
     return hosts_send_step(team->hosts, team->message, n_bytes, err);
 }
 
+/* Whether one thread starts the step on all ranks. */
+static bool starts_in_turn(const struct team *team, const struct batch *batch)
+{
+    const struct comm *comm = team->comm;
+    const bool waits_on_device = comm && comm->size_bytes > offsetof(struct comm, waits_on_device) && comm->waits_on_device;
+    return waits_on_device && model_replays(team->models[0], batch);
+}
+
 enum rc team_start(void *ctx, struct batch *batch, struct err *err)
 {
     struct team *team = ctx;
     if (!team->hosts)
-        return team->n_ranks > 1 && model_replays(team->models[0], batch) ? run_in_turn(team, start_rank, batch, err)
-                                                                          : run_ranks(team, start_rank, batch, true, err);
+        return starts_in_turn(team, batch) ? run_in_turn(team, start_rank, batch, err)
+                                           : run_ranks(team, start_rank, batch, true, err);
     struct err failure = {0};
     enum rc rc = hosts_is_first(team->hosts) ? send_step(team, batch, &failure) : RC_OK;
     if (!rc)

@@ -224,6 +224,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF comm
     AT(size_bytes, 0) AT(open, 8) AT(share, 16) AT(meet, 24) AT(gather, 32) AT(check, 40) AT(abort, 48) AT(close, 56)
+    AT(waits_on_device, 64)
 #undef OF
 #define OF backend_options
     AT(device, 0) AT(isa, 8) AT(n_threads, 16) AT(max_rows, 20) AT(max_logits_rows, 24) AT(max_cols, 28) AT(vocab_size, 32)

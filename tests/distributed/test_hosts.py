@@ -434,7 +434,8 @@ def test_a_follower_ends_with_a_wrong_step(models: dict[str, dict[str, Any]], ki
             first, values = read_frame(wires[0])
             assert first == VALUES
             write_frame(wires[0], VALUES, values)
-        write_frame(wires[0], kind, data)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a message that is too long is not read to its end
+            write_frame(wires[0], kind, data)
         while (first := read_frame(wires[1]))[0] == PULSE:
             pass
         assert first[0] == END and text in first[1].decode()

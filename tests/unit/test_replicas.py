@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmpy import ConfigError, UnsupportedError, _core, hardware
+from llmpy import ConfigError, _core, hardware
 from llmpy.config import EngineConfig
 from llmpy.engine.replicas import members, placing, statistics, threads, update
 from llmpy.engine.replicas.routing import MAX_IMBALANCE, PIECE_TOKENS, Router
@@ -99,7 +99,8 @@ def test_each_replica_gets_a_device_of_one_name(monkeypatch: pytest.MonkeyPatch)
     assert hardware.devices_of(config.replace(data_parallel_size=3, device_ids=(2, 2, 2))) == ["cuda:2"] * 3
     with pytest.raises(ConfigError, match=r"device_ids must have data_parallel_size=2 numbers, got \[1\]"):
         hardware.devices_of(config.replace(device_ids=(1,)))
-    with pytest.raises(UnsupportedError, match="tensor_parallel_size=2: ranks run on the CPU only"):
+    assert hardware.devices_of(config.replace(data_parallel_size=1, tensor_parallel_size=2)) == ["cuda:1", "cuda:2"]
+    with pytest.raises(ConfigError, match=r"data_parallel_size=2 \* tensor_parallel_size=2: wanted so many devices like cuda:1"):
         hardware.devices_of(config.replace(tensor_parallel_size=2))
 
 

@@ -274,4 +274,4 @@ static void comm_close(void *const *ctxs, uint32_t n_ranks)
 }
 
 const struct comm cuda_comm = {sizeof(struct comm), comm_open, comm_share, cuda_meet, cuda_gather,
-                               comm_check, comm_abort, comm_close};
+                               comm_check, comm_abort, comm_close, true};
