@@ -39,7 +39,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model, all bfloat16."""
+    """Sizes of a model, all bfloat16 but for weights that are quantised at load."""
 
     family: str
     layers: int
@@ -69,6 +69,7 @@ class Shape:
     vocab: int
     tied: bool
     head_dim: int = 128
+    quantization: str | None = field(default=None, kw_only=True)
 
     def config(self) -> dict[str, object]:
         """config.json."""
@@ -189,6 +190,8 @@ class GptOss(Mixture):
 
 MODELS = {
     "8b": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False),
+    "8b-fp8": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False, quantization="fp8"),
+    "8b-int4": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False, quantization="int4"),
     "70b": Shape("Llama", 80, 8192, 64, 8, 28672, 128256, False),  # benchmarks/parallel.py
     "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
     "qwen06b": Shape("Qwen3", 28, 1024, 16, 8, 3072, 151936, True),
@@ -260,6 +263,7 @@ class Engine:
             max_num_seqs=SEQUENCES,
             max_num_batched_tokens=BUDGET,
             enforce_eager=eager,
+            quantization=shape.quantization,
             **options,
         )
         self.host_us: dict[int, list[float]] = defaultdict(list)
@@ -320,6 +324,16 @@ def first_row(length: int, must: float | None = None, aim: float | None = None, 
     return Row("ms", must, aim, vllm, lambda e: e.first(length), lambda s, c: 1e3 * c.prefill(s, 1, length))
 
 
+def quantised_rows(name: str, goals: dict[str, tuple[float, float, str]]) -> dict[str, Row]:
+    """Rows of a model with quantised weights, which have no floor: must, aim and vLLM by kind and size."""
+
+    def job_of(kind: str) -> Callable[[Engine], float]:
+        what, _, size = kind.partition(".")
+        return (lambda e: e.prefill(32, 2048)) if what == "prefill" else lambda e: getattr(e, what)(int(size))
+
+    return {f"{name}.{kind}": Row("tok/s" if kind == "prefill" else "ms", *goal, job_of(kind)) for kind, goal in goals.items()}
+
+
 def whole_row(must: float, aim: float, vllm: str) -> Row:
     def floor(s: Shape, c: Ceilings) -> float:
         return c.prefill(s, 256, 1024) + 1023 * c.step(s, 256, 1536)
@@ -354,6 +368,21 @@ ROWS: dict[str, Row] = {
         "s", 7.2, 6.3, "7.75", lambda e: e.samples(), lambda s, c: c.prefill(s, 32, 512) + 511 * c.step(s, 256, 768)
     ),
     "8b.1024x256": whole_row(28.0, 24.5, "28.1 (33.0)"),
+    **quantised_rows(
+        "8b-fp8",
+        {
+            "step.1": (2.1, 1.95, "3.49"), "step.32": (3.3, 3.0, "4.57"), "step.128": (4.8, 4.4, "5.91"),
+            "step.256": (8.3, 7.7, "9.36"), "first.128": (4.5, 4.0, "12.2"), "first.1024": (19, 16, "30.8"),
+            "first.8192": (150, 130, "151"), "prefill": (64_000, 75_000, "63200"),
+        },
+    ),
+    **quantised_rows(
+        "8b-int4",
+        {
+            "step.1": (1.8, 1.5, "3.80"), "step.32": (4.3, 3.6, "4.48"), "step.256": (10.6, 9.9, "10.75"),
+            "prefill": (38_000, 46_000, "46100"),
+        },
+    ),
     "qwen8b.step.1": step_row(1, 4.2, 3.8, "5.13"),
     "qwen8b.1024x256": whole_row(29.5, 26, "29.8"),
     "qwen06b.step.1": step_row(1, 0.75, 0.45, "1.59"),
