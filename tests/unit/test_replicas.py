@@ -100,7 +100,7 @@ def test_each_replica_gets_a_device_of_one_name(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigError, match=r"device_ids must have data_parallel_size=2 numbers, got \[1\]"):
         hardware.devices_of(config.replace(device_ids=(1,)))
     assert hardware.devices_of(config.replace(data_parallel_size=1, tensor_parallel_size=2)) == ["cuda:1", "cuda:2"]
-    with pytest.raises(ConfigError, match=r"data_parallel_size=2 \* tensor_parallel_size=2: wanted so many devices like cuda:1"):
+    with pytest.raises(ConfigError, match=r"data_parallel_size=2 \* tensor_parallel_size=2: wanted so many devices like"):
         hardware.devices_of(config.replace(tensor_parallel_size=2))
 
 
