@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
 from llmpy import LLM
-from llmpy.demo import fetch_model
+from llmpy.convert import convert
 
 PAGE = Path(__file__).parents[1] / "docs/use/quantization.md"
 MARKS = "<!-- begin: benchmarks/loss.py --page -->\n", "<!-- end -->\n"
@@ -67,41 +66,10 @@ class Loss:
         return [f"{value:.2g}" for value in (self.mean, self.largest, self.kl)]
 
 
-def is_matrix(tensor: gguf.ReaderTensor) -> bool:
-    """Whether a type of GGUF applies to a tensor; norms stay in float32."""
-    return len(tensor.shape) == 2
-
-
-def write(source: Path, to: Path, kind: str) -> Path:
-    """Writes the demo model with its exact values rounded to a type of GGUF.
-
-    Args:
-        source: The demo model.
-        to: The new file.
-        kind: Name of the type.
-    """
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(to, "llama")
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        is_array = field.types[0] == gguf.GGUFValueType.ARRAY
-        writer.add_key_value(key, field.contents(), field.types[0], field.types[-1] if is_array else None)
-    for tensor in reader.tensors:
-        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        stored = gguf.GGMLQuantizationType[kind if is_matrix(tensor) else "F32"]
-        writer.add_tensor(tensor.name, gguf.quantize(values, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return to
-
-
 def reference(folder: Path) -> Path:
     """The demo model in float32; an existing file is taken."""
     path = folder / "demo.F32.gguf"
-    return path if path.exists() else write(fetch_model(), folder / "part", "F32").rename(path)
+    return path if path.exists() else convert("demo", folder / "part", "gguf-f32").rename(path)
 
 
 def logprobs(path: Path, **options: Any) -> tuple[np.ndarray, list[int]]:
@@ -126,7 +94,7 @@ def measure(path: Path, scheme: str, wanted: np.ndarray) -> Loss:
     if kind == scheme:
         have, ids = logprobs(path, **{**LOADED, **CACHED}[scheme])
     else:
-        written = write(path, path.with_name("scheme.gguf"), kind)
+        written = convert(str(path), path.with_name("scheme.gguf"), f"gguf-{kind.lower()}")
         have, ids = logprobs(written)
         written.unlink()
     places = np.arange(len(ids) - 1), ids[1:]

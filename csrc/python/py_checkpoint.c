@@ -1,6 +1,8 @@
 /* py_checkpoint.c: the class _core.Checkpoint: the tensors of an opened checkpoint, and a GGUF file's key-values. */
 #include "py.h"
 
+#include "../base/mem.h"
+#include "../base/quantise.h"
 #include "../program/gguf.h"
 
 #include <ctype.h>
@@ -334,12 +336,64 @@ static PyObject *read_float32(PyObject *object, PyObject *name)
     return py_raise(&err);
 }
 
+#define ROUNDED_AT_ONCE ((uint64_t)1 << 20) /* values */
+
+/* Rounds all rows to a type that quantise_has. Called without the GIL. */
+static enum rc round_all(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint32_t dtype, char *to,
+                         struct err *err)
+{
+    uint64_t cols = row_values(tensor), n_rows = n_rows_of(tensor), at_once = ROUNDED_AT_ONCE / cols + 1;
+    size_t row_bytes = dtype_row_bytes(dtype, cols), floats_bytes = at_once * cols * sizeof(float);
+    float *floats = mem_alloc(floats_bytes + at_once * dtype_row_bytes(tensor->dtype, cols));
+    char *rows = (char *)floats + floats_bytes;
+    enum rc rc = floats ? RC_OK : err_set(err, RC_MEMORY, "checkpoint: out of memory");
+    for (uint64_t i = 0, n; i < n_rows && !rc; i += n) {
+        n = n_rows - i < at_once ? n_rows - i : at_once;
+        rc = checkpoint_rows(checkpoint, tensor, i, 1, n, rows, err);
+        if (!rc && !quantise_rows(dtype, tensor->dtype, rows, n, cols, floats, to + i * row_bytes))
+            rc = err_set(err, RC_CHECKPOINT, "tensor %.160s: quantization: wanted finite values below 2^100, have others",
+                         tensor->name);
+    }
+    mem_free(floats);
+    return rc;
+}
+
+static PyObject *read_rounded(PyObject *object, PyObject *args)
+{
+    const struct checkpoint *checkpoint = ((struct checkpoint_object *)object)->checkpoint;
+    PyObject *name;
+    const char *type;
+    if (!PyArg_ParseTuple(args, "Os:read_rounded", &name, &type))
+        return NULL;
+    const struct checkpoint_tensor *tensor = find_tensor(object, name);
+    if (!tensor)
+        return NULL;
+    uint32_t dtype = dtype_from_name(type);
+    if (!quantise_has(dtype) || !dtype_to_float(tensor->dtype, NULL, NULL, 0) || !row_values(tensor))
+        return PyErr_Format(PyExc_ValueError, "read_rounded: wanted values and a type that llmpy quantises to, have %s and %s",
+                            tensor->type, type);
+    size_t size_bytes = n_rows_of(tensor) * dtype_row_bytes(dtype, row_values(tensor));
+    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size_bytes);
+    if (!result)
+        return NULL;
+    struct err err;
+    enum rc rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = round_all(checkpoint, tensor, dtype, PyBytes_AsString(result), &err);
+    Py_END_ALLOW_THREADS
+    if (rc == RC_OK)
+        return result;
+    Py_DECREF(result);
+    return py_raise(&err);
+}
+
 /* ---- the type --------------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
     {"tensors", tensors, METH_NOARGS, "By name: type, shape, file."},
     {"read", read_stored, METH_O, "A tensor's bytes as stored."},
     {"read_float32", read_float32, METH_O, "A tensor's exact values as float32 bytes."},
+    {"read_rounded", read_rounded, METH_VARARGS, "A tensor of floats, its rows rounded to blocks of a type as at load."},
     {NULL, NULL, 0, NULL},
 };
 

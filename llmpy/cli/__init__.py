@@ -162,6 +162,11 @@ def _parser(word: str) -> argparse.ArgumentParser:
     compare.add_argument("--tolerance", type=float, metavar="X", help="of the largest value (float32: 1e-4)")
     compare.add_argument("--all", action="store_true", help="show every module, not the layers alone")
 
+    convert = command("convert", "convert", "Write a quantised copy of a model, as compressed-tensors or GGUF.")
+    convert.add_argument("name", metavar="MODEL", help="directory, .gguf file, hub id, or demo")
+    convert.add_argument("out", metavar="OUT", help="new directory, or new .gguf file")
+    convert.add_argument("--to", required=True, metavar="TYPE", help="fp8, int8, int4, int4_g32; of GGUF: gguf-q8_0, ...")
+
     pull = command("pull", "models", "Download a model of the Hugging Face hub, or the demo model.")
     pull.add_argument("name", metavar="MODEL", help="hub id, a file in one (org/name/file.gguf), or demo")
     pull.add_argument("--revision", metavar="NAME", help="branch, tag or commit")

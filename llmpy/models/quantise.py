@@ -1,5 +1,7 @@
 """Quantisation at load: which matrices of a program a scheme rounds, and to which stored type (docs/use/quantization.md)."""
 
+from collections.abc import Collection
+
 from ..errors import ConfigError
 from .program import Spec, Tensors, Weight
 
@@ -9,7 +11,8 @@ LEAST = 32
 """A matrix whose tensor has fewer rows or columns stays in floats."""
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
-_LINEARS = ("linear", "experts", "experts_up", "experts_down")
+LINEARS = ("linear", "experts", "experts_up", "experts_down")
+"""The operations whose matrices are quantised at load."""
 
 
 def mark(spec: Spec, tensors: Tensors | None, scheme: str) -> None:
@@ -24,11 +27,7 @@ def mark(spec: Spec, tensors: Tensors | None, scheme: str) -> None:
         ConfigError: the checkpoint is quantised by another scheme.
     """
     wanted = SCHEMES[scheme]
-    others: set[int] = set()
-    linears: set[int] = set()
-    for name, operands in spec["ops"]:
-        (linears if name in _LINEARS else others).update(operands["weights"])
-    matrices = [weight for number, weight in enumerate(spec["weights"]) if number in linears - others and _is_large(weight)]
+    matrices = matrices_of(spec, LINEARS)
     types = {tensors[part.source][0] for weight in matrices for part in weight["parts"]} if tensors else set()
     stored = sorted(types - set(_FLOATS))
     if any(each.partition("_g")[0] != wanted.partition("_g")[0] for each in stored):
@@ -41,6 +40,20 @@ def mark(spec: Spec, tensors: Tensors | None, scheme: str) -> None:
     for weight in matrices:
         if not stored:
             weight["quantised"] = wanted
+
+
+def matrices_of(spec: Spec, operations: Collection[str]) -> list[Weight]:
+    """The matrices that only these operations use, without small ones.
+
+    Args:
+        spec: A program.
+        operations: Names of operations.
+    """
+    others: set[int] = set()
+    meant: set[int] = set()
+    for name, operands in spec["ops"]:
+        (meant if name in operations else others).update(operands["weights"])
+    return [weight for number, weight in enumerate(spec["weights"]) if number in meant - others and _is_large(weight)]
 
 
 def _is_large(weight: Weight) -> bool:

@@ -1,0 +1,42 @@
+"""Writes quantised copies of a model: compressed-tensors checkpoints and GGUF files (docs/use/quantization.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..models.quantise import SCHEMES
+
+GGUF = "gguf-"
+
+
+def convert(model: str, out: str | Path, to: str) -> Path:
+    """Writes a quantised copy of a model.
+
+    Args:
+        model: Directory, .gguf file or hub id.
+        out: The new directory, or the new .gguf file; it must not exist.
+        to: A value of `quantization`, for a compressed-tensors checkpoint; or "gguf-" and a type of GGUF, such as "gguf-q8_0".
+
+    Returns:
+        The path of the copy.
+
+    Raises:
+        ConfigError: `to` is unknown, `out` exists, or the checkpoint is quantised already.
+        UnsupportedError: a tensor or a type that the format cannot hold.
+        CheckpointError: a file is malformed, or a weight is not finite.
+    """
+    from ..hub import resolve
+    from . import compressed, gguf_file
+
+    path = Path(out)
+    if to not in SCHEMES and not to.startswith(GGUF):
+        raise ConfigError(f"to={to!r}: wanted {', '.join(SCHEMES)} or {GGUF}TYPE, such as {GGUF}q8_0", option="to", value=to)
+    if path.exists():
+        raise ConfigError(f"{path} exists; name a new path, or remove it", option="out", value=str(path))
+    files = resolve(model)
+    if to in SCHEMES:
+        compressed.write(files, path, to)
+    else:
+        gguf_file.write(files, path, to.removeprefix(GGUF))
+    return path
