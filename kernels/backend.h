@@ -139,6 +139,27 @@ struct linear_args {
     struct view mid;            /* LINEAR_PRODUCT: [n_rows][rows of the matrix], scratch */
 };
 
+/* Adapters (LoRA): for each row that has one, y += scale * B (A x), part by part of a matrix. x is the input of the matrix's
+ * linear. A slot of the adapters' memory holds one adapter. A part's head, a, b are offsets in bytes inside a slot:
+ *   head   uint32 rank, then float32 scale; rank 0: the adapter does not have the part
+ *   a      float32 [max_rank][n_cols], of which rank rows are used
+ *   b      float32 [max_rank][n_rows], the transpose of B
+ * t = A x and B t are sums in float32 whose order the part alone decides. Rows without an adapter keep their bits. */
+struct lora_part {
+    uint32_t first_row, n_rows; /* of the matrix */
+    size_t head, a, b;
+};
+struct lora_args {
+    uint32_t n_rows, n_parts, max_rank;
+    const struct lora_part *parts; /* [n_parts] in host memory, of one matrix */
+    const void *slots;
+    size_t slot_bytes;
+    const int32_t *row_slots;   /* a row's slot; -1: the row has no adapter */
+    const int32_t *rows;        /* [n_rows] where row_slots has the slot of each row; NULL: at 0, 1, ... */
+    struct view x, y;           /* y holds the linear's result */
+    float *scratch;             /* [n_rows][n_parts][max_rank] */
+};
+
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). out may be x. */
 struct rms_norm_args {
     uint32_t n_rows, n_heads;
@@ -860,6 +881,7 @@ struct backend {
 #define ENTRY(name) enum rc (*name)(void *ctx, const struct name##_args *args, struct err *err);
 #define HOST_ENTRY(name) ENTRY(name)
 #define RANK_ENTRY(name) ENTRY(name)
+#define OPTION_ENTRY(name) ENTRY(name)
 #define TABLE(name) const struct name *name;
 #include "entries.def"
 };

@@ -195,6 +195,26 @@ class Backend:
         args.n_rows = stage.n_rows
         self._run(stage, "linear", args)
 
+    def lora(
+        self, x: Array, y: Array, slots: Array, parts: Sequence[tuple[int, int, int, int, int]], row_slots: Array,
+        max_rank: int, rows: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Adds adapters to y; a part is (first row, rows, offsets of head, a, b); a row of slots is float32."""
+        stage = Stage(self)
+        args = struct("lora_args", n_parts=len(parts), max_rank=max_rank, slot_bytes=4 * slots.shape[1])
+        table = (header().structs["lora_part"] * len(parts))(*parts)
+        args.parts = ctypes.addressof(table)
+        stage.view(args.x, "x", x)
+        stage.item_bytes = 4
+        stage.view(args.y, "y", y, True)
+        stage.array(args, "slots", slots)
+        stage.array(args, "row_slots", row_slots, "i")
+        stage.array(args, "rows", rows, "i")
+        scratch = np.full(max(len(x) * len(parts) * max_rank, 1), np.nan, np.float32)
+        stage.array(args, "scratch", scratch, is_written=True)
+        args.n_rows = stage.n_rows
+        self._run(stage, "lora", args)
+
     def _stage_linear(
         self, stage: Stage, args: Any, y: Array, bias: Array | None, mid: Array | None, norm: Array | None = None
     ) -> None:

@@ -306,6 +306,7 @@ static enum rc cpu_matrix_read(void *ctx, const struct matrix *matrix, uint32_t 
         return cpu->kernels->name(cpu, args, err);                                                                             \
     }
 #define RANK_ENTRY(name) ENTRY(name)
+#define OPTION_ENTRY(name) ENTRY(name)
 #include "../entries.def"
 
 static const struct device_traits TRAITS = {.size_bytes = sizeof TRAITS, .has_host_memory = true, .default_tokens = 512,
@@ -336,6 +337,7 @@ static const struct backend BACKEND = {
     .kv_layer_bytes = cpu_kv_layer_bytes,
 #define ENTRY(name) .name = cpu_##name,
 #define RANK_ENTRY(name) ENTRY(name)
+#define OPTION_ENTRY(name) ENTRY(name)
 #include "../entries.def"
     .copy_pages = cpu_copy_pages,
     .comm = &cpu_comm,

@@ -60,6 +60,7 @@ struct cpu_kernels {
                            struct err *err);
 #define ENTRY(name) enum rc (*name)(struct cpu *cpu, const struct name##_args *args, struct err *err);
 #define RANK_ENTRY(name) ENTRY(name)
+#define OPTION_ENTRY(name) ENTRY(name)
 #include "../entries.def"
 };
 

@@ -11,6 +11,7 @@ const struct cpu_kernels *K(cpu_kernels)(void)
         .matrix_read = K(matrix_read),
 #define ENTRY(name) .name = K(name),
 #define RANK_ENTRY(name) ENTRY(name)
+#define OPTION_ENTRY(name) ENTRY(name)
 #include "../entries.def"
     };
     return &kernels;

@@ -19,6 +19,7 @@ enum rc K(matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t fi
                        struct err *err);
 #define ENTRY(name) enum rc K(name)(struct cpu *cpu, const struct name##_args *args, struct err *err);
 #define RANK_ENTRY(name) ENTRY(name)
+#define OPTION_ENTRY(name) ENTRY(name)
 #include "../entries.def"
 
 #endif

@@ -56,6 +56,13 @@ TEST(the_abi_has_its_number)
     AT(matrix, 0) AT(n_rows, 8) AT(x, 16) AT(y, 32) AT(bias, 48) AT(add, 56) AT(input, 64) AT(norm_weight, 72)
     AT(norm_eps, 80) AT(act, 84) AT(is_float_out, 88) AT(output, 92) AT(mid, 96)
 #undef OF
+#define OF lora_part
+    AT(first_row, 0) AT(n_rows, 4) AT(head, 8) AT(a, 16) AT(b, 24)
+#undef OF
+#define OF lora_args
+    AT(n_rows, 0) AT(n_parts, 4) AT(max_rank, 8) AT(parts, 16) AT(slots, 24) AT(slot_bytes, 32) AT(row_slots, 40) AT(rows, 48)
+    AT(x, 56) AT(y, 72) AT(scratch, 88)
+#undef OF
 #define OF rms_norm_args
     AT(n_rows, 0) AT(n_heads, 4) AT(x, 8) AT(out, 24) AT(weight, 40) AT(eps, 48) AT(weight_stride, 52)
 #undef OF
@@ -253,6 +260,7 @@ TEST(the_abi_has_its_number)
     AT(ssm, 432) AT(selective_scan, 440) AT(delta, 448) AT(route, 456) AT(experts, 464) AT(head_linear, 472)
     AT(latent_attention, 480) AT(position_scale, 488) AT(scale_logits, 496) AT(sample, 504) AT(tensor_write, 512)
     AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
+    AT(lora, 568)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)
@@ -261,7 +269,7 @@ TEST(the_abi_has_its_number)
 
 /* Structs in arrays do not grow. */
 SIZE(matrix_part, 8) SIZE(table_run, 8) SIZE(token_bias, 8) SIZE(token_seen, 12) SIZE(sample_task, 144)
-SIZE(sample_result, 28) SIZE(route, 8) SIZE(page_copy, 8) SIZE(view, 16)
+SIZE(sample_result, 28) SIZE(route, 8) SIZE(page_copy, 8) SIZE(view, 16) SIZE(lora_part, 32)
 
 NUMBER(DTYPE_F32, 0) NUMBER(DTYPE_F16, 1) NUMBER(DTYPE_Q4_0, 2) NUMBER(DTYPE_Q4_1, 3) NUMBER(DTYPE_Q5_0, 6)
 NUMBER(DTYPE_Q5_1, 7) NUMBER(DTYPE_Q8_0, 8) NUMBER(DTYPE_Q2_K, 10) NUMBER(DTYPE_Q3_K, 11) NUMBER(DTYPE_Q4_K, 12)

@@ -1,0 +1,96 @@
+/* Adapters: y += scale * B (A x) for the rows that have one. Shapes: x [n_rows][n_cols], y [n_rows][...] float32, A and the
+ * transpose of B float32, one of each for every part of the matrix. Order of the sums: an element of A x is a dot product in
+ * four chains of vectors over the columns, joined as a fixed tree; an element of B (A x) is one chain over the rank. So neither
+ * the number of threads nor other rows change a bit. Bound by the bytes of A and B for one row (rank 16, 4096 x 4096: 0.5 MB),
+ * else by 4 operations a rank, row and column. */
+#include "ops.h"
+#include "simd.h"
+
+#include <string.h>
+
+struct lora_job {
+    struct cpu *cpu;
+    const struct lora_args *args;
+};
+
+struct lora_head {
+    uint32_t rank;
+    float scale;
+};
+
+/* The slot of a row's adapter; NULL: the row has none. */
+static const char *slot_of(const struct lora_args *args, uint32_t row)
+{
+    int32_t slot = args->row_slots[args->rows ? args->rows[row] : (int32_t)row];
+    return slot < 0 ? NULL : (const char *)args->slots + (size_t)slot * args->slot_bytes;
+}
+
+static struct lora_head head_of(const struct lora_part *part, const char *slot)
+{
+    struct lora_head head;
+    memcpy(&head, slot + part->head, sizeof head);
+    return head;
+}
+
+static float dot(const float *a, const float *b, uint32_t n)
+{
+    vf sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    uint32_t i = 0, j = 0;
+    for (; i + LANES <= n; i += LANES, j = (j + 1) % 4)
+        sum[j] = v_fma(v_load(a + i), v_load(b + i), sum[j]);
+    if (i < n)
+        sum[j] = v_fma(v_load_n(a + i, n - i), v_load_n(b + i, n - i), sum[j]);
+    return v_hsum(v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3])));
+}
+
+/* One element of t = A x; nothing if the adapter's rank is lower. */
+static void shrink(const struct lora_args *args, uint32_t row, uint32_t part_idx, uint32_t element)
+{
+    const struct lora_part *part = &args->parts[part_idx];
+    const char *slot = slot_of(args, row);
+    if (!slot || element >= head_of(part, slot).rank)
+        return;
+    const float *a = (const float *)(slot + part->a) + (size_t)element * args->x.width;
+    const float *x = (const float *)args->x.data + (size_t)row * args->x.stride;
+    args->scratch[((size_t)row * args->n_parts + part_idx) * args->max_rank + element] = dot(a, x, args->x.width);
+}
+
+/* y += scale * B t for rows first .. end of a part. */
+static void expand(const struct lora_args *args, uint32_t row, uint32_t part_idx, uint32_t first, uint32_t end)
+{
+    const struct lora_part *part = &args->parts[part_idx];
+    const char *slot = slot_of(args, row);
+    struct lora_head head = slot ? head_of(part, slot) : (struct lora_head){0};
+    const float *t = args->scratch + ((size_t)row * args->n_parts + part_idx) * args->max_rank;
+    float *y = (float *)args->y.data + (size_t)row * args->y.stride + part->first_row;
+    for (uint32_t i = first; head.rank && i < end; i += LANES) {
+        uint32_t lanes = end - i < LANES ? end - i : LANES;
+        const float *b = (const float *)(slot + part->b) + i;
+        vf sum = v_zero();
+        for (uint32_t j = 0; j < head.rank; j++, b += part->n_rows)
+            sum = v_fma(v_set1(t[j]), v_load_n(b, lanes), sum);
+        v_store_n(y + i, v_fma(v_set1(head.scale), sum, v_load_n(y + i, lanes)), lanes);
+    }
+}
+
+static void lora_run(void *job_args, uint32_t thread)
+{
+    const struct lora_job *job = job_args;
+    const struct lora_args *args = job->args;
+    uint32_t n_threads = job->cpu->n_threads, per_row = args->n_parts * args->max_rank, n = args->n_rows * per_row;
+    for (uint32_t i = share_first(n, thread, n_threads); i < share_first(n, thread + 1, n_threads); i++)
+        shrink(args, i / per_row, i % per_row / args->max_rank, i % args->max_rank);
+    pool_barrier(job->cpu->pool);
+    for (uint32_t row = 0; row < args->n_rows; row++)
+        for (uint32_t p = 0; p < args->n_parts; p++)
+            expand(args, row, p, share_first(args->parts[p].n_rows, thread, n_threads),
+                   share_first(args->parts[p].n_rows, thread + 1, n_threads));
+}
+
+enum rc K(lora)(struct cpu *cpu, const struct lora_args *args, struct err *err)
+{
+    (void)err;
+    struct lora_job job = {cpu, args};
+    pool_run(cpu->pool, lora_run, &job);
+    return RC_OK;
+}

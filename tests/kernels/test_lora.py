@@ -1,0 +1,70 @@
+"""Adapters of a linear against float64; a row's bits depend on its adapter and its input alone."""
+
+import numpy as np
+import pytest
+
+from binding import Backend
+
+Array = np.ndarray
+SLOTS, MAX_RANK = 3, 8
+RANKS = [[8, 3], [1, 0], [5, 8]]  # of each slot's parts
+
+
+def make(columns: int, widths: list[int]) -> tuple[Array, list[tuple[int, int, int, int, int]]]:
+    """Slots with random adapters, and the places of their parts."""
+    rng, at, parts, first = np.random.default_rng(columns), 0, [], 0
+    for rows in widths:
+        head, a, b = at, at + 16, at + 16 + MAX_RANK * columns
+        parts.append((first, rows, 4 * head, 4 * a, 4 * b))
+        first, at = first + rows, b + MAX_RANK * rows
+    slots = rng.standard_normal((SLOTS, at)).astype(np.float32)
+    for slot, ranks in enumerate(RANKS):
+        for (_, _, head, *_), rank in zip(parts, ranks, strict=False):
+            slots.view(np.uint32)[slot, head // 4] = rank
+            slots[slot, head // 4 + 1] = 0.5 + slot
+    return slots, parts
+
+
+def wanted(x: Array, y: Array, slots: Array, parts: list[tuple[int, int, int, int, int]], chosen: Array) -> Array:
+    found = y.astype(np.float64)
+    for row, slot in enumerate(chosen):
+        for first, rows, head, a, b in parts if slot >= 0 else []:
+            rank = slots.view(np.uint32)[slot, head // 4]
+            down = slots[slot, a // 4 :][: rank * x.shape[1]].reshape(rank, x.shape[1]).astype(np.float64)
+            up = slots[slot, b // 4 :][: rank * rows].reshape(rank, rows).astype(np.float64)
+            found[row, first : first + rows] += slots[slot, head // 4 + 1] * ((down @ x[row]) @ up)
+    return found
+
+
+@pytest.mark.parametrize(("columns", "widths"), [(1, [1]), (40, [16, 7]), (515, [33, 64]), (64, [300])])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_values_and_bits(columns: int, widths: list[int], threads: int, isa: str) -> None:
+    backend, rng = Backend("cpu", isa, num_threads=threads), np.random.default_rng(1)
+    slots, parts = make(columns, widths)
+    x = rng.standard_normal((9, columns)).astype(np.float32)
+    y = rng.standard_normal((9, sum(widths))).astype(np.float32)
+    chosen = np.array([0, -1, 2, 1, 1, 0, -1, 2, 0], np.int32)
+    out = y.copy()
+    backend.lora(x, out, slots, parts, chosen, MAX_RANK)
+    want = wanted(x, y, slots, parts, chosen)
+    assert np.abs(out - want).max() <= 1e-5 * np.abs(want).max()
+    assert out[chosen < 0].tobytes() == y[chosen < 0].tobytes()
+    for row in range(9):
+        alone = y[row : row + 1].copy()
+        backend.lora(x[row : row + 1], alone, slots, parts, chosen[row : row + 1], MAX_RANK)
+        assert alone.tobytes() == out[row : row + 1].tobytes()
+    picked = np.array([7, 1, 4], np.int32)
+    some = y[picked].copy()
+    backend.lora(x[picked], some, slots, parts, chosen, MAX_RANK, picked)
+    assert some.tobytes() == out[picked].tobytes()
+
+
+def test_threads_change_no_bit(isa: str) -> None:
+    slots, parts = make(515, [33, 64])
+    x = np.random.default_rng(2).standard_normal((5, 515)).astype(np.float32)
+    found = []
+    for threads in (1, 2, 5):
+        y = np.zeros((5, 97), np.float32)
+        Backend("cpu", isa, num_threads=threads).lora(x, y, slots, parts, np.array([0, 1, 2, 0, -1], np.int32), MAX_RANK)
+        found.append(y.tobytes())
+    assert found[0] == found[1] == found[2]
