@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         BeamSearchOutput,
         BeamSearchParams,
         BeamSearchSequence,
-        LoRARequest,
     )
     from .async_engine import AsyncEngine
     from .config import EngineConfig
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from .inputs import PromptType, TextPrompt, TokensPrompt
     from .llm import LLM
     from .logprobs import Logprob, Logprobs, PromptLogprobs
+    from .lora import LoRARequest
     from .models import architecture
     from .outputs import Chunk, CompletionOutput, EngineStats, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
     from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingOutputs, PoolingRequestOutput
@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence LoRARequest",
+    "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence",
+    "lora": "LoRARequest",
     "async_engine": "AsyncEngine",
     "config": "EngineConfig",
     "hardware": "build_info devices get_include",

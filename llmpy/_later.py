@@ -27,10 +27,6 @@ class BeamSearchOutput(_Later):
     """The beams of a prompt."""
 
 
-class LoRARequest(_Later):
-    """An adapter."""
-
-
 class LaterCalls:
     """Methods of LLM that are not implemented yet."""
 

@@ -180,7 +180,6 @@ LATER = {
     "apply_model": "there is no module tree; call `program()`, `weight_info()` or `LLM.tap()`",
     "AsyncEngine.tap": "use `LLM`, which has `tap()`",
     "BeamSearchParams": "use `SamplingParams` with `n`",
-    "LoRARequest": "merge the adapter into the checkpoint",
 }
 """Names that exist but raise UnsupportedError -> advice."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ._later import LaterMethods
 from .checks import as_int
 from .engine import calls
-from .engine.base import Conversation, EngineBase, Tools, check_params_type, refuse_adapters
+from .engine.base import Conversation, EngineBase, Tools, check_params_type
 from .engine.feeds import DeferredSubmission, Feed, PendingResult, RequestHandle, RequestStream
 from .engine.health import STUCK_AFTER_S, check_serving
 from .engine.jobs import beside
@@ -123,7 +123,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             sampling_params: None = the model's defaults; `output_kind` says what the stream gives.
             request_id: A name that no request in flight has; None = a number.
             priority: Lower runs first (scheduling_policy="priority").
-            lora_request: Not supported yet.
+            lora_request: A LoRARequest, the name of a loaded adapter, or None.
             cache_salt: Requests with unlike salts share no cached block.
             sampling: Fields of SamplingParams on top of the model's defaults, instead of `sampling_params`.
 
@@ -382,12 +382,13 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         """Checks a request and queues it."""
         driver = self._driver
         driver.check_alive()
-        refuse_adapters([lora_request])
+        adapter = self._frontend.adapters.choose(lora_request)
         if not (request_id is None or isinstance(request_id, str)):
             raise TypeError(f"request_id must be a str, but is of type {type(request_id).__name__}")
         params = self._params(sampling_params, sampling)
         check_params_type(params)
         prompt = item if isinstance(item, Prompt) else parse(_one(item, "generate"))
+        prompt.adapter = adapter
         if cache_salt is not None:
             prompt.salt = cache_salt or None
         priority = as_int("priority", priority)

@@ -78,7 +78,10 @@ class EngineConfig:
         chat_template: Jinja text or a file with it; None = the tokenizer's.
         vocab_limit: Ids from here on are never sampled; None = the tokenizer's last id + 1.
         banned_token_ids: Ids that are never sampled.
-        enable_return_routed_experts, enable_lora, max_loras, max_lora_rank: Not supported yet.
+        enable_return_routed_experts: Not supported yet.
+        enable_lora: Whether requests may have adapters (`lora_request`). On the CPU only so far.
+        max_loras: Most adapters whose requests run at the same time; those of other adapters wait.
+        max_lora_rank: Largest rank of an adapter.
         speculative_config: Drafts, which make several tokens of a sample in one step: {"method": "ngram", "k": 4, "min": 2,
             "max": 4} or {"method": "suffix", "k": "auto", "shared": True}; None = none. Never changes a result.
         max_queued_requests: Most samples that may wait in an AsyncEngine; None = no limit.
@@ -134,9 +137,9 @@ class EngineConfig:
     vocab_limit: int | None = field(default=None, metadata=option(optional(integer(1))))
     banned_token_ids: tuple[int, ...] = field(default=(), metadata=option(rules.token_ids))
     enable_return_routed_experts: bool = field(default=False, metadata=option(only(False, "leave it out")))
-    enable_lora: bool = field(default=False, metadata=option(only(False, "merge the adapter into the checkpoint")))
-    max_loras: int = field(default=1, metadata=option(only(1, "leave it out")))
-    max_lora_rank: int = field(default=16, metadata=option(only(16, "leave it out")))
+    enable_lora: bool = field(default=False, metadata=option(as_bool))
+    max_loras: int = field(default=1, metadata=option(integer(1, 1024)))
+    max_lora_rank: int = field(default=16, metadata=option(integer(1, 1024)))
     max_queued_requests: int | None = field(default=None, metadata=option(optional(integer(1, 1 << 31))))
     kv_event_capacity: int = field(default=0, metadata=option(integer(0, 1 << 24)))
     pipeline_parallel_size: int = field(default=1, metadata=option(only(1, "it has to be 1")))

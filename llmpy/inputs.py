@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .engine.adapters import Chosen
     from .results.replies import ReplyReader
 
     Ids: TypeAlias = npt.NDArray[np.int32]
@@ -56,9 +57,10 @@ class Prompt:
     | error | why the text cannot be tokenised |
     | room | (option, number of new tokens that must fit after the prompt) |
     | reader | parser of answers to a conversation |
+    | adapter | what the request wants added to the weights |
     """
 
-    __slots__ = ("error", "ids", "prior", "reader", "room", "salt", "text", "types")
+    __slots__ = ("adapter", "error", "ids", "prior", "reader", "room", "salt", "text", "types")
 
     def __init__(
         self, text: str | None, ids: Ids | None, prior: Ids | None = None, salt: str | None = None, types: Ids | None = None
@@ -70,6 +72,7 @@ class Prompt:
         self.types = types
         self.room: tuple[str, int] | None = None
         self.reader: ReplyReader | None = None
+        self.adapter: Chosen | None = None
         self.error: LlmpyError | None = None
 
 

@@ -11,7 +11,7 @@ from ._later import LaterCalls, LaterMethods
 from .advice import advised
 from .checks import as_int
 from .engine import calls
-from .engine.base import Conversation, EngineBase, Messages, Tools, check_params_type, refuse_adapters
+from .engine.base import Conversation, EngineBase, Messages, Tools, check_params_type
 from .engine.driver import Driver
 from .engine.frontend import one_each, special_tokens_wanted
 from .engine.pooling import params_of, pool, request_of, wish
@@ -156,7 +156,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             sampling_params: One for all or one each; None, the default: `get_default_sampling_params()`.
             use_tqdm: Progress bar: True, False, or a callable like tqdm. None, the default: if there are several prompts, the
                 call takes longer than 0.5 s, and stderr is a terminal or a notebook's.
-            lora_request: Not supported yet.
+            lora_request: A LoRARequest, the name of a loaded adapter, or None; one for all or one each.
             priority: Lower runs first (scheduling_policy="priority"); one for all or one each.
             tokenization_kwargs: `add_special_tokens` (True).
             on_error: "raise", or "return": bad and failed requests come back with `.error`.
@@ -259,9 +259,9 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         params = one_each(self._params(sampling_params, sampling), len(items))
         for param in params:
             check_params_type(param)
-        refuse_adapters(one_each(lora_request, len(items), "lora_request"))
+        adapters = [self._frontend.adapters.choose(one) for one in one_each(lora_request, len(items), "lora_request")]
         priorities = [as_int("priority", item) for item in one_each(priority, len(items), "priority")]
-        prompts = self._frontend.prompts(items, special_tokens)
+        prompts = calls.with_adapters(self._frontend.prompts(items, special_tokens), adapters)
         return calls.prepare(self._frontend, prompts, params, priorities)
 
     @advised
@@ -477,10 +477,12 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
     ) -> PoolingOutputs[Any]:
         with self._driver.driving():
             items, given = batch(prompts), params_of(pooling_params, pooling, call)
-            refuse_adapters(one_each(lora_request, len(items), "lora_request"))
+            adapters = [self._frontend.adapters.choose(one) for one in one_each(lora_request, len(items), "lora_request")]
             each = one_each(given, len(items)) or [None]  # what the model lacks is refused for no prompt, too
             wishes = [wish(self._frontend.pooler, "LLM", call, task, params) for params in each]
-            found = self._frontend.prompts(items, special_tokens_wanted(tokenization_kwargs, True))
+            found = calls.with_adapters(
+                self._frontend.prompts(items, special_tokens_wanted(tokenization_kwargs, True)), adapters
+            )
             submissions = [
                 request_of(self._frontend, prompt, wanted, index)
                 for index, (prompt, wanted) in enumerate(zip(found, wishes, strict=False))
@@ -570,7 +572,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             sampling_params: None = the model's defaults; `output_kind` says what `step` returns.
             request_id: A name; None = a number.
             priority: Lower runs first (scheduling_policy="priority").
-            lora_request: Not supported yet.
+            lora_request: A LoRARequest, the name of a loaded adapter, or None; one for all or one each.
             sampling: Fields of SamplingParams on top of the model's defaults, instead of `sampling_params`.
 
         Returns:
@@ -580,7 +582,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             InvalidRequestError: It cannot run, or the id is in use.
         """
         self._driver.check()
-        refuse_adapters([lora_request])
+        adapter = self._frontend.adapters.choose(lora_request)
         if not (request_id is None or isinstance(request_id, str)):
             raise TypeError(f"request_id must be a str, but is of type {type(request_id).__name__}")
         if not is_single(prompt):
@@ -589,7 +591,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             raise InvalidRequestError(f"request_id {request_id} is already in use", parameter="request_id", value=request_id)
         params = self._params(sampling_params, sampling)
         check_params_type(params)
-        request, core = self._single(prompt, params, True, as_int("priority", priority), queued=True)
+        request, core = self._single(prompt, params, True, as_int("priority", priority), queued=True, adapter=adapter)
         if request_id is not None:
             request.request_id = request_id
         if request.match_stops:

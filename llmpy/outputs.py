@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from .logprobs import Floats, Ints, Logprobs, PromptLogprobs, SampledLogprobs
+    from .lora import LoRARequest
     from .pooling_outputs import ClassificationOutput as ClassificationOutput
     from .pooling_outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from .pooling_outputs import EmbeddingOutput as EmbeddingOutput
@@ -216,7 +217,7 @@ class RequestOutput:
         metrics: Times.
         error: Why the request failed, or None.
         sampling_params: The parameters used.
-        lora_request: Always None.
+        lora_request: The adapter, as the caller gave it; None without one.
 
     Example:
         >>> output = llm.generate("The capital of France is", max_tokens=8)[0]
@@ -237,7 +238,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: LlmpyError | None = None
     sampling_params: SamplingParams | None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
     _prompt_token_ids: list[int] | None = None
 
     @property

@@ -58,6 +58,7 @@ struct request_spec {
     uint32_t n;
     int64_t priority;
     struct byte_string salt;
+    uint64_t adapter;                 /* number of an adapter of the runner; 0: none */
     bool is_score; /* teacher-forced scoring of prompt tokens from score_start (>= 1) on; generates no tokens */
     uint32_t score_start;
     uint32_t pooling;                 /* enum pooling; except with POOLING_NONE, generates no tokens */

@@ -109,6 +109,7 @@ static void add_sequence(struct filler *f, struct sequence *q)
     if (sequence_is_scoring(q))
         first_scored = r->first_scored + r->n_scored;
     batch->has_types |= r->spec.types.n != 0;
+    batch->has_adapters |= r->adapter != NULL;
     for (uint32_t i = 0; i < q->n_rows; i++) {
         uint32_t row = batch->n_rows++, position = first + i;
         if (pooling_wants(q, position))
@@ -117,6 +118,7 @@ static void add_sequence(struct filler *f, struct sequence *q)
         batch->token_ids[row] = position < n_known ? sequence_token(q, position) : -1 - (int32_t)q->last_task;
         batch->positions[row] = (int32_t)position;
         batch->row_seq[row] = (int32_t)q->slot;
+        batch->row_adapter[row] = r->adapter ? (int32_t)q->adapter_slot : -1;
         batch->token_types[row] = r->spec.types.n ? r->spec.types.ids[position] : 0;
         if (!draws && !scores)
             continue;
@@ -133,7 +135,7 @@ uint32_t sampler_fill(const struct scheduler *scheduler, struct task_owner *owne
     struct batch *batch = scheduler->batch;
     struct filler f = {batch, owners, 0};
     uint32_t n_owners = 0;
-    batch->has_masks = batch->has_types = false;
+    batch->has_masks = batch->has_types = batch->has_adapters = false;
     batch->n_rows = batch->n_seqs = batch->n_logits_rows = batch->n_state_rows = batch->n_tasks = 0;
     batch->seq_first_row[0] = 0;
     for (uint32_t slot = 0, left = scheduler->n_running; left; slot++) {

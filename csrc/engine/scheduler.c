@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define MAX_PASSED 64 /* most waiting sequences that a step passes over */
+#define MAX_OVERTAKEN 64 /* most sequences that overtake one that waits for a slot of adapters */
 
 static const struct engine_config *config_of(const struct scheduler *s)
 {
@@ -51,6 +52,8 @@ static void running_insert(struct scheduler *s, struct sequence *q)
     s->slots[q->slot] = q;
     q->state = SEQUENCE_RUNNING;
     q->n_admitted_output = q->n_output;
+    if (q->request->adapter)
+        q->adapter_slot = adapter_slots_enter(&s->adapters, q->request->adapter);
 }
 
 static void running_remove(struct scheduler *s, struct sequence *q)
@@ -61,6 +64,8 @@ static void running_remove(struct scheduler *s, struct sequence *q)
     memmove(&s->running[at], &s->running[at + 1], (s->n_running - at - 1) * sizeof *s->running);
     s->n_running--;
     s->slots[q->slot] = NULL;
+    if (q->request->adapter)
+        adapter_slots_leave(&s->adapters, q->adapter_slot);
     q->n_rows = 0;
     q->draws = false;
     q->next_fork = NULL;
@@ -156,13 +161,13 @@ static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
     return true;
 }
 
-/* Notes that a block has become findable. Chains with a salt too long for an event have no events. */
+/* Notes that a block has become findable. Chains with an adapter, or a salt too long for an event, have no events. */
 static void note_stored(struct scheduler *s, struct sequence *q, uint32_t block, uint32_t group)
 {
     const struct byte_string *salt = &q->request->spec.salt;
     struct kv_event event = {.kind = KV_STORED, .hash = sequence_key(q, block)->lo, .group = group, .has_parent = block > 0};
     int32_t ids[MAX_BLOCK_TOKENS];
-    if (salt->n > KV_EVENT_SALT)
+    if (salt->n > KV_EVENT_SALT || q->request->adapter)
         return;
     if (block) {
         event.parent = sequence_key(q, block - 1)->lo;
@@ -428,6 +433,8 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     uint32_t limit = hit_limit(s, q), slot = 0;
     if (config_of(s)->runner.takes_whole_prompts && sequence_goal(q) > s->rows_left)
         return false;
+    if (q->request->adapter && !adapter_slots_have_room(&s->adapters, q->request->adapter))
+        return false;
     if (!is_worth_trying(s, q, limit))
         return false;
     while (s->slots[slot])
@@ -514,20 +521,37 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
     return true;
 }
 
+/* True for a sequence that waits for a slot of adapters while those behind it may be admitted. */
+static bool awaits_adapter(const struct scheduler *s, const struct sequence *q)
+{
+    return q->request->adapter && q->n_overtaken < MAX_OVERTAKEN && !adapter_slots_have_room(&s->adapters, q->request->adapter);
+}
+
+/* True for a sequence that is passed over at this step. */
+static bool is_passed_over(struct scheduler *s, struct sequence *q)
+{
+    return (s->n_state_pages && s->rows_left && recurrent_is_awaited(s, q, hit_limit(s, q))) || awaits_adapter(s, q);
+}
+
 static void admit_waiting(struct scheduler *s, double now)
 {
+    struct sequence *overtaken = NULL; /* the first that waits for a slot of adapters */
     uint32_t n_passed = 0;
     for (uint32_t i = 0; s->waiting.n && i < s->n_running; i++)
         promise_rest(s, s->running[i]);
     for (struct sequence *q = queue_first(&s->waiting), *next; q && s->n_running < config_of(s)->max_num_seqs; q = next) {
         struct sequence *lead = fork_source(q);
         next = queue_next(q);
-        q->is_blocked = s->n_state_pages && !lead && s->rows_left && n_passed < MAX_PASSED &&
-                        recurrent_is_awaited(s, q, hit_limit(s, q));
-        if (q->is_blocked)
+        q->is_blocked = !lead && n_passed < MAX_PASSED && is_passed_over(s, q);
+        if (q->is_blocked) {
+            if (!overtaken && awaits_adapter(s, q))
+                overtaken = q;
             n_passed++;
-        else if (lead ? !fork_from(s, lead, q) : !s->rows_left || !admit(s, q, now))
+        } else if (lead ? !fork_from(s, lead, q) : !s->rows_left || !admit(s, q, now)) {
             break;
+        } else if (overtaken) {
+            overtaken->n_overtaken++;
+        }
     }
 }
 
@@ -544,6 +568,8 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     s->batch = batch;
     block_manager_begin_step(s->blocks);
     batch->shares_new_keys = false;
+    batch->adapter_images = s->adapters.images;
+    batch->n_adapter_slots = s->adapters.n;
     s->rows_left = config_of(s)->max_num_batched_tokens;
     s->n_promised = s->n_preempted = s->n_admitted = 0;
     for (uint32_t i = 0; i < s->n_running; i++)
@@ -609,6 +635,7 @@ void scheduler_end_step(struct scheduler *s)
             block_manager_unhold(s->blocks, s->copy_owners[i].held);
     s->batch->n_copies = 0;
     page_tables_settle(&s->tables);
+    adapter_slots_settle(&s->adapters);
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
         q->n_ever_computed = q->n_computed > q->n_ever_computed ? q->n_computed : q->n_ever_computed;
@@ -687,6 +714,8 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
     if (!rc && config->n_kv_events)
         rc = kv_events_create(config->n_kv_events, layout->block_tokens, &s->events, err);
     if (!rc)
+        rc = adapter_slots_create(&s->adapters, config->runner.adapters, err);
+    if (!rc)
         block_manager_tell(s->blocks, s->events);
     bool has_keys = s->seen_keys || !layout->n_state_pages;
     if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch || !has_keys))
@@ -699,6 +728,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
 void scheduler_destroy(struct scheduler *s)
 {
     block_manager_destroy(s->blocks);
+    adapter_slots_destroy(&s->adapters);
     kv_events_destroy(s->events);
     page_tables_destroy(&s->tables);
     mem_free(s->running);

@@ -14,6 +14,7 @@
 #ifndef LLMPY_SCHEDULER_H
 #define LLMPY_SCHEDULER_H
 
+#include "adapter_slots.h"
 #include "block_manager.h"
 #include "queue.h"
 
@@ -38,6 +39,7 @@ struct scheduler {
     uint32_t n_running;
     uint32_t n_state_pages;          /* pages of a recurrent state; 0: the model has none, and recurrent.c is not called */
     struct sequence **slots;         /* [max_num_seqs], NULL: free */
+    struct adapter_slots adapters;
     struct copy_owner *copy_owners;  /* [scheduler_max_copies] owner of each of batch->copies */
     struct hash *seen_keys;          /* [N_SEEN_KEYS] keys of recently published blocks; NULL without recurrent state */
     uint32_t *scratch;               /* [2 * n_pages] for scheduler_check */

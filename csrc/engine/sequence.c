@@ -129,6 +129,8 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     r->spec.prior.ids = NULL;
     r->spec.grammar = (struct grammar_spec){0};
     r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
+    if (spec->adapter)
+        r->root = hash_bytes(&r->root, &spec->adapter, sizeof spec->adapter);
     if (spec->types.n)
         r->root = hash_bytes(&r->root, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
     if (context->config->prefix_caching)
@@ -397,6 +399,18 @@ static struct sequence *sequence_create(struct request *r, const struct request_
     return q;
 }
 
+/* Holds the request's adapter. */
+static enum rc take_adapter(struct request *r, struct err *err)
+{
+    struct adapters *adapters = r->context->config->runner.adapters;
+    r->adapter = adapters && r->spec.adapter ? adapters_find(adapters, r->spec.adapter) : NULL;
+    if (r->adapter || !r->spec.adapter)
+        return RC_OK;
+    err_set(err, RC_INVALID, "lora_request: the adapter is no longer loaded; load_adapter() loads it");
+    err_name(err, "lora_request", NULL);
+    return RC_INVALID;
+}
+
 enum rc request_create(const struct sequence_context *context, const struct request_spec *spec, struct request **result,
                        struct err *err)
 {
@@ -415,6 +429,11 @@ enum rc request_create(const struct sequence_context *context, const struct requ
     *r = plan;
     request_lay(&c, spec, context->config->layout.block_tokens, r);
     request_fill(r, spec);
+    rc = take_adapter(r, err);
+    if (rc) {
+        request_destroy(r);
+        return rc;
+    }
     for (r->n_held = 0; r->n_held < spec->n; r->n_held++) {
         struct sequence *q = sequence_create(r, spec, r->n_held);
         if (!q) {
@@ -429,22 +448,28 @@ enum rc request_create(const struct sequence_context *context, const struct requ
     return RC_OK;
 }
 
+static void request_free(struct request *r)
+{
+    grammar_release(r->grammar);
+    if (r->adapter)
+        adapters_release(r->context->config->runner.adapters, r->adapter);
+    mem_free(r);
+}
+
 void sequence_release(struct sequence *q)
 {
     struct request *r = q->request;
     r->sequences[q->sample] = NULL;
     mem_free(q);
-    if (--r->n_held == 0) {
-        grammar_release(r->grammar);
-        mem_free(r);
-    }
+    if (--r->n_held == 0)
+        request_free(r);
 }
 
 void request_destroy(struct request *r)
 {
     uint32_t n = r->spec.n;
     if (!r->n_held) {
-        mem_free(r);
+        request_free(r);
         return;
     }
     for (uint32_t i = 0, left = r->n_held; i < n && left; i++)

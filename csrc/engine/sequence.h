@@ -30,6 +30,7 @@ struct request {
     struct hash root;              /* parent key of the first block */
     struct hash *prompt_keys;      /* [n_prompt / block_tokens] */
     struct stop_set stops;
+    struct adapter *adapter;       /* held; NULL: none */
     struct grammar *grammar;       /* ordered at submission; NULL: none */
     struct sequence **sequences;   /* [n], NULL once released */
     uint32_t n_held;               /* sequences not yet released */
@@ -117,6 +118,8 @@ struct sequence {
 
     /* Fields of the scheduler. */
     uint32_t slot, n_computed;
+    uint32_t adapter_slot;         /* of its adapter while it runs */
+    uint32_t n_overtaken;          /* sequences that were admitted while it waited for a slot of adapters */
     uint32_t n_published;          /* leading blocks that have been published, or found, in the prefix cache */
     uint32_t n_rows;               /* rows in this step */
     bool draws;                    /* draws a token in this step */

@@ -36,6 +36,7 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
                        t->stride);
     run->view.host_seq_first_row = b->seq_first_row;
     run->view.shares_new_keys = b->shares_new_keys;
+    run->row_adapter = b->has_adapters ? b->row_adapter : NULL;
     if (!m->staged) {
         struct batch_arrays host = {b->token_ids,     b->positions,   b->row_seq,
                                     b->seq_first_row, b->logits_rows, b->tables->pages};
@@ -226,6 +227,8 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
     enum rc rc = ranks_meet(&run, m->sampled);
     if (!rc)
         rc = begin_batch(&run, captured ? captured->n_rows : batch->n_rows);
+    if (!rc)
+        rc = lora_load(&run);
     struct copy_pages_args copies = {m->pool, m->layout.page_bytes, batch->copies, batch->n_copies};
     if (!rc && batch->n_copies)
         rc = RUN_ENTRY(m, copy_pages, &copies, err);

@@ -340,14 +340,16 @@ enum rc model_open(struct model *m, struct err *err)
 
 enum rc model_load(struct model *m, const struct checkpoint *checkpoint, struct err *err)
 {
-    enum rc rc = plan_make(m->program, m->backend->fusions(m->ctx), m->backend->qkv != NULL,
-                           m->options.max_num_batched_tokens, &m->plan, err);
+    uint32_t fusions = m->backend->fusions(m->ctx) & ~(m->options.max_loras ? LORA_FUSIONS : 0);
+    enum rc rc = plan_make(m->program, fusions, m->backend->qkv != NULL, m->options.max_num_batched_tokens, &m->plan, err);
     if (!rc)
         rc = weights_load(m->program, checkpoint, &m->options.weights, m->backend, m->ctx, &m->weights, err);
     if (!rc)
         rc = settle_all(m, err);
     if (!rc && m->backend->prepare)
         rc = m->backend->prepare(m->ctx, err);
+    if (!rc)
+        rc = lora_create(m, err);
     if (!rc && m->options.kv_dtype == DTYPE_NONE)
         m->options.kv_dtype = default_kv_dtype(m);
     return rc ? rc : check_pages(m, err);
@@ -386,6 +388,7 @@ void model_destroy(struct model *m)
         for (uint32_t i = 0; i < m->n_graphs && m->graphs[i].graph; i++)
             m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
         weights_destroy(m->weights);
+        lora_destroy(m);
         m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_values * m->item_bytes);
         if (m->logits)
             m->backend->buffer_destroy(m->ctx, m->logits, m->logits_bytes);
@@ -411,6 +414,11 @@ void model_destroy(struct model *m)
 }
 
 /* ---- introspection ------------------------------------------------------------------------------------------------------- */
+
+const struct lora *model_lora(const struct model *m)
+{
+    return &m->lora;
+}
 
 const struct kv_layout *model_layout(const struct model *m)
 {

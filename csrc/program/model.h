@@ -11,6 +11,7 @@
 #include "weights.h"
 
 struct model;
+struct lora;
 
 struct model_options {
     const char *device, *isa;
@@ -25,6 +26,8 @@ struct model_options {
     bool fits_model_len;          /* if the pool is too small, lower max_model_len instead of failing */
     uint64_t kv_cache_bytes;      /* 0: use what is left of memory_share of the device's memory */
     double memory_share;
+    uint32_t max_loras;           /* most adapters of a step; 0: the model serves none */
+    uint32_t max_lora_rank;
     bool is_eager;                /* no captured graphs */
     bool is_synchronous;          /* no captured graphs, and wait for each operation, so that a fault names it */
     struct weights_options weights;
@@ -44,6 +47,7 @@ enum rc model_read_states(void *ctx, const struct batch *batch, uint32_t first, 
 uint64_t model_allocations(void *ctx);
 bool model_is_async(const struct model *model);
 
+const struct lora *model_lora(const struct model *model); /* without adapters if the model serves none */
 const struct kv_layout *model_layout(const struct model *model);
 const struct program *model_program(const struct model *model);
 const struct weights *model_weights(const struct model *model);

@@ -4,6 +4,7 @@
 
 #include "../step/kv_layout.h"
 #include "composed.h"
+#include "lora.h"
 #include "model.h"
 #include "plan.h"
 
@@ -18,6 +19,7 @@ struct model {
     struct program *program;
     struct plan plan;
     struct weights *weights;
+    struct lora lora;             /* zeros if the model serves no adapters */
     const struct backend *backend;
     void *ctx;
     struct entries entries;

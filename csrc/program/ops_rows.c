@@ -85,7 +85,8 @@ enum rc linear_run(struct running *run, const struct step *step, uint32_t n_rows
 
 enum rc run_linear(struct running *run, const struct step *step, const struct views *v)
 {
-    return linear_run(run, step, v->n_rows, v->in[0], v->out);
+    enum rc rc = linear_run(run, step, v->n_rows, v->in[0], v->out);
+    return rc || !run->row_adapter ? rc : lora_add(run, step, v);
 }
 
 const char *check_norm(const struct program *p, const struct op *op)

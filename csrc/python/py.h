@@ -43,5 +43,9 @@ int py_model_get(PyObject *object, struct model_parts *parts);
 struct team;
 struct team *py_model_borrow(PyObject *object);
 void py_model_return(PyObject *object);
+/* py_adapters.c: methods of _core.Model. */
+PyObject *py_adapter_places(PyObject *model, PyObject *unused);
+PyObject *py_add_adapter(PyObject *model, PyObject *args);
+PyObject *py_remove_adapter(PyObject *model, PyObject *number);
 
 #endif

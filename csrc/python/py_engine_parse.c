@@ -360,6 +360,13 @@ static int request_salt(const struct item *item, void *place)
     return parse_bytes(item, &spec->salt.bytes, &spec->salt.n);
 }
 
+static int request_adapter(const struct item *item, void *place)
+{
+    struct request_spec *spec = place;
+    spec->adapter = PyLong_AsUnsignedLongLong(item->value);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* (kind, text, library), all bytes. */
 static int request_grammar(const struct item *item, void *place)
 {
@@ -404,6 +411,7 @@ static const struct row PARAMETERS[] = {
     FIELD("prior", parse_int32_bytes, prior),
     FIELD("token_type_ids", parse_int32_bytes, types),
     {"salt", request_salt, 0},
+    {"adapter", request_adapter, 0},
     {"priority", request_priority, 0},
     {"score_start", request_score_start, 0},
     FIELD("pooling", request_pooling, pooling),

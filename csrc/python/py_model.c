@@ -7,6 +7,7 @@
 #include "../step/kv_layout.h"
 #include "../program/follower.h"
 #include "../program/layout.h"
+#include "../program/lora.h"
 #include "../program/tap.h"
 #include "../program/team.h"
 #include "py_program.h"
@@ -71,6 +72,15 @@ static bool get_flag(PyObject *options, const char *key)
     return value && PyObject_IsTrue(value) == 1;
 }
 
+/* The option `adapters`: most adapters of a step, and their largest rank. Without it the model serves none. */
+static int parse_adapters(PyObject *options, struct model_options *o)
+{
+    PyObject *given = PyDict_GetItemString(options, "adapters");
+    if (!given || given == Py_None)
+        return 0;
+    return PyArg_ParseTuple(given, "II", &o->max_loras, &o->max_lora_rank) ? 0 : -1;
+}
+
 static int parse_options(PyObject *options, struct model_options *o)
 {
     const char *arithmetic = get_text(options, "activation_dtype");
@@ -84,7 +94,7 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->is_eager = get_flag(options, "enforce_eager");
     o->is_synchronous = get_flag(options, "synchronous");
     o->isa = get_text(options, "isa");
-    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa ||
+    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || parse_adapters(options, o) ||
         get_dtype(options, "dtype", false, &o->weights.dtype) || get_dtype(options, "kv_dtype", true, &o->kv_dtype))
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
@@ -323,7 +333,8 @@ int py_model_get(PyObject *self, struct model_parts *parts)
         .runner = {team, team_start, team_finish, model_is_async(model), team_allocations, team_read_states,
                    program_states_width(model_program(model)), !program_has_logits(model_program(model)), team_release,
                    team_restore, program_takes_whole_prompts(model_program(model)),
-                   program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL},
+                   program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL,
+                   model_lora(model)->adapters},
     };
     return 0;
 }
@@ -554,6 +565,9 @@ static PyMethodDef methods[] = {
     {"memory", memory, METH_NOARGS, "Bytes by purpose, of each rank."},
     {"weight_info", weight_info, METH_NOARGS, "Every named weight: shape, type, and its matrix."},
     {"program", program_text, METH_NOARGS, "The steps that run, one line each."},
+    {"adapter_places", py_adapter_places, METH_NOARGS, "Where an adapter's image has the parts of each tensor."},
+    {"add_adapter", py_add_adapter, METH_VARARGS, "add_adapter(number, image): requests may have the adapter from now on."},
+    {"remove_adapter", py_remove_adapter, METH_O, "Later requests cannot have the adapter."},
     {"tap", tap, METH_VARARGS, "Intermediate values of a prompt."},
     {"follow", follow, METH_NOARGS, "Computes the steps of host 0 until it closes its model."},
     {"describe", describe, METH_NOARGS, "The choices made at load."},

@@ -33,6 +33,10 @@ struct batch {
     int32_t *token_types;    /* [max_rows] valid if has_types; else all types are 0 */
     bool has_types;
     int32_t *row_seq;        /* [max_rows] slot of the row's sequence, which is its row of the page tables */
+    int32_t *row_adapter;    /* [max_rows] slot of the row's adapter, -1: none; valid if has_adapters, else no row has one */
+    bool has_adapters;
+    const void *const *adapter_images; /* [n_adapter_slots] to load before the rows are computed; NULL: the slot stays */
+    uint32_t n_adapter_slots;
     int32_t *seq_first_row;  /* [max_seqs + 1]; every sequence of a step has at least one row */
     uint32_t max_rows, max_seqs;
     const struct page_tables *tables;

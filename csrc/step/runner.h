@@ -3,6 +3,7 @@
 #ifndef LLMPY_RUNNER_H
 #define LLMPY_RUNNER_H
 
+#include "adapters.h"
 #include "batch.h"
 
 /* `start` may return before anything is computed. By then it has read every array except the tasks' lists; those must stay
@@ -30,6 +31,7 @@ struct runner {
     uint32_t n_token_types;             /* 0: tokens have no types */
     /* Whether further batches can be computed, as far as is known without one; any thread. NULL: always. */
     enum rc (*check)(void *ctx, struct err *err);
+    struct adapters *adapters;          /* of the model; NULL: it serves none */
 };
 
 enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* the engine's: it has no memory */ };

@@ -18,6 +18,7 @@ from ..inputs import Prompt
 from ..options import check_keywords
 from ..outputs import EngineStats, Histogram, KvEvent, StepRecord, used_places
 from ..sampling_params import SamplingParams, default_params
+from .adapters import AdapterCalls
 from .calls import new_request
 from .cores import engines_of
 from .frontend import Frontend
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..results.replies import Reply, ReplyReader
     from ..server.dialect import Dialect
     from ..text.tokenizer import Tokenizer
+    from .adapters import Chosen
     from .calls import Submission
     from .loading import Loaded
 
@@ -64,7 +66,7 @@ class AnyDriver(Protocol):
         """Raises unless the engine can be used."""
 
 
-class EngineBase(ABC):
+class EngineBase(AdapterCalls, ABC):
     """The part of an engine that does not run requests."""
 
     _driver: AnyDriver
@@ -240,12 +242,14 @@ class EngineBase(ABC):
         return parse_reply(Dialect(self.tokenizer, tool_call_parser, reasoning_parser), text, prompt, tools)
 
     def _single(
-        self, item: object, params: SamplingParams, special_tokens: bool, priority: int = 0, queued: bool = False
-    ) -> Submission:
+        self, item: object, params: SamplingParams, special_tokens: bool, priority: int = 0, queued: bool = False,
+        adapter: Chosen | None = None,
+    ) -> Submission:  # fmt: skip
         """One checked request, ready to submit."""
         prompt = self._frontend.prompts([item], special_tokens)[0]
         if isinstance(prompt, LlmpyError):
             raise prompt
+        prompt.adapter = adapter
         self._frontend.check(prompt, params, priority)
         request = new_request(self._frontend, prompt, params, queued=queued)
         translator = self._frontend.translator
@@ -459,8 +463,3 @@ class EngineBase(ABC):
 def check_params_type(params: object) -> None:
     if not isinstance(params, SamplingParams):
         raise TypeError(f"sampling_params must be SamplingParams or a list of them, but is of type {type(params).__name__}")
-
-
-def refuse_adapters(adapters: Iterable[object]) -> None:
-    if any(adapter is not None for adapter in adapters):
-        raise UnsupportedError("lora_request is not supported yet; merge the adapter into the checkpoint")

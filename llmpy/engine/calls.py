@@ -17,11 +17,20 @@ from .requests import Request, ScoreRequest
 if TYPE_CHECKING:
     from ..pooling_outputs import PoolingRequestOutput
     from ..sampling_params import SamplingParams
+    from .adapters import Chosen
     from .driver import Driver
     from .progress import UseTqdm
 
 Submission = tuple[Request, dict[str, Any]]
 Output = TypeVar("Output", RequestOutput, ScoreOutput)
+
+
+def with_adapters(prompts: list[Prompt | LlmpyError], adapters: Iterable[Chosen | None]) -> list[Prompt | LlmpyError]:
+    """The same prompts; each has its adapter."""
+    for prompt, adapter in zip(prompts, adapters, strict=True):
+        if isinstance(prompt, Prompt):
+            prompt.adapter = adapter
+    return prompts
 
 
 def prepare(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..checks import as_bool
 from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
 from ..inputs import Prompt, parse, parse_ids
+from .adapters import Adapters
 from .context import Context
 from .translate import Translator
 
@@ -48,6 +49,7 @@ class Frontend:
         self.max_model_len = length
         self.generation_defaults = loaded.generation_defaults
         self.pooler = loaded.pooler
+        self.adapters = Adapters(loaded.model, loaded.config)
         self._root = loaded.config.seed or 0
         self._ordinals = count()
         self._warned_of_bos = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _core, environment, hardware
 from ..distributed import _hosts
-from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError
+from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyError, ModelNotFoundError, UnsupportedError
 from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
@@ -127,6 +127,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
         files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted, quantization=config.quantization
     )
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
+    _check_adapters(config, compiled.spec)
     result.pooler = pooling.pooler_of(files, compiled)
     result.spec = compiled.spec
     result.vocab_size = compiled.spec["vocab_size"]
@@ -170,6 +171,16 @@ def _programs(config: EngineConfig, spec: Spec) -> list[Spec]:
     from ..models.shard import shard
 
     return shard(spec, config.tensor_parallel_size, experts=config.experts)
+
+
+def _check_adapters(config: EngineConfig, spec: Spec) -> None:
+    """Refuses adapters where the engine cannot serve them."""
+    if not config.enable_lora:
+        return
+    where = "several ranks (tensor_parallel_size)" if config.tensor_parallel_size > 1 else ""
+    where = "GGUF files that store rows in another order" if spec["reordered"] else where
+    if where:
+        raise UnsupportedError(f"enable_lora=True is not supported yet with {where}; merge the adapter into the checkpoint")
 
 
 def _resolve_sizes(config: EngineConfig) -> EngineConfig:
@@ -350,6 +361,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "max_model_len": length if isinstance(length, int) else longest,
         "fit_model_len": not isinstance(length, int),
         "enforce_eager": config.enforce_eager,
+        "adapters": (config.max_loras, config.max_lora_rank) if config.enable_lora else None,
         "synchronous": environment.is_synchronous(),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
         "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,

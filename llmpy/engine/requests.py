@@ -142,6 +142,7 @@ class Request:
                 num_generation_tokens=sample.num_tokens,
             ),
             sampling_params=params,
+            lora_request=None if prompt.adapter is None else prompt.adapter.request,
         )
 
     def _absorb_sample(self, sample: Sample, output: CoreOutput) -> None:
@@ -187,6 +188,7 @@ class Request:
             metrics=self._metrics(),
             error=self.error,
             sampling_params=params,
+            lora_request=None if prompt.adapter is None else prompt.adapter.request,
         )
         if params.prompt_logprobs is not None:
             lone = (b"", b"") if len(ids) == 1 and self.error is None else None

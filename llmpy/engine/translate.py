@@ -96,6 +96,8 @@ class Translator:
             found["token_type_ids"] = request.prompt.types.tobytes()
         if request.prompt.salt is not None:
             found["salt"] = request.prompt.salt.encode("utf-8", "surrogatepass")
+        if request.prompt.adapter is not None:
+            found["adapter"] = request.prompt.adapter.number
         return found
 
 

@@ -92,7 +92,6 @@ IMPORTS = {
     "from llmpy import LLMEngine": "use LLM, whose add_request() and step()",
     "from llmpy.sampling_params import GuidedDecodingParams": "use StructuredOutputsParams",
     "from llmpy.outputs import ScoringRequestOutput": "score() returns ScoreOutputs",
-    "from llmpy.lora.request import LoRARequest; LoRARequest('a', 1, 'b')": "merge the adapter into the checkpoint",
     "import llmpy; llmpy.LLM.generate(None, prompt_token_ids=[[1]], sampling_params=1)": "pass token ids, or lists of them",
     "import llmpy; llmpy.LLM.generate(None, inputs=['a'])": "use prompts",
     "import llmpy; llmpy.LLM('m', num_threads=2)": "LLMPY_NUM_THREADS",

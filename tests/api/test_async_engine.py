@@ -153,8 +153,8 @@ def test_bad_requests_are_refused_in_the_call(open_async):
             engine.generate("a", {"temperature": 0})
         with pytest.raises(InvalidRequestError, match="out of vocabulary"):
             engine.generate([1, 500])
-        with pytest.raises(UnsupportedError, match="lora_request"):
-            engine.generate("a", lora_request=1)
+        with pytest.raises(InvalidRequestError, match=r"^lora_request: .*enable_lora=True"):
+            engine.generate("a", lora_request="a")
         await engine.pause("keep")
         stream = engine.generate("a", LONG, "same")
         with pytest.raises(InvalidRequestError, match="request_id same is already in use"):

@@ -70,8 +70,10 @@ def test_parameters_of_each(fake_llm):
         llm.generate(PROMPTS, params, priority=[0])
     with pytest.raises(ValueError, match=r"^The lengths of prompts \(4\) and lora_request \(1\) must be the same\."):
         llm.generate(PROMPTS, params, lora_request=[None])
-    with pytest.raises(UnsupportedError, match="lora_request"):
+    with pytest.raises(TypeError, match="lora_request must be a LoRARequest or a name"):
         llm.generate(PROMPTS, params, lora_request=object())
+    with pytest.raises(ValueError, match=r"^lora_request: .*enable_lora=True"):
+        llm.generate(PROMPTS, params, lora_request="a")
     with pytest.raises(TypeError, match="not both"):
         llm.generate(PROMPTS, params, temperature=0)
     with pytest.raises(TypeError, match="sampling_params must be SamplingParams"):

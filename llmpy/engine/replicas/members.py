@@ -47,6 +47,20 @@ class ReplicaModel:
         """Like the core's."""
         return self.models[0].tap(ids, values)
 
+    def adapter_places(self) -> tuple[int, list[tuple[Any, ...]]]:
+        """Like the core's."""
+        return self.models[0].adapter_places()
+
+    def add_adapter(self, number: int, image: Any, /) -> None:
+        """Like the core's, for each replica."""
+        for model in self.models:
+            model.add_adapter(number, image)
+
+    def remove_adapter(self, number: int, /) -> None:
+        """Like the core's, for each replica."""
+        for model in self.models:
+            model.remove_adapter(number)
+
     def describe(self) -> dict[str, Any]:
         """Like the core's; `max_model_len` and `num_pages` are the least of all replicas."""
         found = [model.describe() for model in self.models]

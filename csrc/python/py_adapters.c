@@ -1,0 +1,78 @@
+/* py_adapters.c: the methods of _core.Model for adapters (LoRA). */
+#define PY_SSIZE_T_CLEAN
+#include "py.h"
+
+#include "../program/lora.h"
+#include "../program/team.h"
+
+/* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a and b); struct weight_part has the
+ * meaning of base, inner and stride. */
+static PyObject *place_of(const struct program *p, const struct lora_place *place)
+{
+    const struct weight *weight = &p->weights[place->weight];
+    const struct weight_part *part = &weight->parts[place->part];
+    uint32_t last = part->n_dims - 1, tensor_rows = part->is_transposed ? part->dims[last] : 1;
+    for (uint32_t i = 0; i < last && !part->is_transposed; i++)
+        tensor_rows *= part->dims[i];
+    return Py_BuildValue("(sIIIIIInnn)", part->name, tensor_rows, part->rows, weight->cols, part->base, part->inner,
+                         part->stride, (Py_ssize_t)place->at.head, (Py_ssize_t)place->at.a, (Py_ssize_t)place->at.b);
+}
+
+static const struct lora *lora_of(PyObject *object, struct team **team)
+{
+    *team = py_model_borrow(object);
+    return *team ? model_lora(team_model(*team, 0)) : NULL;
+}
+
+/* The bytes of an image, and the places of its parts. */
+PyObject *py_adapter_places(PyObject *object, PyObject *unused)
+{
+    struct team *team;
+    const struct lora *lora = lora_of(object, &team);
+    (void)unused;
+    if (!lora)
+        return NULL;
+    PyObject *list = PyList_New(0);
+    for (uint32_t i = 0; list && i < lora->n_places; i++) {
+        PyObject *place = place_of(model_program(team_model(team, 0)), &lora->places[i]);
+        if (!place || PyList_Append(list, place) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(place);
+    }
+    py_model_return(object);
+    return list ? Py_BuildValue("(nN)", (Py_ssize_t)lora->slot_bytes, list) : NULL;
+}
+
+PyObject *py_add_adapter(PyObject *object, PyObject *args)
+{
+    unsigned long long number;
+    Py_buffer image;
+    struct team *team;
+    struct err err;
+    enum rc rc = RC_OK;
+    if (!PyArg_ParseTuple(args, "Ky*:add_adapter", &number, &image))
+        return NULL;
+    const struct lora *lora = lora_of(object, &team);
+    if (lora && (!lora->adapters || (size_t)image.len != lora->slot_bytes))
+        rc = err_set(&err, RC_INTERNAL, "adapter: wanted an image of %zu bytes, have %zd", lora->slot_bytes, image.len);
+    else if (lora)
+        rc = adapters_add(lora->adapters, number, image.buf, &err);
+    PyBuffer_Release(&image);
+    if (!lora)
+        return NULL;
+    py_model_return(object);
+    return rc ? py_raise(&err) : Py_NewRef(Py_None);
+}
+
+PyObject *py_remove_adapter(PyObject *object, PyObject *number)
+{
+    struct team *team;
+    unsigned long long which = PyLong_AsUnsignedLongLong(number);
+    const struct lora *lora = PyErr_Occurred() ? NULL : lora_of(object, &team);
+    if (!lora)
+        return NULL;
+    if (lora->adapters)
+        adapters_remove(lora->adapters, which);
+    py_model_return(object);
+    Py_RETURN_NONE;
+}

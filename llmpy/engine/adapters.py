@@ -1,0 +1,247 @@
+"""The adapters (LoRA) of an engine: which are loaded, and the core's number of each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
+from ..lora import LoRARequest
+
+if TYPE_CHECKING:
+    from .._core import Model
+    from ..config import EngineConfig
+    from .frontend import Frontend
+    from .peft import Factors
+
+
+class Adapter(NamedTuple):
+    """A loaded adapter.
+
+    Args:
+        number: The core's number; a replaced adapter gets a new one.
+        request: Name, number and directory as its loader gave them.
+        rank: Largest rank of its linears.
+        num_linears: Number of linears that it changes.
+    """
+
+    number: int
+    request: LoRARequest
+    rank: int
+    num_linears: int
+
+
+class Chosen(NamedTuple):
+    """The adapter of a prompt: the core's number, and the request as the caller gave it."""
+
+    number: int
+    request: LoRARequest
+
+
+class Place(NamedTuple):
+    """Where an image has rows of one tensor; row r is the tensor's row first + r // inner * stride + r % inner."""
+
+    tensor: str
+    tensor_rows: int
+    rows: int
+    columns: int
+    first: int
+    inner: int
+    stride: int
+    head: int
+    a: int
+    b: int
+
+
+class Adapters:
+    """Loads, finds and removes adapters. Any thread may call it.
+
+    Args:
+        model: The core's model.
+        config: Resolved options.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._model, self._config = model, config
+        self._lock = threading.Lock()
+        self._numbers = count(1)
+        self._by_name: dict[str, Adapter] = {}
+
+    def choose(self, given: object) -> Chosen | None:
+        """The adapter that a request names; loads it if its name is new.
+
+        Args:
+            given: `lora_request`: a LoRARequest, the name of a loaded adapter, or None.
+
+        Raises:
+            InvalidRequestError: Adapters are off, the name is unknown, or it stands for another directory.
+        """
+        if given is None:
+            return None
+        if isinstance(given, str):
+            given = LoRARequest(given)
+        if not isinstance(given, LoRARequest):
+            raise TypeError(f"lora_request must be a LoRARequest or a name, but is of type {type(given).__name__}")
+        self._check()
+        with self._lock:
+            known = self._by_name.get(given.name)
+            if known is None and not given.path:
+                raise _wrong(f"there is no adapter {given.name!r}; load_adapter() or lora_path loads one", given.name)
+            if known is None:
+                known = self._load(given, given.path, None)
+            elif given.path and given.path != known.request.path:
+                message = f"the adapter {given.name!r} was loaded from {known.request.path or 'memory'}, not from {given.path}"
+                raise _wrong(f"{message}; load_adapter() replaces it", given.name)
+            return Chosen(known.number, given)
+
+    def load(self, name: str, source: object, config: Mapping[str, Any] | None, number: int = 1) -> Adapter:
+        """Loads an adapter, or replaces the one of this name for later requests.
+
+        Args:
+            name: Its name.
+            source: A PEFT directory, or tensors by PEFT's names.
+            config: With tensors: the content of adapter_config.json.
+            number: `lora_int_id`.
+        """
+        self._check()
+        path = str(source) if isinstance(source, str | Path) else ""
+        with self._lock:
+            return self._load(LoRARequest(name, number, path), source, config)
+
+    def remove(self, name: str) -> None:
+        """Forgets an adapter; requests that have it go on with it."""
+        with self._lock:
+            adapter = self._by_name.pop(name, None)
+        if adapter is None:
+            raise _wrong(f"there is no adapter {name!r}", name)
+        self._model.remove_adapter(adapter.number)
+
+    def list(self) -> list[Adapter]:
+        """The loaded adapters, the oldest name first."""
+        with self._lock:
+            return [*self._by_name.values()]
+
+    def _check(self) -> None:
+        if not self._config.enable_lora:
+            raise _wrong("the engine serves no adapters; make it with enable_lora=True", None)
+
+    def _load(self, request: LoRARequest, source: object, config: Mapping[str, Any] | None) -> Adapter:
+        from . import peft
+
+        if isinstance(source, Mapping):
+            if config is None:
+                raise TypeError("config: wanted the content of adapter_config.json (r, lora_alpha) beside tensors")
+            found, where = peft.factors(source, config, f"adapter {request.name}"), f"adapter {request.name}"
+        else:
+            found, where = peft.read(str(source)), str(source)
+        image = self._image(found, where)
+        adapter = Adapter(next(self._numbers), request, max(len(one.a) for one in found.values()), len(found))
+        self._model.add_adapter(adapter.number, image)
+        before = self._by_name.get(request.name)
+        self._by_name[request.name] = adapter
+        if before is not None:
+            self._model.remove_adapter(before.number)
+        return adapter
+
+    def _image(self, found: Mapping[str, Factors], where: str) -> Any:
+        """What a slot of the model's memory holds."""
+        import numpy as np
+
+        size_bytes, tuples = self._model.adapter_places()
+        image = np.zeros(size_bytes // 4, np.float32)
+        places: dict[str, list[Place]] = {}
+        for each in tuples:
+            places.setdefault(each[0], []).append(Place(*each))
+        if not found:
+            raise CheckpointError(f"{where}: wanted factors of linears, have no tensor", file=where, tensor="")
+        for tensor, factors in found.items():
+            if tensor not in places:
+                self._refuse(tensor, where)
+            for place in places[tensor]:
+                self._check_shapes(place, factors, where)
+                rank, rows = len(factors.a), np.arange(place.rows)
+                image.view(np.uint32)[place.head // 4] = rank
+                image[place.head // 4 + 1] = factors.scale
+                image[place.a // 4 :][: factors.a.size] = factors.a.ravel()
+                source = place.first + rows // place.inner * place.stride + rows % place.inner
+                image[place.b // 4 :][: rank * place.rows] = factors.b[source].T.ravel()
+        return image
+
+    def _refuse(self, tensor: str, where: str) -> None:
+        if any(info["name"] == tensor for info in self._model.weight_info()):
+            raise UnsupportedError(
+                f"{where}: an adapter of {tensor} is not supported yet, only linears; merge the adapter into the checkpoint"
+            )
+        raise CheckpointError(
+            f"{where}: the adapter changes {tensor}, which the model does not have; is it of another model?",
+            file=where,
+            tensor=tensor,
+        )
+
+    def _check_shapes(self, place: Place, factors: Factors, where: str) -> None:
+        rank, most = len(factors.a), self._config.max_lora_rank
+        if rank > most:
+            message = f"{where}: the adapter of {place.tensor} has rank {rank}, max_lora_rank is {most}; raise it"
+            raise InvalidRequestError(message, parameter="lora_request", value=rank)
+        for letter, have, wanted in (
+            ("A", factors.a.shape, (rank, place.columns)),
+            ("B", factors.b.shape, (place.tensor_rows, rank)),
+        ):
+            if have != wanted:
+                name = f"{place.tensor.removesuffix('.weight')}.lora_{letter}.weight"
+                raise CheckpointError(
+                    f"{where}: tensor {name}: wanted {list(wanted)}, have {list(have)}", file=where, tensor=name
+                )
+
+
+def _wrong(message: str, value: object) -> InvalidRequestError:
+    return InvalidRequestError(f"lora_request: {message}", parameter="lora_request", value=value)
+
+
+class AdapterCalls:
+    """The calls of LLM and AsyncEngine for adapters."""
+
+    _frontend: Frontend
+
+    def load_adapter(self, name: str, source: object, config: Mapping[str, Any] | None = None) -> None:
+        """Loads an adapter for `lora_request=name`, or replaces the one of this name.
+
+        Requests in flight keep the adapter that they began with. Cached prefixes of a replaced adapter are not found again.
+
+        Args:
+            name: Its name.
+            source: A PEFT directory, or a mapping of PEFT's tensor names to arrays or tensors.
+            config: With a mapping: the content of adapter_config.json (`r`, `lora_alpha`, ...).
+
+        Raises:
+            InvalidRequestError: Adapters are off, or the rank is above `max_lora_rank`.
+            CheckpointError: A tensor has a wrong name, type or shape.
+            UnsupportedError: The adapter changes more than linears.
+
+        Example:
+            >>> llm.load_adapter("maths", "adapters/maths")
+            >>> llm.generate("2 + 2 =", lora_request="maths")
+        """
+        self._frontend.adapters.load(name, source, config)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forgets an adapter; requests in flight go on with it.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            InvalidRequestError: There is no adapter of this name.
+        """
+        self._frontend.adapters.remove(name)
+
+    def list_adapters(self) -> list[LoRARequest]:
+        """The loaded adapters: name, number and directory ("" for tensors).
+
+        Returns:
+            One LoRARequest each, the oldest name first.
+        """
+        return [one.request for one in self._frontend.adapters.list()]

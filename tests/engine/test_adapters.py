@@ -1,0 +1,152 @@
+"""Adapters (LoRA): a row has the bits that its request has alone, beside other adapters, and after preemption."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from modules import load
+from safetensors import safe_open
+
+from llmpy import LLM, LoRARequest, SamplingParams
+
+files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
+Make = Callable[[str, str], Path]
+LENGTHS = [1, 5, 16, 17, 33, 70, 40, 64]
+CHOICES = [None, 0, 1, None, 2, 0, 1, 2]
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    head = rng.integers(3, 131, 16).tolist()
+    return [head + rng.integers(3, 131, n).tolist() for n in LENGTHS]
+
+
+def params(i: int) -> SamplingParams:
+    return SamplingParams(temperature=0.8 * (i % 2), max_tokens=24, logprobs=2, seed=11 + i, ignore_eos=True)
+
+
+def linears(path: Path) -> dict[str, tuple[int, int]]:
+    """Shapes of the linears of all layers."""
+    with safe_open(path / "model.safetensors", "numpy") as file:
+        names = [name for name in file.keys() if "_proj.weight" in name]  # noqa: SIM118
+        return {name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape()) for name in names}
+
+
+def open_llm(path: Path, device: str, **options: Any) -> LLM:
+    common = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": device}
+    return LLM(path, **(common | {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8} | options))
+
+
+def bits(output: Any) -> list[tuple[bytes, ...]]:
+    return [(one.token_ids_array.tobytes(), one.sampled.raw.tobytes(), one.logprobs.values.tobytes()) for one in output.outputs]
+
+
+Case = tuple[Path, str, list[LoRARequest], list[Any]]
+
+
+@pytest.fixture(
+    scope="module", params=[("llama", "float32"), ("qwen2-mixed", "bfloat16"), ("qwen3", "float32"), ("llama", "fp8")],
+    ids="-".join,
+)  # fmt: skip
+def case(
+    request: pytest.FixtureRequest, isa: str, tiny_model: Make, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Case]:
+    """A model, a device, three adapters, and the outputs of every prompt alone."""
+    path, to = tiny_model(*request.param), tmp_path_factory.mktemp("adapters")
+    plain = linears(tiny_model(request.param[0], "float32"))
+    adapters = []
+    for i, rank in enumerate((4, 8, 1)):
+        chosen = {name: shape for name, shape in plain.items() if i != 2 or "layers.1" in name}
+        files.save(to / str(i), files.factors(chosen, rank, i), rank)
+        adapters.append(LoRARequest(f"adapter {i}", i + 1, to / str(i)))
+    wanted = []
+    for i, (prompt, choice) in enumerate(zip(prompts(), CHOICES, strict=True)):
+        with open_llm(path, f"cpu:{isa}", enable_prefix_caching=False) as llm:
+            chosen = None if choice is None else adapters[choice]
+            wanted.append(bits(llm.generate([prompt], params(i), lora_request=chosen)[0]))
+    yield path, f"cpu:{isa}", adapters, wanted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 7, "max_num_seqs": 7},
+        {"max_num_seqs": 3, "max_num_batched_tokens": 20},
+        {"max_loras": 1},
+        {"max_loras": 2, "max_num_seqs": 4},
+        {"kv_cache_memory_bytes": 25, "max_model_len": 128},  # pages
+        {"max_lora_rank": 64},
+        {"speculative_config": {"method": "ngram", "k": 3, "min": 1, "max": 3}},
+    ],
+    ids=str,
+)
+def test_mixed_as_alone(case: Case, options: dict[str, Any]) -> None:
+    path, device, adapters, wanted = case
+    if (pages := options.get("kv_cache_memory_bytes")) is not None:
+        with open_llm(path, device) as llm:
+            options = options | {"kv_cache_memory_bytes": pages * llm._driver.model.describe()["page_bytes"]}
+    chosen = [None if choice is None else adapters[choice] for choice in CHOICES]
+    each = [params(i) for i in range(len(LENGTHS))]
+    with open_llm(path, device, **options) as llm:
+        for _ in range(2):  # the second time with cached prompts
+            outputs = llm.generate(prompts(), each, lora_request=chosen, use_tqdm=False)
+            assert [bits(output) for output in outputs] == wanted
+            assert [output.lora_request for output in outputs] == chosen
+            llm._driver.engine.check()
+        assert outputs[5].num_cached_tokens or options.get("kv_cache_memory_bytes")
+        assert llm.stats().num_preemptions or "kv_cache_memory_bytes" not in options
+
+
+def test_without_an_adapter_as_without_adapters(case: Case) -> None:
+    path, device, _, wanted = case
+    with open_llm(path, device, enable_lora=False) as llm:
+        for i, choice in enumerate(CHOICES):
+            same = bits(llm.generate([prompts()[i]], params(i))[0]) == wanted[i]
+            assert same == (choice is None)
+
+
+def test_samples_share_the_prompt(case: Case) -> None:
+    path, device, adapters, _ = case
+    each = SamplingParams(temperature=1, n=3, max_tokens=8, logprobs=2, seed=5)
+    with open_llm(path, device) as llm:
+        wanted = [bits(llm.generate([prompts()[4]], each, lora_request=adapter)[0]) for adapter in [None, *adapters]]
+        together = llm.generate([prompts()[4]] * 4, each, lora_request=[None, *adapters], use_tqdm=False)
+        assert [bits(output) for output in together] == wanted
+    assert len({str(one) for one in wanted}) == 4
+
+
+def test_a_replaced_adapter_is_another(case: Case) -> None:
+    """Blocks that the former one computed are not found again."""
+    path, device, adapters, wanted = case
+    with open_llm(path, device, max_loras=1) as llm:
+        for i in (1, 2):  # prompts of adapters 0 and 1
+            llm.load_adapter("mine", adapters[CHOICES[i]].path)
+            assert bits(llm.generate([prompts()[i]], params(i), lora_request="mine")[0]) == wanted[i]
+        first = llm.generate([prompts()[5]], params(5), lora_request="mine")[0]
+        llm.load_adapter("mine", adapters[0].path)
+        second = llm.generate([prompts()[5]], params(5), lora_request="mine")[0]
+        assert bits(second) == wanted[5] != bits(first) and second.num_cached_tokens == 0
+
+
+def test_a_removed_adapter_serves_its_requests(case: Case) -> None:
+    path, device, adapters, wanted = case
+    with open_llm(path, device) as llm:
+        llm.add_request(prompts()[1], params(1), "a", lora_request=adapters[0])
+        llm.remove_adapter(adapters[0].name)
+        with pytest.raises(ValueError, match="there is no adapter"):
+            llm.add_request(prompts()[1], params(1), "b", lora_request=adapters[0].name)
+        found = []
+        while llm.has_unfinished_requests():
+            found += llm.step()
+        assert bits(found[-1]) == wanted[1]
+
+
+def test_steps_allocate_nothing(case: Case) -> None:
+    path, device, adapters, _ = case
+    with open_llm(path, device, max_loras=1) as llm:
+        llm.generate(prompts()[:2], params(0), lora_request=adapters[:2], use_tqdm=False)
+        llm.generate(prompts()[:3], params(0), lora_request=[adapters[1], adapters[0], adapters[2]], use_tqdm=False)
+        assert llm.stats().allocations_since_warmup == 0
