@@ -17,6 +17,7 @@ from ..json_files import read_json
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+_TYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MERGE = "merge the adapter into the checkpoint"
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weight")
@@ -86,13 +87,19 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str) -
         config: The content of adapter_config.json.
         where: Where they come from, for errors.
     """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config must be the content of adapter_config.json, but is of type {type(config).__name__}")
     _check_config(config, where)
     found: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         match = _FACTOR.fullmatch(name)
         if match is None:
             _refuse_tensor(name, where)
-        found.setdefault(match[1], {})[match[2]] = _float32(tensor)
+        pair = found.setdefault(match[1], {})
+        if match[2] in pair:
+            message = f"{where}: tensor {name}: wanted one lora_{match[2]} of {match[1]}, have several"
+            raise CheckpointError(message, file=where, tensor=name)
+        pair[match[2]] = _float32(name, tensor, where)
     return {f"{module}.weight": _pair(module, pair, config, where) for module, pair in found.items()}
 
 
@@ -115,10 +122,28 @@ def _refuse_tensor(name: str, where: str) -> NoReturn:
     raise CheckpointError(f"{where}: tensor {name}: wanted a name {wanted}", file=where, tensor=name)
 
 
-def _float32(tensor: Any) -> npt.NDArray[np.float32]:
+def _float32(name: str, tensor: Any, where: str) -> npt.NDArray[np.float32]:
+    kind = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.")
+    if kind not in _TYPES:
+        message = f"{where}: tensor {name}: wanted {', '.join(_TYPES)}, have {kind}"
+        raise CheckpointError(message, file=where, tensor=name)
     if hasattr(tensor, "detach"):  # a tensor of torch: NumPy has no bfloat16
         tensor = tensor.detach().float().cpu().numpy()
     return np.ascontiguousarray(tensor, np.float32)
+
+
+def _number(config: Mapping[str, Any], field: str, module: str, default: float, where: str) -> float:
+    """A module's `r` or `lora_alpha`: the value of the first pattern that matches, else the field's."""
+    pattern = "rank_pattern" if field == "r" else "alpha_pattern"
+    try:
+        value = _of_pattern(config.get(pattern), module, config.get(field, default))
+    except re.error as error:
+        raise CheckpointError(f"{where}: {pattern}: wanted regular expressions, have {error.pattern!r}", file=where) from None
+    is_rank, is_number = field == "r", isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or (is_rank and (value < 1 or value != int(value))):
+        wanted = "a whole number of at least 1" if is_rank else "a finite number"
+        raise CheckpointError(f"{where}: {field} of {module}: wanted {wanted}, have {value!r}", file=where)
+    return float(value)
 
 
 def _pair(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where: str) -> Factors:
@@ -130,7 +155,7 @@ def _pair(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where
                 f"{where}: tensor {name}: wanted one beside the other factor, have none", file=where, tensor=name
             )
     a, b = pair["A"], pair["B"]
-    rank = int(_of_pattern(config.get("rank_pattern"), module, config.get("r", len(a))))
+    rank = int(_number(config, "r", module, a.shape[0] if a.ndim else 0, where))
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
         name = f"{module}.lora_A.weight"
         raise CheckpointError(
@@ -139,7 +164,7 @@ def _pair(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where
             file=where,
             tensor=name,
         )
-    alpha = float(_of_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", rank)))
+    alpha = _number(config, "lora_alpha", module, rank, where)
     return Factors(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 

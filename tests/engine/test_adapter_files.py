@@ -84,6 +84,40 @@ def test_ranks(llm: LLM, tmp_path: Path) -> None:
         llm.load_adapter("a", tmp_path / "unlike")
 
 
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"r": 0}, "r of .*: wanted a whole number of at least 1, have 0"),
+        ({"r": None}, "r of .*: wanted a whole number of at least 1, have None"),
+        ({"r": 4.5}, "wanted a whole number of at least 1, have 4.5"),
+        ({"lora_alpha": float("nan")}, "lora_alpha of .*: wanted a finite number, have nan"),
+        ({"lora_alpha": "8"}, "lora_alpha of .*: wanted a finite number, have '8'"),
+        ({"rank_pattern": {"(": 4}}, r"rank_pattern: wanted regular expressions, have '.*\(.*'"),
+    ],
+    ids=str,
+)
+def test_numbers_of_the_config(llm: LLM, config: dict[str, Any], text: str) -> None:
+    with pytest.raises(CheckpointError, match=text):
+        llm.load_adapter("a", files.factors(PLAIN), {"r": 4, "lora_alpha": 8} | config)
+    assert llm.list_adapters() == []
+
+
+@pytest.mark.parametrize("dtype", ["int8", "complex64", "str", "bool"])
+def test_types_of_tensors(llm: LLM, dtype: str) -> None:
+    tensors = {name: tensor.astype(dtype) for name, tensor in files.factors(PLAIN).items()}
+    with pytest.raises(CheckpointError, match="wanted float32, bfloat16, float16, float64, have"):
+        llm.load_adapter("a", tensors, {"r": 4, "lora_alpha": 8})
+
+
+def test_two_adapters_in_one(llm: LLM) -> None:
+    tensors = files.factors(PLAIN)
+    tensors |= {name.replace("lora_A", "lora_A.other"): tensor for name, tensor in tensors.items()}
+    with pytest.raises(CheckpointError, match=r"wanted one lora_A of .*, have several"):
+        llm.load_adapter("a", tensors, {"r": 4, "lora_alpha": 8})
+    with pytest.raises(TypeError, match=r"config must be the content of adapter_config.json"):
+        llm.load_adapter("a", files.factors(PLAIN), [4])
+
+
 def test_missing_and_damaged_files(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"have no adapter_config.json"):
         llm.load_adapter("a", tmp_path)
