@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .config import EngineConfig
+    from .engine.adapters import Chosen
     from .engine.loading import Loaded
     from .engine.progress import UseTqdm
     from .engine.requests import Request
@@ -259,10 +260,14 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         params = one_each(self._params(sampling_params, sampling), len(items))
         for param in params:
             check_params_type(param)
-        adapters = [self._frontend.adapters.choose(one) for one in one_each(lora_request, len(items), "lora_request")]
+        adapters = self._adapters(lora_request, len(items))
         priorities = [as_int("priority", item) for item in one_each(priority, len(items), "priority")]
         prompts = calls.with_adapters(self._frontend.prompts(items, special_tokens), adapters)
         return calls.prepare(self._frontend, prompts, params, priorities)
+
+    def _adapters(self, lora_request: object, num_prompts: int) -> list[Chosen | None]:
+        """The adapter of each prompt."""
+        return [self._frontend.adapters.choose(one) for one in one_each(lora_request, num_prompts, "lora_request")]
 
     @advised
     def as_completed(
@@ -312,6 +317,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         logprobs: int = 0,
         sampling_params: SamplingParams | None = None,
         use_tqdm: UseTqdm = None,
+        lora_request: object = None,
         on_error: str = "raise",
     ) -> ScoreOutputs:
         """Teacher-forced logprobs of given tokens, with the bits of `generate`.
@@ -332,6 +338,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             logprobs: Best alternatives per position, from 0 to the engine's `max_logprobs`.
             sampling_params: Not supported yet.
             use_tqdm, on_error: As in `generate`.
+            lora_request: As in `generate`; one for all or one for each scored sequence.
 
         Returns:
             One ScoreOutput per sequence, in order; `.to_pandas()` of the list is a table.
@@ -363,7 +370,8 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
                 if is_single(sequences):
                     before = before * len(behind)
                 prompts, starts = pair(self._frontend, before, behind)
-            submissions = calls.prepare_scores(self._frontend, prompts, starts, params)
+            adapters = self._adapters(lora_request, len(prompts))
+            submissions = calls.prepare_scores(self._frontend, calls.with_adapters(prompts, adapters), starts, params)
             return calls.score(self._driver, submissions, use_tqdm, on_error)
 
     # ---- states -----------------------------------------------------------------------------------------------------
@@ -477,7 +485,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
     ) -> PoolingOutputs[Any]:
         with self._driver.driving():
             items, given = batch(prompts), params_of(pooling_params, pooling, call)
-            adapters = [self._frontend.adapters.choose(one) for one in one_each(lora_request, len(items), "lora_request")]
+            adapters = self._adapters(lora_request, len(items))
             each = one_each(given, len(items)) or [None]  # what the model lacks is refused for no prompt, too
             wishes = [wish(self._frontend.pooler, "LLM", call, task, params) for params in each]
             found = calls.with_adapters(
@@ -491,7 +499,12 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
 
     @advised
     def stream(
-        self, prompt: PromptType, sampling_params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: object = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[Chunk]:
         """New text of one prompt as it comes.
 
@@ -500,6 +513,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         Args:
             prompt: One prompt in the forms of `generate`.
             sampling_params: With n = 1.
+            lora_request: A LoRARequest, the name of a loaded adapter, or None.
             sampling: Fields of SamplingParams on top of the model's defaults.
 
         Returns:
@@ -518,7 +532,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         """
         if not is_single(prompt):
             raise TypeError("stream() takes one prompt; use generate() for a batch")
-        return self._stream(prompt, True, sampling_params, sampling)
+        return self._stream(prompt, True, sampling_params, sampling, lora_request)
 
     @advised
     def stream_chat(
@@ -531,6 +545,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         continue_final_message: bool = False,
         tools: Tools | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: object = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[Chunk]:
         """New text of the answer to one conversation as it comes; arguments as in `chat`, result as in `stream`."""
@@ -540,17 +555,23 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         rendered = self._render(messages, how)
         if len(rendered) != 1:
             raise TypeError("stream_chat() takes one conversation; use chat() for many")
-        return self._stream(rendered[0], False, sampling_params, sampling)
+        return self._stream(rendered[0], False, sampling_params, sampling, lora_request)
 
     def _stream(
-        self, item: object, special_tokens: bool, params: SamplingParams | None, sampling: Mapping[str, Any]
+        self,
+        item: object,
+        special_tokens: bool,
+        params: SamplingParams | None,
+        sampling: Mapping[str, Any],
+        lora_request: object,
     ) -> Iterator[Chunk]:
         self._driver.check()
+        adapter = self._frontend.adapters.choose(lora_request)
         param = self._params(params, sampling)
         check_params_type(param)
         if param.n != 1:
             raise InvalidRequestError(f"n must be 1 in a stream, got {param.n}.", parameter="n", value=param.n)
-        request, core = self._single(item, param, special_tokens)
+        request, core = self._single(item, param, special_tokens, adapter=adapter)
         return calls.stream(self._driver, request, core, self)
 
     # ---- stepping ---------------------------------------------------------------------------------------------------

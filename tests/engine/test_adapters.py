@@ -108,6 +108,27 @@ def test_without_an_adapter_as_without_adapters(case: Case) -> None:
             assert same == (choice is None)
 
 
+def test_score_and_stream(case: Case) -> None:
+    """A score has the bits that the adapter's requests drew with, also beside other adapters; a stream has them too."""
+    path, device, adapters, wanted = case
+    chosen = [None if choice is None else adapters[choice] for choice in CHOICES]
+    ids = [np.frombuffer(each[0][0], np.int32).tolist() for each in wanted]
+    greedy = [i for i in range(len(ids)) if i % 2 == 0]
+    with open_llm(path, device) as llm:
+        whole = [prompts()[i] + ids[i] for i in greedy]
+        starts = [len(prompts()[i]) for i in greedy]
+        scores = llm.score(whole, start=starts, lora_request=[chosen[i] for i in greedy], use_tqdm=False)
+        for i, score in zip(greedy, scores, strict=True):
+            raw = np.frombuffer(wanted[i][0][1], np.float32)
+            assert np.asarray(score.token_logprobs[-len(raw) :], np.float32).tobytes() == raw.tobytes()
+        plain = llm.score(whole[1], start=starts[1], use_tqdm=False)[0]
+        assert plain.sum_logprob != scores[1].sum_logprob  # prompt 2 has an adapter
+        chunks = list(llm.stream(prompts()[1], params(1), lora_request=adapters[0]))
+        assert bits(chunks[-1].output) == wanted[1] and chunks[-1].output.lora_request == adapters[0]
+        with pytest.raises(ValueError, match="there is no adapter"):
+            llm.stream(prompts()[1], params(1), lora_request="unknown")
+
+
 def test_samples_share_the_prompt(case: Case) -> None:
     path, device, adapters, _ = case
     each = SamplingParams(temperature=1, n=3, max_tokens=8, logprobs=2, seed=5)
