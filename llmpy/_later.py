@@ -30,18 +30,6 @@ class BeamSearchOutput(_Later):
 class LaterCalls:
     """Methods of LLM that are not implemented yet."""
 
-    def enqueue(self, *args: object, **kwargs: object) -> NoReturn:
-        """Queues prompts."""
-        _refuse("enqueue")
-
-    def enqueue_chat(self, *args: object, **kwargs: object) -> NoReturn:
-        """Queues conversations."""
-        _refuse("enqueue_chat")
-
-    def wait_for_completion(self, *args: object, **kwargs: object) -> NoReturn:
-        """Waits for what was queued."""
-        _refuse("wait_for_completion")
-
     def beam_search(self, *args: object, **kwargs: object) -> NoReturn:
         """Beam search."""
         _refuse("beam_search")

@@ -170,9 +170,6 @@ METHODS = {
 """Attributes that no engine has -> advice."""
 
 LATER = {
-    "enqueue": "call `add_request()`",
-    "enqueue_chat": "call `chat()` with all conversations",
-    "wait_for_completion": "call `step()` while `has_unfinished_requests()`",
     "beam_search": "call `generate()` with `n` and rank the samples by `logprobs`",
     "similarity": "call `embed()` and compare the vectors",
     "get_metrics": "call `stats()` or `histograms()`",

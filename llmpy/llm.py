@@ -98,6 +98,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         )
         self._tap = Tap(loaded.model, loaded.spec, loaded.programs, self._frontend, lambda: driver.driving(steps=False))
         self._named: dict[str, Request] = {}
+        self._enqueued: dict[str, Request] = {}
 
     # ---- looking inside ---------------------------------------------------------------------------------------------
 
@@ -246,6 +247,100 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         with self._driver.driving():
             submissions = self._prepared(items, sampling_params, sampling, lora_request, priority, special_tokens)
             return calls.generate(self._driver, submissions, use_tqdm, on_error)
+
+    @advised
+    def enqueue(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = None,
+        lora_request: object = None,
+        priority: int | Sequence[int] = 0,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[str]:
+        """Queues one prompt or many for `wait_for_completion`. No step runs in the call.
+
+        Args:
+            prompts, sampling_params, lora_request, priority, tokenization_kwargs, sampling: As in `generate`.
+            use_tqdm: Without effect, because no step runs.
+
+        Returns:
+            The id of each request, in order; `abort_request` takes them.
+
+        Raises:
+            InvalidRequestError: A prompt or parameter cannot run; `.index` tells which. Nothing was queued.
+            EngineBusyError: Another thread uses the engine.
+
+        Example:
+            >>> ids = llm.enqueue(["2 + 2 =", "The sky is"], max_tokens=8) + llm.enqueue_chat("Hello!", max_tokens=8)
+            >>> outputs = llm.wait_for_completion()
+        """
+        special = special_tokens_wanted(tokenization_kwargs, True)
+        return self._enqueue(batch(prompts), sampling_params, sampling, lora_request, priority, special)
+
+    @advised
+    def enqueue_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = None,
+        lora_request: object = None,
+        priority: int | Sequence[int] = 0,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Tools | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[str]:
+        """Queues one conversation or many; arguments as in `chat`, result as in `enqueue`."""
+        how = self._template_arguments(
+            chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
+        special = special_tokens_wanted(tokenization_kwargs, False)
+        return self._enqueue(self._render(messages, how), sampling_params, sampling, lora_request, priority, special)
+
+    def _enqueue(
+        self,
+        items: Sequence[object],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling: Mapping[str, Any],
+        lora_request: object,
+        priority: int | Sequence[int],
+        special_tokens: bool,
+    ) -> list[str]:
+        with self._driver.driving(steps=False):
+            submissions = self._prepared(items, sampling_params, sampling, lora_request, priority, special_tokens)
+            requests = calls.enqueue(self._driver, submissions)
+            for request in requests:
+                request.index = len(self._enqueued)
+                self._enqueued[request.request_id] = request
+        return [request.request_id for request in requests]
+
+    def wait_for_completion(self, *, use_tqdm: UseTqdm = None, on_error: str = "raise") -> RequestOutputs:
+        """Generates for everything that `enqueue` and `enqueue_chat` have queued since the last call.
+
+        Args:
+            use_tqdm: As in `generate`.
+            on_error: "raise", or "return": failed requests come back with `.error`.
+
+        Returns:
+            One RequestOutput per request, in the order in which they were queued; `.index` is its place there.
+
+        Raises:
+            RequestFailedError: A request failed while it ran; `.outputs` is the complete list.
+            GenerationInterrupted: Ctrl-C; `.partial` holds the outputs so far, and the other requests are aborted.
+            EngineBusyError: Another thread uses the engine. The requests stay queued.
+            EngineAsleepError: The engine sleeps or is paused. The requests stay queued.
+        """
+        calls.check_on_error(on_error)
+        with self._driver.driving():
+            requests, self._enqueued = list(self._enqueued.values()), {}
+            return calls.wait(self._driver, requests, use_tqdm, on_error)
 
     def _prepared(
         self,
@@ -608,7 +703,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             raise TypeError(f"request_id must be a str, but is of type {type(request_id).__name__}")
         if not is_single(prompt):
             raise TypeError("add_request() takes one prompt; call it once for each")
-        if request_id in self._named:
+        if request_id in self._named or request_id in self._enqueued:
             raise InvalidRequestError(f"request_id {request_id} is already in use", parameter="request_id", value=request_id)
         params = self._params(sampling_params, sampling)
         check_params_type(params)
@@ -626,14 +721,15 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
         return request.request_id
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """Ends queued requests; the next `step` returns them with "abort".
+        """Ends queued requests; the next `step` or `wait_for_completion` returns them with "abort".
 
         Args:
             request_ids: Ids; unknown and finished ones are passed over.
         """
         self._driver.check()
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        self._driver.abort([self._named[name] for name in ids if name in self._named])
+        known = self._named | self._enqueued
+        self._driver.abort([known[name] for name in ids if name in known])
 
     def step(self) -> list[RequestOutput]:
         """One step of what `add_request` queued.
@@ -678,6 +774,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
     def close(self) -> None:
         """Aborts what is queued and frees all memory; twice is fine."""
         self._named.clear()
+        self._enqueued.clear()
         self._close_weight_groups()
         self._driver.close()
 

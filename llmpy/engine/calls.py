@@ -73,13 +73,18 @@ def new_request(
 
 def check_submissions(submissions: Sequence[Submission], on_error: str) -> None:
     """Raises the error of the first bad request if on_error is "raise"."""
-    if on_error not in ("raise", "return"):
-        message = f"on_error must be 'raise' or 'return', got {on_error!r}."
-        raise InvalidRequestError(message, parameter="on_error", value=on_error)
+    check_on_error(on_error)
     if on_error == "raise":
         for request, _ in submissions:
             if request.error is not None:
                 raise _named(request.error, request, len(submissions))
+
+
+def check_on_error(on_error: str) -> None:
+    """Raises if on_error is neither "raise" nor "return"."""
+    if on_error not in ("raise", "return"):
+        message = f"on_error must be 'raise' or 'return', got {on_error!r}."
+        raise InvalidRequestError(message, parameter="on_error", value=on_error)
 
 
 def _named(error: LlmpyError, request: Request, num_prompts: int) -> LlmpyError:
@@ -157,6 +162,33 @@ def generate(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqd
         return RequestOutputs(outputs, time.perf_counter() - start)
 
     run(driver, submissions, use_tqdm, on_error, collect)
+    outputs = collect()
+    if on_error == "raise":
+        raise_failure(outputs)
+    return outputs
+
+
+def enqueue(driver: Driver, submissions: Sequence[Submission]) -> list[Request]:
+    """Queues all requests, or none if one of them raises, and returns them. The caller has claimed the engine."""
+    check_submissions(submissions, "raise")
+    _submit(driver, submissions, "raise")
+    return [request for request, _ in submissions]
+
+
+def wait(driver: Driver, requests: Sequence[Request], use_tqdm: UseTqdm, on_error: str) -> RequestOutputs:
+    """Runs queued requests to their ends; their outputs in order. The caller has claimed the engine."""
+    start = time.perf_counter()
+
+    def collect() -> RequestOutputs:
+        return RequestOutputs([request.output() for request in requests], time.perf_counter() - start)
+
+    try:
+        with Progress(use_tqdm, len(requests), lambda: _counts(driver)) as progress:
+            progress.update(sum(request.finished for request in requests))
+            driver.finish(requests, progress.update)
+    except KeyboardInterrupt:
+        driver.drop(requests)
+        raise interrupted(collect()) from None
     outputs = collect()
     if on_error == "raise":
         raise_failure(outputs)

@@ -88,6 +88,7 @@ class SleepingLLM:
     _driver: Driver
     _weights: Weights
     _named: dict[str, Request]
+    _enqueued: dict[str, Request]
 
     def abort(self, request_ids: str | Iterable[str] | None = None) -> list[RequestOutput]:
         """Ends queued requests at once.
@@ -96,14 +97,16 @@ class SleepingLLM:
             request_ids: Ids of the requests; None = all. Unknown and finished requests are ignored.
 
         Returns:
-            The output of each ended request so far, with `finish_reason` "abort"; `step` returns it, too.
+            The output of each ended request so far, with `finish_reason` "abort"; `step` or `wait_for_completion`
+            returns it, too.
 
         Raises:
             EngineBusyError: Another thread uses the engine.
         """
         with self._driver.driving(steps=False):
-            ids = list(self._named) if request_ids is None else [request_ids] if isinstance(request_ids, str) else request_ids
-            found = [self._named[name] for name in ids if name in self._named]
+            known = self._named | self._enqueued
+            ids = list(known) if request_ids is None else [request_ids] if isinstance(request_ids, str) else request_ids
+            found = [known[name] for name in ids if name in known]
             requests = [request for request in found if not request.finished]
             self._driver.abort(requests)
             self._driver.collect()

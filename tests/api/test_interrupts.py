@@ -137,3 +137,13 @@ def test_scores_that_were_not_computed_say_so(open_tiny, every_update):
     assert llm.score([[5, 6, 7]])[0].error is None
     assert llm.embed([[5]], PoolingParams())[0].finished
     assert llm.generate([[5]], SamplingParams(max_tokens=1))[0].finished
+
+
+def test_what_was_queued_carries_what_was_done(open_tiny, every_update):
+    llm = open_tiny()
+    llm.enqueue([[5, 6]] * 300, max_tokens=20, ignore_eos=True)
+    with pytest.raises(GenerationInterrupted) as caught:
+        llm.wait_for_completion(use_tqdm=InterruptingBar)
+    reasons = {output.outputs[0].finish_reason for output in caught.value.partial}
+    assert len(caught.value.partial) == 300 and reasons == {"length", "abort"}
+    assert llm.wait_for_completion() == [] and llm.stats().num_running == 0
