@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmpy import LLM, RequestOutput, SamplingParams
+from llmpy import LLM, RequestOutput, SamplingParams, devices
 from llmpy.engine import loading
 
 Make = Callable[[str, str], Path]
@@ -20,6 +20,7 @@ MODELS = [
     ("llama", "float32", 1, "fp8"), ("mistral-window", "bfloat16", 2, "fp8"), ("qwen3", "bfloat16", 1, "int8"),
     ("llama", "float32", 2, "int8"),
 ]  # fmt: skip
+N_GPUS = sum(device["available"] for device in devices() if device["device"].startswith("cuda"))
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
 
@@ -39,13 +40,21 @@ def params(i: int = 0, **changes: object) -> SamplingParams:
     )
 
 
+def device_ids(device: str, n_ranks: int) -> list[int]:
+    n_devices = N_GPUS if device.startswith("cuda") else 1
+    return [rank % n_devices for rank in range(n_ranks)]
+
+
 def open_llm(path: Path, device: str, **options: object) -> LLM:
-    """device: such as "cuda:0", or "cpu x 2" for two ranks, which share a GPU; "cpu x 2 with int8" names the cache's type."""
+    """device: such as "cuda:0", or "cpu x 2" for two ranks; "cpu x 2 with int8" names the cache's type.
+
+    Each rank has a GPU of its own. If there are fewer GPUs than ranks, ranks share them.
+    """
     place, _, cache = device.partition(" with ")
     name, _, n_ranks = place.partition(" x ")
     defaults = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": name}
     if n_ranks:
-        defaults |= {"tensor_parallel_size": int(n_ranks), "device_ids": [0] * int(n_ranks)}
+        defaults |= {"tensor_parallel_size": int(n_ranks), "device_ids": device_ids(name, int(n_ranks))}
     if cache:
         defaults["kv_cache_dtype"] = cache
     return LLM(path, **(defaults | options))

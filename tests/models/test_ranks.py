@@ -1,11 +1,15 @@
 """Several ranks give the bits of one: ids, and logprobs of prompts and outputs."""
 
+from itertools import cycle, islice
+
 import numpy as np
 import pytest
 
-from llmpy import ConfigError, UnsupportedError, models
+from llmpy import ConfigError, UnsupportedError, devices, models
 from llmpy.models.shard import shard
 
+# Each rank has a GPU of its own. If there are fewer GPUs than ranks, ranks share them.
+GPUS = [device["device"] for device in devices() if device["available"] and device["device"].startswith("cuda")]
 # Numbers of ranks, the bytes up to which each rank computes a matrix by itself (None: the default, by which ranks of tiny
 # models replicate what they can), and how ranks share experts.
 TEAMS = [
@@ -53,7 +57,7 @@ def test_every_family_gives_the_bits_of_one_rank(case, each_device, tiny, open_e
         pytest.skip(why)
     with open_engine(each_device, path) as one:
         wanted = bits(one.run(prompts, top=9))
-    devices = ["cpu" if each_device.startswith("cpu") else each_device] * n_ranks
-    shared = {"n_ranks": n_ranks, "replicate_bytes": replicate_bytes, "experts": experts, "devices": devices}
+    shared = {"n_ranks": n_ranks, "replicate_bytes": replicate_bytes, "experts": experts}
+    shared["devices"] = list(islice(cycle(GPUS if each_device.startswith("cuda") else ["cpu"]), n_ranks))
     with open_engine(each_device, path, max_num_batched_tokens=40, max_num_seqs=3, **shared) as ranks:
         assert bits(ranks.run(prompts, top=9)) == wanted
