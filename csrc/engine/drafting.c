@@ -7,20 +7,17 @@
 #define COST_DECAY 0.97    /* weight of a step against that of the next */
 #define ASSUMED_COST 0.03  /* of a row as a share of its step */
 #define ASSUMED_WEIGHT 0.5 /* of that assumption against the variance of the rows */
+#define MOST_REDONE 2u     /* rows that a step with drafts may compute again, for each of the most drafts */
+#define RECURRENT_COST 2   /* rows that a draft costs with recurrent state: an accepted row is often computed again */
 #define MOST_OFF 2.0       /* a step that takes this many times the mean, or more, counts as this many */
 #define OTHER_BATCH 2.0    /* a batch of more than this many times the sequences, or fewer than the inverse, is learnt anew */
 
 enum rc drafter_create(struct drafter *d, const struct engine_config *config, struct err *err)
 {
-    bool speculates = config->draft_source || config->drafts.method != DRAFT_NONE;
-    if (speculates && config->layout.n_state_pages) {
-        err_set(err, RC_UNSUPPORTED, "speculative_config is not supported yet for models with recurrent layers; leave it out");
-        err_name(err, "speculative_config", NULL);
-        return RC_UNSUPPORTED;
-    }
     enum rc rc = config->draft_source ? RC_OK : draft_source_create(&config->drafts, &d->own, err);
     d->source = config->draft_source ? config->draft_source : d->own;
     d->adapts = !config->drafts.k;
+    d->is_recurrent = config->layout.n_state_pages > 0;
     return rc;
 }
 
@@ -43,7 +40,8 @@ static uint32_t most_drafts(const struct sequence *q)
 
 static bool takes_drafts(const struct sequence *q)
 {
-    return q->drafts.n_wanted && q->draws && q->n_rows == 1 && !q->n_pending && !q->next_fork && !sequence_is_new(q);
+    return q->drafts.n_wanted && q->draws && q->n_rows <= 1 + MOST_REDONE * q->drafts.most && !q->n_pending && !q->next_fork &&
+           !sequence_is_new(q);
 }
 
 /* Asks the source for at most `most` drafts and writes them behind the output, up to the first that cannot be drawn. */
@@ -110,7 +108,8 @@ bool drafter_takes(struct scheduler *s, struct sequence *q, const struct sample_
 static void adapt(const struct drafter *d, struct sequence *q)
 {
     struct drafts *drafts = &q->drafts;
-    drafts->n_wanted = drafts_worth(q->draft_rates, ADAPTIVE_DRAFTS, step_costs_of_row(&d->costs));
+    float cost = step_costs_of_row(&d->costs) * (d->is_recurrent ? RECURRENT_COST : 1);
+    drafts->n_wanted = drafts_worth(q->draft_rates, ADAPTIVE_DRAFTS, cost);
     drafts->n_idle = drafts->n_wanted ? 0 : drafts->n_idle + 1;
     if (drafts->n_idle == TRIAL_TOKENS) {
         drafts->n_idle = 0;

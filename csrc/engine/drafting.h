@@ -18,7 +18,7 @@ struct step_costs {
 struct drafter {
     const struct draft_source *source; /* NULL: no speculation */
     struct draft_source *own;          /* the same, if the engine made it */
-    bool adapts;
+    bool adapts, is_recurrent;
     struct step_costs costs;
 };
 

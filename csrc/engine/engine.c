@@ -270,6 +270,8 @@ static void finish(struct engine *e, struct sequence *q, enum finish how)
     if (q->drafts.memory)
         drafter_end(&e->drafter, q);
     q->finish = how;
+    if (e->scheduler.n_state_pages && q->drafts.memory && q->state == SEQUENCE_RUNNING)
+        scheduler_publish(&e->scheduler, q); /* the blocks of a step that may have drafts are published after its results */
     scheduler_remove(&e->scheduler, q);
     outbox_finish(&e->outbox, q);
     atomic_fetch_sub(&e->n_live, 1);

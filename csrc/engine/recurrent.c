@@ -80,6 +80,18 @@ static void drop_passed(struct scheduler *s, struct sequence *q, int32_t bundle)
     q->passed_block = q->n_computed / block_tokens(s);
 }
 
+/* Completes the step's next copies, whose sources are those of `held`, with the fresh live state as their target. */
+static void fill_copies(struct scheduler *s, struct sequence *q, int32_t held)
+{
+    const int32_t *table = recurrent_table(s, q->slot);
+    struct batch *batch = s->batch;
+    for (uint32_t i = 0; i < s->n_state_pages; i++, batch->n_copies++) {
+        batch->copies[batch->n_copies].target = table[i];
+        s->copy_owners[batch->n_copies] = (struct copy_owner){q, i ? 0 : held};
+    }
+    q->state_copied = s->n_steps;
+}
+
 void recurrent_take(struct scheduler *s, struct sequence *q, uint32_t n_spare)
 {
     uint32_t n = s->n_state_pages;
@@ -102,12 +114,50 @@ void recurrent_take(struct scheduler *s, struct sequence *q, uint32_t n_spare)
     page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, n);
     if (!bundle)
         return;
-    for (uint32_t i = 0; i < n; i++, batch->n_copies++) {
-        batch->copies[batch->n_copies].target = table[i];
-        s->copy_owners[batch->n_copies] = (struct copy_owner){q, i ? 0 : bundle};
-    }
+    fill_copies(s, q, bundle);
     block_manager_hold(s->blocks, bundle);
     block_manager_release(s->blocks, bundle);
+}
+
+/* ---- drafts ---- */
+
+bool recurrent_can_keep(const struct scheduler *s, const struct sequence *q)
+{
+    return q->state_copied != s->n_steps && block_manager_is_writable(s->blocks, recurrent_table(s, q->slot)[0]);
+}
+
+uint32_t recurrent_draft_limit(const struct scheduler *s, const struct sequence *q)
+{
+    uint32_t at = q->n_computed, lasting = interval(s, config_of(s)->snapshot_tokens),
+             temporary = interval(s, config_of(s)->snapshot_tokens / 8);
+    if (!is_caching(s, q))
+        return UINT32_MAX;
+    uint32_t to_lasting = (lasting - at % lasting) % lasting, to_temporary = (temporary - at % temporary) % temporary;
+    return to_lasting < to_temporary ? to_lasting : to_temporary;
+}
+
+void recurrent_keep(struct scheduler *s, struct sequence *q)
+{
+    int32_t *table = recurrent_table(s, q->slot), bundle = table[0];
+    q->kept_state = bundle;
+    q->kept_at = q->n_computed - q->n_rows;
+    for (uint32_t i = 0; i < s->n_state_pages; i++)
+        s->batch->copies[s->batch->n_copies + i].source = table[i];
+    block_manager_take_bundle(s->blocks, table);
+    page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
+    fill_copies(s, q, bundle);
+    block_manager_hold(s->blocks, bundle);
+}
+
+void recurrent_settle(struct scheduler *s, struct sequence *q, bool is_back)
+{
+    int32_t *table = recurrent_table(s, q->slot);
+    block_manager_release(s->blocks, is_back ? table[0] : q->kept_state);
+    if (is_back) {
+        block_manager_list_bundle(s->blocks, q->kept_state, table);
+        page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
+    }
+    q->kept_state = 0;
 }
 
 void recurrent_publish(struct scheduler *s, struct sequence *q)
@@ -146,6 +196,9 @@ void recurrent_release(struct scheduler *s, struct sequence *q)
         drop_passed(s, q, bundle);
     if (bundle)
         block_manager_release(s->blocks, bundle);
+    if (q->kept_state)
+        block_manager_release(s->blocks, q->kept_state);
+    q->kept_state = 0;
     for (uint32_t i = 0; i < s->n_state_pages; i++)
         table[i] = 0;
 }

@@ -24,6 +24,17 @@ void recurrent_publish(struct scheduler *scheduler, struct sequence *sequence);
 /* Withdraws a snapshot published in the step being built, because the sequence gives back its rows. */
 void recurrent_withdraw(struct scheduler *scheduler, const struct sequence *sequence);
 void recurrent_release(struct scheduler *scheduler, struct sequence *sequence);
+
+/* Drafts. The rows of a step with drafts write a copy of the live state, and the state before them is kept. If a draft is not
+ * accepted, the kept state becomes the live one again. */
+/* True if the step being built can copy the live state: no other copy fills it in this step. */
+bool recurrent_can_keep(const struct scheduler *scheduler, const struct sequence *sequence);
+/* Number of rows from n_computed to the next position at which a snapshot is due: drafts must not pass it. */
+uint32_t recurrent_draft_limit(const struct scheduler *scheduler, const struct sequence *sequence);
+/* Keeps the live state and takes a copy as the new one. The step's rows up to now are n_rows. */
+void recurrent_keep(struct scheduler *scheduler, struct sequence *sequence);
+/* Releases the kept state, or with is_back the live one in its place. */
+void recurrent_settle(struct scheduler *scheduler, struct sequence *sequence, bool is_back);
 /* Call it before releasing the block: moves the block's snapshot right before it in the order of reuse. */
 void recurrent_touch(struct scheduler *scheduler, struct sequence *sequence, uint32_t block);
 

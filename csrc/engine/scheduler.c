@@ -264,6 +264,13 @@ static void preempt(struct scheduler *s, struct sequence *q)
 
 /* ---- a step ---- */
 
+/* True for a sequence that publishes only after the step's results: drafts in the step may take its recurrent state back, and
+ * then the rows of the step are computed again. */
+static bool publishes_later(const struct scheduler *s, const struct sequence *q)
+{
+    return s->n_state_pages && q->drafts.n_wanted && q->draws && !sequence_is_new(q);
+}
+
 /* Gives a running sequence the rows that it owes, as far as rows are left. May preempt sequences behind it, or itself. */
 static void rows_take(struct scheduler *s, struct sequence *q)
 {
@@ -285,7 +292,8 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     q->n_taken_rows += n;
     q->n_rows = n;
     q->draws = n == owed && !sequence_only_scores(q) && !q->request->spec.pooling;
-    scheduler_publish(s, q);
+    if (!publishes_later(s, q))
+        scheduler_publish(s, q);
 }
 
 /* Number of positions that the first n_blocks blocks serve, without that of the last known token, which must be computed. */
@@ -563,9 +571,16 @@ bool scheduler_can_overlap(const struct scheduler *s)
     return true;
 }
 
+/* True for a sequence that owes the row of its last token alone, or also rows that drafts took back. */
+static bool is_decoding(const struct sequence *q)
+{
+    return sequence_goal(q) - q->n_computed == 1 || (q->n_computed < q->n_ever_computed && q->n_output > q->n_admitted_output);
+}
+
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
 {
     s->batch = batch;
+    s->n_steps++;
     block_manager_begin_step(s->blocks);
     batch->shares_new_keys = false;
     batch->adapter_images = s->adapters.images;
@@ -573,7 +588,7 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     s->rows_left = config_of(s)->max_num_batched_tokens;
     s->n_promised = s->n_preempted = s->n_admitted = 0;
     for (uint32_t i = 0; i < s->n_running; i++)
-        if (sequence_goal(s->running[i]) - s->running[i]->n_computed == 1)
+        if (is_decoding(s->running[i]))
             rows_take(s, s->running[i]);
     for (uint32_t i = 0; i < s->n_running; i++)
         if (!s->running[i]->n_rows)
@@ -597,7 +612,15 @@ bool scheduler_awaits_drafts(const struct scheduler *s)
 uint32_t scheduler_draft_room(const struct scheduler *s, const struct sequence *q, uint32_t most)
 {
     bool are_pages_wanted = s->waiting.n && s->n_running < config_of(s)->max_num_seqs;
-    uint64_t n_blocks = are_pages_wanted ? 0 : room(s) / n_groups(s);
+    uint64_t n_free = are_pages_wanted ? 0 : room(s);
+    if (s->n_state_pages) {
+        uint32_t limit = recurrent_draft_limit(s, q);
+        if (n_free < s->n_state_pages || !recurrent_can_keep(s, q))
+            return 0;
+        n_free -= s->n_state_pages;
+        most = most < limit ? most : limit;
+    }
+    uint64_t n_blocks = n_groups(s) ? n_free / n_groups(s) : most;
     uint64_t n = blocks_of(s, q->n_computed) * block_tokens(s) - q->n_computed + n_blocks * block_tokens(s);
     n = n < s->rows_left ? n : s->rows_left;
     return n < most ? (uint32_t)n : most;
@@ -605,6 +628,8 @@ uint32_t scheduler_draft_room(const struct scheduler *s, const struct sequence *
 
 void scheduler_take_drafts(struct scheduler *s, struct sequence *q, uint32_t n)
 {
+    if (s->n_state_pages)
+        recurrent_keep(s, q);
     pages_take(s, q, n);
     s->rows_left -= n;
     s->n_draft_rows += n;
@@ -616,16 +641,20 @@ void scheduler_take_drafts(struct scheduler *s, struct sequence *q, uint32_t n)
 
 void scheduler_roll_back(struct scheduler *s, struct sequence *q, uint32_t n)
 {
-    uint32_t n_left = q->n_computed - n;
+    uint32_t n_valid = q->n_computed - n, n_left = n_valid;
+    if (q->kept_state) {
+        n_left = n ? q->kept_at : n_left;
+        recurrent_settle(s, q, n > 0);
+    }
     for (uint32_t b = blocks_of(s, q->n_computed); b-- > blocks_of(s, n_left);)
         for (uint32_t g = 0; g < n_groups(s); g++) {
             int32_t *page = &scheduler_table(s, g, q->slot)[b];
             block_manager_release(s->blocks, *page);
             *page = 0;
         }
+    q->n_taken_rows -= q->n_computed - n_left;
     q->n_computed = n_left;
-    q->n_taken_rows -= n;
-    q->n_ever_computed = q->n_ever_computed < n_left ? q->n_ever_computed : n_left;
+    q->n_ever_computed = q->n_ever_computed < n_valid ? q->n_ever_computed : n_valid;
 }
 
 void scheduler_end_step(struct scheduler *s)

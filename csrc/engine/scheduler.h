@@ -45,6 +45,7 @@ struct scheduler {
     uint32_t *scratch;               /* [2 * n_pages] for scheduler_check */
 
     /* The step being built. */
+    uint64_t n_steps;                /* number of this step */
     uint32_t rows_left, n_promised;  /* n_promised: pages kept for unfinished prompts and for the first rows of new forks */
     uint32_t n_preempted, n_admitted;
     struct order last_victim, last_admitted;
@@ -67,11 +68,12 @@ bool scheduler_awaits_drafts(const struct scheduler *scheduler);
  * While another step is in flight, there may be no row to enqueue although sequences run. */
 void scheduler_begin_step(struct scheduler *scheduler, struct batch *batch, bool is_in_flight, double now);
 /* The number of rows, at most `most`, that drafts of the sequence can have in the step being built: of the rows that are left,
- * and in its last pages and free pages that no waiting sequence needs. */
+ * and in its last pages and free pages that no waiting sequence needs. With recurrent state, pages for a copy are needed, too. */
 uint32_t scheduler_draft_room(const struct scheduler *scheduler, const struct sequence *sequence, uint32_t most);
 /* Gives the sequence n rows for drafts; scheduler_draft_room must allow them. */
 void scheduler_take_drafts(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);
-/* Takes the last n rows of drafts back, because the drafts are not accepted: releases the pages wholly behind the rest. */
+/* Takes the last n rows of drafts back, because the drafts are not accepted: releases the pages wholly behind the rest. A
+ * recurrent state goes back to before the step, so that the step's other rows are computed again. */
 void scheduler_roll_back(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);
 /* Ends the building of a step; call it when the step has been started, or will not be. */
 void scheduler_end_step(struct scheduler *scheduler);

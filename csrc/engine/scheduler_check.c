@@ -99,6 +99,7 @@ static enum rc count_state(const struct scheduler *s, uint32_t slot, uint32_t *r
     if (!block_manager_is_bundle(s->blocks, table))
         BROKEN("invariant 6: the state of slot %u is not one bundle", slot);
     refs[table[0]]++;
+    refs[s->slots[slot]->kept_state] += s->slots[slot]->kept_state != 0;
     return RC_OK;
 }
 

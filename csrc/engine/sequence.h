@@ -149,6 +149,11 @@ struct sequence {
     /* Fields of drafting.h that steps without drafts do not touch. */
     float draft_rates[MAX_DRAFTS]; /* estimated share of accepted drafts by place, if those before are accepted */
     struct draft_counts draft_counts;
+
+    /* Recurrent state of a sequence with drafts. */
+    int32_t kept_state;            /* bundle with the state before the rows of the step in flight; 0: none */
+    uint32_t kept_at;              /* its position */
+    uint64_t state_copied;         /* number of the last step that copied the live state */
 };
 
 /* Validates and copies spec. The error of RC_INVALID names the parameter. The request has no number yet. */

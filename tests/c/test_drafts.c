@@ -23,6 +23,14 @@ TEST(random_traces_with_drafts)
         {.block_tokens = 3, .n_pages = 105, .max_num_seqs = 6, .max_num_batched_tokens = 200, .windows = {1, 0, 10}, .n_layers = 3,
          .caches = true, .policy = POLICY_PRIORITY, .has_nan = true},
         {.block_tokens = 8, .n_pages = 13, .max_num_seqs = 8, .max_num_batched_tokens = 12, .caches = true, .policy = POLICY_PRIORITY},
+        {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 6, .max_num_batched_tokens = 40, .states = {{0, 3, 32}, {0, 2, 64}}, .n_states = 2,
+         .n_layers = 1, .snapshot_tokens = 32, .caches = true, .has_nan = true},
+        {.block_tokens = 4, .n_pages = 34, .max_num_seqs = 6, .max_num_batched_tokens = 16, .states = {{0, 3, 32}, {0, 2, 64}}, .n_states = 2,
+         .n_layers = 1, .snapshot_tokens = 20, .caches = true, .policy = POLICY_PRIORITY},
+        {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 8, .max_num_batched_tokens = 24, .states = {{0, 3, 256}, {0, 1, 256}}, .n_states = 2,
+         .snapshot_tokens = 32, .caches = true, .has_no_attention = true},
+        {.block_tokens = 2, .n_pages = 80, .max_num_seqs = 5, .max_num_batched_tokens = 20, .states = {{0, 3, 32}}, .n_states = 1,
+         .windows = {0, 6}, .n_layers = 2, .caches = false},
     };
     const struct {
         struct draft_options drafts;
@@ -269,15 +277,6 @@ TEST(a_fault_ends_a_step_with_drafts)
     }
 }
 
-TEST(models_with_recurrent_states_are_refused)
-{
-    struct fake fake;
-    const struct setup setup = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 8, .max_num_batched_tokens = 16,
-                                .states = {{0, 3, 32}}, .n_states = 1, .drafts = {.method = DRAFT_NGRAM, .k = 4, .min = 2, .max = 4}};
-    CHECK(!fake_engine(&setup, &fake, &err));
-    CHECK_EQ(err.rc, RC_UNSUPPORTED);
-    CHECK(strstr(err.message, "speculative_config"));
-}
 
 /* ---- how many drafts pay ---- */
 
