@@ -24,8 +24,9 @@ static void use_arrays(struct running *run, const struct batch_arrays *arrays, u
         run->tables[g] = arrays->tables + (size_t)g * (m->options.max_num_seqs + 1) * m->table_stride;
 }
 
-/* Copies the batch to the device and pads it to n_rows, unless the device uses host memory and reads the batch there. */
-static enum rc begin_batch(struct running *run, uint32_t n_rows)
+/* Copies the batch to the device, unless the device uses host memory and reads the batch there. For a graph it is padded to the
+ * graph's rows. captured: NULL: no graph. */
+static enum rc begin_batch(struct running *run, const struct captured *captured)
 {
     struct model *m = run->m;
     struct batch *b = run->batch;
@@ -45,10 +46,12 @@ static enum rc begin_batch(struct running *run, uint32_t n_rows)
         return RC_OK;
     }
     use_arrays(run, &m->arrays, b->n_rows, b->n_seqs, b->n_logits_rows, b->n_state_rows);
+    uint32_t n_rows = captured ? captured->n_rows : b->n_rows;
     struct begin_args args = {
-        .slot = b->slot, .n_rows = b->n_rows, .n_seqs = b->n_seqs, .n_logits_rows = run->n_wanted_rows,
+        .slot = b->slot, .n_rows = b->n_rows, .n_seqs = captured ? b->n_rows : b->n_seqs, .n_logits_rows = run->n_wanted_rows,
         .n_pad_rows = n_rows - b->n_rows, .pad_row_seq = m->options.max_num_seqs, .token_ids = b->token_ids,
-        .positions = b->positions, .row_seq = b->row_seq, .seq_first_row = b->seq_first_row, .logits_rows = b->logits_rows,
+        .positions = b->positions, .row_seq = b->row_seq,
+        .seq_first_row = captured ? m->each_row : b->seq_first_row, .logits_rows = b->logits_rows,
         .tables = t->pages, .runs = t->runs, .n_runs = t->n_runs, .to = m->arrays,
     };
     enum rc rc = RUN_ENTRY(m, begin, &args, run->err);
@@ -115,11 +118,17 @@ static uint32_t next_size(uint32_t n)
     return n + 64;
 }
 
-static enum rc warm(struct model *m, int32_t *first_rows, struct captured *graph, struct err *err)
+static struct batch_view view_of_graph(const struct model *m, const struct captured *graph)
+{
+    return (struct batch_view){.host_seq_first_row = m->each_row, .max_tokens = graph->max_tokens,
+                               .shares_new_keys = graph->shares_new_keys};
+}
+
+static enum rc warm(struct model *m, struct captured *graph, struct err *err)
 {
     const uint32_t n = graph->n_rows;
-    struct running run = {.m = m, .err = err, .view = {.host_seq_first_row = first_rows, .max_tokens = graph->max_tokens}};
-    struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = first_rows,
+    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph)};
+    struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = m->each_row,
                               .to = m->arrays};
     use_arrays(&run, &m->arrays, n, n, n, 0);
     enum rc rc = ranks_meet(&run, (struct meet_args){0});
@@ -128,10 +137,10 @@ static enum rc warm(struct model *m, int32_t *first_rows, struct captured *graph
     return rc ? rc : run_program(&run);
 }
 
-static enum rc capture(struct model *m, int32_t *first_rows, struct captured *graph, struct err *err)
+static enum rc capture(struct model *m, struct captured *graph, struct err *err)
 {
     const uint32_t n = graph->n_rows;
-    struct running run = {.m = m, .err = err, .view = {.host_seq_first_row = first_rows, .max_tokens = graph->max_tokens}};
+    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph)};
     use_arrays(&run, &m->arrays, n, n, n, 0);
     enum rc rc = m->backend->graph_begin(m->ctx, err);
     if (rc)
@@ -145,41 +154,52 @@ static enum rc capture(struct model *m, int32_t *first_rows, struct captured *gr
     return rc ? rc : end;
 }
 
-typedef enum rc (*graph_function)(struct model *m, int32_t *first_rows, struct captured *graph, struct err *err);
+typedef enum rc (*graph_function)(struct model *m, struct captured *graph, struct err *err);
 
 /* Calls a function for every graph, and waits for its work. */
 static enum rc for_graphs(struct model *m, graph_function call, struct err *err)
 {
-    uint32_t most = m->options.max_num_seqs;
+    enum rc rc = RC_OK;
     if (!m->n_graphs)
         return RC_OK;
-    int32_t *first_rows = mem_alloc(((size_t)most + 1) * sizeof *first_rows);
-    enum rc rc = first_rows ? RC_OK : err_set(err, RC_MEMORY, "graphs: out of memory");
-    for (uint32_t i = 0; first_rows && i <= most; i++)
-        first_rows[i] = (int32_t)i;
     for (uint32_t i = 0; i < m->n_graphs && !rc; i++)
-        rc = call(m, first_rows, &m->graphs[i], err);
-    mem_free(first_rows);
+        rc = call(m, &m->graphs[i], err);
     return rc ? rc : m->backend->synchronize(m->ctx, err);
+}
+
+/* Rows of the graphs of steps with drafts: one to eight sequences of two to eight rows fit closely. */
+static const uint32_t DRAFT_ROWS[] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64};
+#define N_DRAFT_ROWS (sizeof DRAFT_ROWS / sizeof *DRAFT_ROWS)
+
+/* Lists the graphs of steps with drafts. The rows of a sequence run side by side, so a recurrent state has none. */
+static void list_draft_graphs(struct model *m)
+{
+    bool can_split = !m->program->n_states && !program_takes_whole_prompts(m->program);
+    for (uint32_t i = 0; can_split && i < N_DRAFT_ROWS && DRAFT_ROWS[i] <= m->options.max_draft_rows; i++)
+        m->graphs[m->n_graphs++] = (struct captured){.n_rows = DRAFT_ROWS[i], .shares_new_keys = true};
 }
 
 enum rc graphs_warm(struct model *m, struct err *err)
 {
-    uint32_t most = m->options.max_num_seqs, n_sizes = 0;
+    uint32_t most = m->options.max_num_seqs, n_sizes = N_DRAFT_ROWS;
     if (!m->backend->graph_begin || !m->backend->begin || !entries_allow_graphs(&m->entries) || m->options.is_eager ||
         m->options.is_synchronous)
         return RC_OK;
     for (uint32_t n = 0; n < most; n = next_size(n))
         n_sizes++;
     m->graphs = mem_calloc((size_t)2 * n_sizes, sizeof *m->graphs);
-    if (!m->graphs)
+    m->each_row = mem_alloc(((size_t)m->max_logits_rows + 1) * sizeof *m->each_row);
+    if (!m->graphs || !m->each_row)
         return err_set(err, RC_MEMORY, "graphs: out of memory");
+    for (uint32_t i = 0; i <= m->max_logits_rows; i++)
+        m->each_row[i] = (int32_t)i;
     for (uint32_t n = 0; n < most;) {
         n = next_size(n) < most ? next_size(n) : most;
         for (uint32_t is_any = n > m->backend->traits->short_rows; is_any < 2; is_any++)
             m->graphs[m->n_graphs++] =
                 (struct captured){.n_rows = n, .max_tokens = is_any ? 0 : m->backend->traits->short_tokens};
     }
+    list_draft_graphs(m);
     enum rc rc = for_graphs(m, warm, err);
     return rc || m->options.n_ranks == 1 ? rc : m->backend->comm->check(m->ctx, err);
 }
@@ -197,14 +217,16 @@ static bool is_within(const struct batch *b, uint32_t max_tokens)
     return true;
 }
 
-/* The first graph that fits a batch, or NULL. Graphs fit only batches where every sequence has one row, every row wants its
- * logits, and no row reads keys that this step writes for another sequence. */
+/* The first graph that fits a batch, or NULL. Every row must want its logits. Without shares_new_keys, a graph fits only batches
+ * where every sequence has one row, and no row reads keys that this step writes for another. */
 static const struct captured *graph_for(const struct model *m, const struct batch *b)
 {
-    if (b->n_seqs != b->n_rows || b->n_logits_rows != b->n_rows || b->shares_new_keys)
+    bool shares = b->n_seqs != b->n_rows || b->shares_new_keys;
+    if (b->n_logits_rows != b->n_rows)
         return NULL;
     for (uint32_t i = 0; i < m->n_graphs; i++)
-        if (m->graphs[i].n_rows >= b->n_rows && (!m->graphs[i].max_tokens || is_within(b, m->graphs[i].max_tokens)))
+        if (m->graphs[i].n_rows >= b->n_rows && m->graphs[i].shares_new_keys == shares &&
+            (!m->graphs[i].max_tokens || is_within(b, m->graphs[i].max_tokens)))
             return &m->graphs[i];
     return NULL;
 }
@@ -226,7 +248,7 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
         batch->is_replayed = captured != NULL;
     enum rc rc = ranks_meet(&run, m->sampled);
     if (!rc)
-        rc = begin_batch(&run, captured ? captured->n_rows : batch->n_rows);
+        rc = begin_batch(&run, captured);
     if (!rc)
         rc = lora_load(&run);
     struct copy_pages_args copies = {m->pool, m->layout.page_bytes, batch->copies, batch->n_copies};

@@ -28,7 +28,7 @@ static enum rc open_backend(struct model *m, struct err *err)
     uint32_t max_cols = 1;
     for (uint32_t w = 0; w < m->program->n_weights; w++)
         max_cols = m->program->weights[w].cols > max_cols ? m->program->weights[w].cols : max_cols;
-    m->max_logits_rows = o->max_num_seqs;
+    m->max_logits_rows = o->max_num_seqs > o->max_draft_rows ? o->max_num_seqs : o->max_draft_rows;
     struct backend_options options = {
         .device = o->device, .isa = o->isa, .n_threads = o->n_threads, .max_rows = o->max_num_batched_tokens,
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
@@ -406,6 +406,7 @@ void model_destroy(struct model *m)
     plan_clear(&m->plan);
     mem_free(m->read);
     mem_free(m->graphs);
+    mem_free(m->each_row);
     mem_free(m->rope_freqs);
     mem_free(m->rope_tables);
     mem_free(m->places);

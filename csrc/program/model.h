@@ -23,6 +23,7 @@ struct model_options {
     uint32_t kv_dtype;            /* as in struct kv_view; DTYPE_NONE: the first matrix's if F16 or BF16, else of activations */
     uint32_t block_tokens, max_num_seqs, max_num_batched_tokens;
     uint32_t max_model_len;
+    uint32_t max_draft_rows;      /* most rows of a captured step with drafts; 0: none is captured */
     bool fits_model_len;          /* if the pool is too small, lower max_model_len instead of failing */
     uint64_t kv_cache_bytes;      /* 0: use what is left of memory_share of the device's memory */
     double memory_share;

@@ -8,9 +8,11 @@
 #include "model.h"
 #include "plan.h"
 
-/* A captured graph of a step up to the logits, for n_rows sequences of one row each. */
+/* A captured graph of a step up to the logits, for n_rows sequences of one row each. With shares_new_keys the keys of all rows are
+ * written before any row reads keys: such a graph takes a sequence of several rows as so many sequences. */
 struct captured {
     uint32_t n_rows, max_tokens; /* as in struct batch_view */
+    bool shares_new_keys;
     void *graph;
 };
 
@@ -38,6 +40,7 @@ struct model {
     uint32_t table_stride;
     struct captured *graphs;      /* [n_graphs] sorted by n_rows; at equal n_rows, graphs with a max_tokens limit come first */
     uint32_t n_graphs;
+    int32_t *each_row;            /* [most rows of a graph + 1] 0, 1, 2, ...: seq_first_row if every row is a sequence */
     size_t logits_bytes, staged_bytes, ropes_bytes;
     uint32_t vocab_stride, max_logits_rows;
     uint64_t graphs_bytes;

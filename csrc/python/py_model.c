@@ -83,6 +83,7 @@ static int parse_adapters(PyObject *options, struct model_options *o)
 
 static int parse_options(PyObject *options, struct model_options *o)
 {
+    PyObject *draft_rows = PyDict_GetItemString(options, "max_draft_rows");
     const char *arithmetic = get_text(options, "activation_dtype");
     o->device = get_text(options, "device");
     PyObject *library = PyDict_GetItemString(options, "library");
@@ -91,6 +92,7 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->library = library ? PyUnicode_AsUTF8AndSize(library, NULL) : "";
     o->cublaslt = cublaslt ? PyUnicode_AsUTF8AndSize(cublaslt, NULL) : "";
     o->memory_share = share ? PyFloat_AsDouble(share) : 0;
+    o->max_draft_rows = draft_rows ? (uint32_t)PyLong_AsUnsignedLong(draft_rows) : 0;
     o->is_eager = get_flag(options, "enforce_eager");
     o->is_synchronous = get_flag(options, "synchronous");
     o->isa = get_text(options, "isa");

@@ -360,6 +360,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_model_len": length if isinstance(length, int) else longest,
         "fit_model_len": not isinstance(length, int),
+        "max_draft_rows": speculation.most_draft_rows(config),
         "enforce_eager": config.enforce_eager,
         "adapters": (config.max_loras, config.max_lora_rank) if config.enable_lora else None,
         "synchronous": environment.is_synchronous(),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse_names
 from ..errors import ConfigError
 from ..options import integer, later, parse_size, refuse
+
+if TYPE_CHECKING:
+    from ..config import EngineConfig
 
 NAME = "speculative_config"
 METHODS = ("ngram", "suffix")
 LATER = ("draft", "draft_model", "eagle", "eagle3", "medusa", "mtp")
 """Methods that need a second model or more of the first one."""
 VLLM_KEYS = {"num_speculative_tokens": "k", "prompt_lookup_min": "min", "prompt_lookup_max": "max"}
-MOST_DRAFTS, LONGEST_MATCH, MOST_LENGTHS = 16, 32, 8
+MOST_DRAFTS, ADAPTIVE_DRAFTS, LONGEST_MATCH, MOST_LENGTHS = 16, 8, 32, 8
+MOST_GRAPH_ROWS = 64
 SHARED_BYTES = 64 << 20
 """Memory for finished outputs with `shared=True`."""
 
@@ -78,6 +82,15 @@ def _complete_lengths(given: dict[str, Any]) -> None:
     most = given.setdefault("max", max(defaults["max"], least))
     if not least <= most < least + MOST_LENGTHS:
         refuse(f"{NAME}: max", f"from min={least} to {least + MOST_LENGTHS - 1}", most)
+
+
+def most_draft_rows(config: EngineConfig) -> int:
+    """Most rows of a step with drafts for which the model captures a graph; 0 without speculation."""
+    if config.speculative_config is None:
+        return 0
+    k = config.speculative_config["k"]
+    seqs, tokens = config.max_num_seqs or 1, config.max_num_batched_tokens or 1
+    return min(MOST_GRAPH_ROWS, seqs * (1 + (ADAPTIVE_DRAFTS if k == "auto" else k)), tokens)
 
 
 def core_options(config: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -176,3 +176,26 @@ def test_score_equals_generate(model: Path, cuda: str) -> None:
         scores = llm.score([prompts[i] + out.token_ids for i, out in zip(CHOSEN, outputs, strict=True)], use_tqdm=False)
         for i, out, score in zip(CHOSEN, outputs, scores, strict=True):
             assert score.token_logprobs[len(prompts[i]) - score.start :].tobytes() == out.outputs[0].sampled.raw.tobytes()
+
+
+@pytest.mark.parametrize("name", [*MODELS, *HYBRIDS])
+def test_drafts_change_no_bit(name: str, cuda: str, tmp_path: Path) -> None:
+    """Steps with drafts replay graphs, except with recurrent states. Half of the samples choose between two ids."""
+    config, rng = write(tmp_path, (MODELS | HYBRIDS)[name]), np.random.default_rng(9)
+    prompts = [rng.integers(3, 8192, n).tolist() for n in rng.integers(1, 900, 20)]
+    common = {"max_tokens": 24, "logprobs": 2, "ignore_eos": True}
+    narrow = {"temperature": 1.0, "allowed_token_ids": [5, 6]}
+    params = [SamplingParams(seed=i, **common, **(narrow if i % 2 else {"temperature": 0.0})) for i in range(20)]
+    with open_llm(config, cuda, enable_prefix_caching=False, max_model_len=1024) as llm:
+        wanted = [bits(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+    for source in ({"method": "suffix", "k": 4}, {"method": "ngram", "k": 7, "min": 1}):
+        with open_llm(config, cuda, speculative_config=source, max_model_len=1024) as llm:
+            for n in (1, 2, 3, 8, 20, 1, 8):
+                outputs = llm.generate(prompts[:n], params[:n], use_tqdm=False)
+                assert [bits(output) for output in outputs] == wanted[:n]
+            stats, steps = llm.stats(), llm.step_log(4096)
+            assert 0 < stats.accepted_rows < stats.draft_rows
+            assert stats.allocations_since_warmup == 0
+            with_drafts = [step for step in steps if step.draft_rows and step.rows <= 64 and not step.prompt_rows]
+            assert with_drafts and all(step.replayed for step in with_drafts) == (name in MODELS)
+            llm.check()

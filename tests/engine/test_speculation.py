@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from llmpy import LLM, RequestOutput, SamplingParams, UnsupportedError
+from llmpy import LLM, RequestOutput, SamplingParams
 
 Make = Callable[[str, str], Path]
 MODELS = [

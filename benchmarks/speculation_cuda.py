@@ -1,0 +1,96 @@
+"""Speculation on a GPU with drafts of a chosen quality: the shape of Llama-3-8B with random weights.
+
+    python benchmarks/speculation_cuda.py [--model 8b] [--wrong 0.2] [--tokens 192] [--rounds 3] [--sequences 1,8,32,256]
+
+Each sample is a series of coin tosses: two token ids are allowed, biases give the second the probability `wrong`, and the
+temperature is so high that the model's own logits do not matter. The n-gram source drafts the first id again and again. So a
+draft is wrong with about this probability, however good the model is. Engines take turns in each round; `speed` is the median
+of the time without speculation divided by the time with it. Outputs are compared. `us a step` is the time on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import cuda
+import numpy as np
+
+from llmpy import LLM, SamplingParams
+
+HEADS, TAILS, FLATTEN = 1000, 2000, 1000.0
+SOURCES: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "k 4": {"method": "ngram", "k": 4, "min": 1, "max": 2},
+    "k auto": {"method": "ngram", "k": "auto", "min": 1, "max": 2},
+}
+
+
+def open_engines(model: str) -> dict[str, LLM]:
+    path = Path(tempfile.mkdtemp(prefix="llmpy-speculation-"))
+    (path / "config.json").write_text(json.dumps(cuda.MODELS[model].config()))
+    options: dict[str, Any] = {
+        "load_format": "dummy", "skip_tokenizer_init": True, "device": "cuda:0", "max_model_len": 1024,
+        "kv_cache_memory_bytes": "6GiB", "quantization": cuda.MODELS[model].quantization,
+    }  # fmt: skip
+    return {name: LLM(path, speculative_config=source, **options) for name, source in SOURCES.items()}
+
+
+def toss(llm: LLM, n: int, tokens: int, wrong: float, number: int) -> tuple[float, float, float, list[list[int]]]:
+    """Seconds, tokens of a sample in a step, median host time of a step in us, and the ids."""
+    bias = {HEADS: FLATTEN * math.log(1 - wrong), TAILS: FLATTEN * math.log(wrong)}
+    common: dict[str, Any] = {"temperature": FLATTEN, "logit_bias": bias, "allowed_token_ids": [HEADS, TAILS]}
+    params = [SamplingParams(seed=1000 * number + i, max_tokens=tokens, ignore_eos=True, **common) for i in range(n)]
+    prompts = [[*np.random.default_rng(i).integers(3000, 100_000, 8).tolist(), HEADS, HEADS] for i in range(n)]
+    before = llm.stats()
+    begun = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begun
+    after = llm.stats()
+    drawn = after.generation_tokens - before.generation_tokens
+    accepted = after.accepted_rows - before.accepted_rows
+    host = statistics.median(s.host_us for s in llm.step_log(4096) if s.number > before.num_steps and not s.prompt_rows)
+    return seconds, drawn / (drawn - accepted), host, [output.outputs[0].token_ids for output in outputs]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="8b", choices=cuda.MODELS)
+    parser.add_argument("--wrong", type=float, default=0.2, help="probability that a draft is wrong")
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sequences", default="1,8,32,256")
+    chosen = parser.parse_args()
+    engines = open_engines(chosen.model)
+    print(f"{'sequences':10}{'source':8}{'tokens/step':>12}{'speed':>8}{'least':>8}{'most':>8}{'us a step':>11}{'tok/s':>9}")
+    for n in map(int, chosen.sequences.split(",")):
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in SOURCES}
+        for number in range(chosen.rounds + 1):
+            wanted: list[list[int]] = []
+            for name, llm in engines.items():
+                seconds, per_step, host, ids = toss(llm, n, chosen.tokens, chosen.wrong, number)
+                wanted = wanted or ids
+                if ids != wanted:
+                    raise SystemExit(f"{n} sequences, {name}: the output differs")
+                if number:  # the first round warms up
+                    found[name].append((seconds, per_step, host))
+        for name, rounds in found.items():
+            ratios = [a[0] / b[0] for a, b in zip(found["none"], rounds, strict=True)]
+            numbers = statistics.median(ratios), min(ratios), max(ratios)
+            speeds = "".join(f"{number:8.2f}" for number in numbers)
+            per_step, host = (statistics.median(one[i] for one in rounds) for i in (1, 2))
+            rate = n * chosen.tokens / statistics.median(one[0] for one in rounds)
+            print(f"{n:<10}{name:8}{per_step:12.2f}{speeds}{host:11.0f}{rate:9.0f}", flush=True)
+    for name, llm in engines.items():
+        print(name, "graphs", llm._driver.model.describe()["num_graphs"], "replayed", llm.stats().num_replayed_steps, "of",
+              llm.stats().num_steps)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
