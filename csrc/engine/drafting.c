@@ -54,7 +54,7 @@ static uint32_t propose(const struct draft_source *source, struct sequence *q, u
             break;
         q->output[q->n_output + n_valid] = ids[n_valid];
     }
-    return q->matcher ? matcher_look_ahead(q->matcher, q->output + q->n_output, n_valid) : n_valid;
+    return q->matcher ? matcher_look_ahead(q->matcher, q->output + q->n_output, n_valid, most) : n_valid;
 }
 
 void drafter_schedule(const struct drafter *d, struct scheduler *s)

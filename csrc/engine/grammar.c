@@ -18,6 +18,7 @@
 #define N_CACHED 32u
 #define ERROR_BYTES 400u
 #define EXPLAINED_BYTES 160u
+#define NOT_FORCED (-1)
 
 #define JSON_TEXT "[^\"\\\\\\x00-\\x1F\\x7F]"
 /* Classes of tokens, each without the tokens of the classes before it. A mask takes a class as a whole if all its tokens are
@@ -63,6 +64,7 @@ struct cached {
 
 struct grammars {
     struct llguidance library;
+    const struct engine_config *config; /* the engine's; for functions of the driver's thread */
     uint32_t n_words;
 
     pthread_mutex_t lock;          /* guards what follows, up to the blank line */
@@ -322,7 +324,48 @@ static bool consume_draft(struct matcher *m, uint32_t id, uint32_t *n)
     return !library->is_stopped(m->handle) && fill(m, m->mask + (size_t)*n * m->grammars->n_words);
 }
 
-uint32_t matcher_look_ahead(struct matcher *m, const int32_t *ids, uint32_t n)
+static const char *token_text(const struct engine_config *config, uint32_t id, size_t *n_bytes)
+{
+    bool is_known = id < config->n_tokens;
+    *n_bytes = is_known ? config->token_offsets[id + 1] - config->token_offsets[id] : 0;
+    return config->token_bytes + (is_known ? config->token_offsets[id] : 0);
+}
+
+/* The only id that a mask allows, or the longest if the texts of all others are beginnings of its text: the grammar forces the
+ * text then. NOT_FORCED: neither. */
+static int32_t forced_id(const struct grammars *g, const uint32_t *mask)
+{
+    size_t n_longest = 0, n_bytes;
+    const char *longest = "";
+    int32_t best = NOT_FORCED;
+    for (uint32_t word = 0, n_allowed = 0; word < g->n_words; word++)
+        for (uint32_t left = mask[word]; left; left &= left - 1) {
+            uint32_t id = 32 * word + (uint32_t)__builtin_ctz(left);
+            const char *text = token_text(g->config, id, &n_bytes);
+            if (++n_allowed > 1 && (!n_bytes || !n_longest || memcmp(text, longest, n_bytes < n_longest ? n_bytes : n_longest)))
+                return NOT_FORCED;
+            if (n_allowed == 1 || n_bytes > n_longest) {
+                best = (int32_t)id;
+                longest = text;
+                n_longest = n_bytes;
+            }
+        }
+    return best;
+}
+
+/* Chooses the draft at place `at`: the proposed one if the mask allows it, else a forced one. n: number of proposed drafts;
+ * those behind a replaced draft are dropped. */
+static bool choose_draft(const struct matcher *m, int32_t *ids, uint32_t at, uint32_t *n)
+{
+    const uint32_t *mask = matcher_mask(m, at);
+    if (at < *n && mask[ids[at] / 32] >> ids[at] % 32 & 1)
+        return true;
+    *n = at;
+    ids[at] = forced_id(m->grammars, mask);
+    return ids[at] != NOT_FORCED;
+}
+
+uint32_t matcher_look_ahead(struct matcher *m, int32_t *ids, uint32_t n, uint32_t most)
 {
     struct grammars *g = m->grammars;
     uint32_t n_allowed = 0, n_consumed = 0;
@@ -332,7 +375,7 @@ uint32_t matcher_look_ahead(struct matcher *m, const int32_t *ids, uint32_t n)
     if (m->match != MATCH_GOES_ON || m->mask_error)
         return 0;
     double begun = seconds_now();
-    while (n_allowed < n && consume_draft(m, (uint32_t)ids[n_allowed], &n_consumed))
+    while (n_allowed < most && choose_draft(m, ids, n_allowed, &n) && consume_draft(m, (uint32_t)ids[n_allowed], &n_consumed))
         n_allowed++;
     bool is_back = !n_consumed || g->library.rollback(m->handle, n_consumed) == 0;
     pthread_mutex_lock(&g->lock);
@@ -682,6 +725,7 @@ enum rc grammars_create(const char *library, const struct engine_config *config,
     pthread_mutex_init(&g->lock, NULL);
     pthread_mutex_init(&g->cache_lock, NULL);
     g->n_holders = 1;
+    g->config = config;
     g->n_words = (config->vocab_size + 31) / 32;
     enum rc rc = llguidance_open(library, &g->library, err);
     if (!rc && !copy_vocabulary(g, config, is_special))

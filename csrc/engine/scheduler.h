@@ -68,7 +68,7 @@ bool scheduler_awaits_drafts(const struct scheduler *scheduler);
  * While another step is in flight, there may be no row to enqueue although sequences run. */
 void scheduler_begin_step(struct scheduler *scheduler, struct batch *batch, bool is_in_flight, double now);
 /* The number of rows, at most `most`, that drafts of the sequence can have in the step being built: of the rows that are left,
- * and in its last pages and free pages that no waiting sequence needs. With recurrent state, pages for a copy are needed, too. */
+ * and in its last pages and free pages that no waiting sequence needs. With recurrent state a copy needs pages, too. */
 uint32_t scheduler_draft_room(const struct scheduler *scheduler, const struct sequence *sequence, uint32_t most);
 /* Gives the sequence n rows for drafts; scheduler_draft_room must allow them. */
 void scheduler_take_drafts(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);

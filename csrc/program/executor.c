@@ -217,8 +217,8 @@ static bool is_within(const struct batch *b, uint32_t max_tokens)
     return true;
 }
 
-/* The first graph that fits a batch, or NULL. Every row must want its logits. Without shares_new_keys, a graph fits only batches
- * where every sequence has one row, and no row reads keys that this step writes for another. */
+/* The first graph that fits a batch, or NULL. Every row must want its logits. Without shares_new_keys, a graph fits only
+ * batches where every sequence has one row, and no row reads keys that this step writes for another. */
 static const struct captured *graph_for(const struct model *m, const struct batch *b)
 {
     bool shares = b->n_seqs != b->n_rows || b->shares_new_keys;

@@ -8,8 +8,8 @@
 #include "model.h"
 #include "plan.h"
 
-/* A captured graph of a step up to the logits, for n_rows sequences of one row each. With shares_new_keys the keys of all rows are
- * written before any row reads keys: such a graph takes a sequence of several rows as so many sequences. */
+/* A captured graph of a step up to the logits, for n_rows sequences of one row each. With shares_new_keys the keys of all rows
+ * are written before any row reads keys: such a graph takes a sequence of several rows as so many sequences. */
 struct captured {
     uint32_t n_rows, max_tokens; /* as in struct batch_view */
     bool shares_new_keys;

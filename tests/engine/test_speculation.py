@@ -188,3 +188,21 @@ def test_grammars_and_stop_strings(tmp_path: Path, write_model: Any) -> None:
                 stats = llm.stats()
                 assert 0 < stats.accepted_rows < stats.draft_rows
                 assert stats.allocations_since_warmup == 0
+
+
+def test_grammars_draft_the_text_that_they_force(tmp_path: Path, write_model: Any) -> None:
+    """The text repeats nothing, so that the source itself has no drafts."""
+    pytest.importorskip("llguidance")
+    path = write_model(tmp_path)
+    found = []
+    for source in (None, {"method": "ngram", "k": 6, "min": 4}):
+        with LLM(path, device="cpu", kv_cache_memory_bytes="16MiB", speculative_config=source) as llm:
+            settings = [
+                SamplingParams(max_tokens=60, seed=3, logprobs=2, structured_outputs={"regex": text})
+                for text in ("[abc]bcdefghijklmnopqrstuvw[xyz]", "(hello|hey) 0123456789", "[a-z]{8}")
+            ]
+            outputs = llm.generate(["x"] * 3, settings, use_tqdm=False)
+            found.append([bits(output) for output in outputs])
+            drafts = [output.metrics.accepted_drafts for output in outputs if output.metrics]
+    assert found[0] == found[1]
+    assert sum(drafts[0]) > 12 and sum(drafts[1]) > 6 and sum(drafts[2]) == 0
