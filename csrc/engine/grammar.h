@@ -44,8 +44,8 @@ void grammars_finish_tokens(struct grammars *grammars);
 enum match matcher_take_now(struct matcher *matcher, int32_t id);
 const char *matcher_error(const struct matcher *matcher); /* NULL: none */
 /* Returns how many of the n drafts the grammar allows before its end, and fills the masks behind them. Where no draft is
- * allowed, and the grammar forces the text, a draft of the forced text takes its place, up to `most` drafts in all. ids: [most].
- * Waits for masks that are being filled. The matcher's own state does not change. */
+ * allowed, and the grammar forces the text, a draft of the forced text takes its place, up to `most` drafts in all. Waits for
+ * masks that are being filled. The matcher's own state does not change. ids: [most] */
 uint32_t matcher_look_ahead(struct matcher *matcher, int32_t *ids, uint32_t n, uint32_t most);
 /* [(vocab_size + 31) / 32] a set bit allows its id. n_ahead: the mask behind so many drafts, after matcher_look_ahead. That
  * of 0 is complete after grammars_finish_masks; all zeros if filling failed. */
