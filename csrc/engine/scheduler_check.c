@@ -14,6 +14,9 @@ static enum rc check_sequence(const struct scheduler *s, const struct sequence *
     if (q->n_published * s->context->config->layout.block_tokens > sequence_n_known(q) || q->n_pending > 1 + q->drafts.n)
         BROKEN("invariant 4: %u blocks published, %u tokens known, %u pending and %u drafts between two steps", q->n_published,
                sequence_n_known(q), q->n_pending, q->drafts.n);
+    if (!q->shares_tail && q->n_published * s->context->config->layout.block_tokens > q->n_computed)
+        BROKEN("invariant 4: %u blocks published, %u positions computed: a published block would be written", q->n_published,
+               q->n_computed);
     if (q->state != SEQUENCE_RUNNING || s->slots[q->slot] != q)
         BROKEN("running sequence: slot %u is not its own, or its state is %d", q->slot, q->state);
     return RC_OK;

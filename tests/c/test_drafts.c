@@ -24,11 +24,11 @@ TEST(random_traces_with_drafts)
          .caches = true, .policy = POLICY_PRIORITY, .has_nan = true},
         {.block_tokens = 8, .n_pages = 13, .max_num_seqs = 8, .max_num_batched_tokens = 12, .caches = true, .policy = POLICY_PRIORITY},
         {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 6, .max_num_batched_tokens = 40, .states = {{0, 3, 32}, {0, 2, 64}}, .n_states = 2,
-         .n_layers = 1, .snapshot_tokens = 32, .caches = true, .has_nan = true},
+         .n_layers = 1, .snapshot_tokens = 128, .caches = true, .has_nan = true},
         {.block_tokens = 4, .n_pages = 34, .max_num_seqs = 6, .max_num_batched_tokens = 16, .states = {{0, 3, 32}, {0, 2, 64}}, .n_states = 2,
          .n_layers = 1, .snapshot_tokens = 20, .caches = true, .policy = POLICY_PRIORITY},
         {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 8, .max_num_batched_tokens = 24, .states = {{0, 3, 256}, {0, 1, 256}}, .n_states = 2,
-         .snapshot_tokens = 32, .caches = true, .has_no_attention = true},
+         .snapshot_tokens = 96, .caches = true, .has_no_attention = true},
         {.block_tokens = 2, .n_pages = 80, .max_num_seqs = 5, .max_num_batched_tokens = 20, .states = {{0, 3, 32}}, .n_states = 1,
          .windows = {0, 6}, .n_layers = 2, .caches = false},
     };
