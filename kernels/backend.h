@@ -215,6 +215,13 @@ struct position_scale_args {
     struct view x, out;
 };
 
+/* out column i = x column columns[i]; out is not x. */
+struct take_args {
+    uint32_t n_rows;
+    struct view x, out;
+    const float *columns;       /* [out.width] whole numbers below x.width */
+};
+
 /* out = weight * (x - mean) / sqrt(variance + eps) + bias, over each of n_heads equal parts of the row (1: the whole row); the
  * variance is the mean of (x - mean)^2. out may be x. */
 struct layer_norm_args {

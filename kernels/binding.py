@@ -274,6 +274,10 @@ class Backend:
         vectors = {"weight": weight, "inner_weight": inner_weight}
         self._rows("add_rms_norm", {"a": a, "b": b}, {"sum": sum, "out": out}, vectors, eps=eps, inner_eps=inner_eps)
 
+    def take(self, x: Array, columns: Array, out: Array) -> None:
+        """Columns of x by their numbers."""
+        self._rows("take", {"x": x}, {"out": out}, {"columns": columns})
+
     def position_scale(self, x: Array, positions: Array, out: Array, every: int, slope: float, first: int) -> None:
         """Multiplies rows by a factor that depends on their positions."""
         stage, args = Stage(self), struct("position_scale_args", every=every, slope=slope, first=first)

@@ -96,6 +96,7 @@ class Checkpoint:
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...], str]]: ...  # name -> dtype name, shape, file
     def read(self, name: str, /) -> bytes: ...  # as stored
     def read_float32(self, name: str, /) -> bytes: ...  # exact values
+    def column_order(self, name: str, /) -> bytes: ...  # uint32: in the file, of each column; b"": the file's order
     def read_rounded(self, name: str, dtype: str, /) -> bytes: ...  # rounded as at load: blocks of "fp8", "int8_g128", ...
 
 @final

@@ -51,6 +51,7 @@ struct checkpoint_tensor {
     struct checkpoint_piece pieces[3];    /* numbers, scales, zeros; a piece without a name is absent */
     uint32_t bits;                        /* of a number */
     uint64_t n_groups, group;             /* of a row; columns of a group */
+    uint32_t *order;                      /* [columns] number in the file of each joined column; NULL: the file's order */
 };
 
 /* Recognises the file format by the first bytes. A file opens even if it has tensors of types that llmpy cannot read, since

@@ -218,6 +218,26 @@ enum rc run_head_linear(struct running *run, const struct step *step, const stru
     return m->backend->head_linear(m->ctx, &args, run->err);
 }
 
+const char *check_take(const struct program *p, const struct op *op)
+{
+    const struct weight *columns = &p->weights[op->weight[0]];
+    uint32_t width = width_of(p, op->in[0]);
+    if (!columns->values || columns->rows != width_of(p, op->out[0]))
+        return "the weight is a constant with a number for each column of the output";
+    for (uint32_t i = 0; i < columns->rows; i++)
+        if (!(columns->values[i] >= 0 && columns->values[i] < (float)width) ||
+            columns->values[i] != (float)(uint32_t)columns->values[i])
+            return "the numbers are those of columns of the input";
+    return NULL;
+}
+
+enum rc run_take(struct running *run, const struct step *step, const struct views *v)
+{
+    const struct model *m = run->m;
+    struct take_args args = {v->n_rows, v->in[0], v->out, vector_of(m, step->ops[ROLE_MAIN], 0)};
+    return m->backend->take(m->ctx, &args, run->err);
+}
+
 const char *check_position_scale(const struct program *p, const struct op *op)
 {
     const struct position_scale_attributes *scale = &op->position_scale;

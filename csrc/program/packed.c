@@ -230,8 +230,25 @@ static bool choose_type(struct checkpoint_tensor *joined)
     return true;
 }
 
-/* Whether groups have adjacent columns. Files whose tensor of groups is all zero do not use it. */
-static bool is_in_order(const struct pairing *p, const struct checkpoint_tensor *joined)
+/* Sorts columns by their groups, columns of a group by their numbers. False: a group has another number of columns. */
+static bool sort_columns(const int64_t *groups, const struct checkpoint_tensor *joined, uint32_t *order)
+{
+    uint64_t cols = joined->shape[1];
+    uint32_t *n_sorted = mem_calloc(joined->n_groups, sizeof *n_sorted);
+    bool fits = n_sorted != NULL;
+    for (uint64_t col = 0; col < cols && fits; col++) {
+        uint64_t group = (uint64_t)groups[col], first = group * joined->group;
+        fits = group < joined->n_groups && n_sorted[group] < joined->group && first + n_sorted[group] < cols;
+        if (fits)
+            order[first + n_sorted[group]++] = (uint32_t)col;
+    }
+    mem_free(n_sorted);
+    return fits;
+}
+
+/* Reads the tensor of groups. Sets joined->order if groups have columns that are not adjacent. Files whose tensor of groups is
+ * all zero do not use it. False: the groups do not fit. */
+static bool take_order(const struct pairing *p, struct checkpoint_tensor *joined)
 {
     const struct checkpoint_tensor *order = find(p, p->way->order);
     if (!order)
@@ -242,8 +259,13 @@ static bool is_in_order(const struct pairing *p, const struct checkpoint_tensor 
         is_zero = is_zero && groups[i] == 0;
         is_usual = is_usual && groups[i] == (int64_t)(i / joined->group);
     }
+    bool fits = is_zero || is_usual;
+    if (groups && !fits && joined->shape[1] <= UINT32_MAX) {
+        joined->order = mem_alloc(joined->shape[1] * sizeof *joined->order);
+        fits = joined->order && sort_columns(groups, joined, joined->order);
+    }
     mem_free(groups);
-    return is_zero || is_usual;
+    return fits;
 }
 
 /* Adds the joined tensor if its pieces fit. */
@@ -256,12 +278,15 @@ static enum rc pair(const struct pairing *p, uint32_t i, struct err *err)
     fits = fits && (shapes_fit(p->way, 4, stated, &joined) ||
                     (!p->way->is_interleaved && shapes_fit(p->way, 8, stated, &joined)));
     mem_free(stated);
-    if (!fits || !choose_type(&joined) || !is_in_order(p, &joined))
-        return RC_OK;
+    enum rc rc = RC_OK;
+    fits = fits && choose_type(&joined) && take_order(p, &joined);
     memcpy(p->name + p->stem, ".weight", sizeof ".weight");
-    enum rc rc = tensor_list_add(p->list, &p->files[joined.file], p->name, p->stem + strlen(".weight"), &made, err);
-    if (rc)
+    if (fits)
+        rc = tensor_list_add(p->list, &p->files[joined.file], p->name, p->stem + strlen(".weight"), &made, err);
+    if (!fits || rc) {
+        mem_free(joined.order);
         return rc;
+    }
     joined.packing = p->way;
     joined.name = made->name;
     *made = joined;
@@ -415,19 +440,48 @@ static enum rc write_headers(const struct checkpoint_span *span, uint64_t row, u
     return RC_OK;
 }
 
+/* Moves the numbers of a row to the places of their sorted columns. */
+static void sort_numbers(const struct checkpoint_tensor *tensor, const uint8_t *from, uint8_t *to)
+{
+    uint32_t mask = (1u << tensor->bits) - 1;
+    for (uint64_t col = 0; col < tensor->shape[1]; col++) {
+        uint32_t other = tensor->order[col], slot = tensor->bits == 4 ? other % 2 * 4 : 0;
+        uint32_t number = from[place_of(tensor, other)] >> slot & mask;
+        to[place_of(tensor, col)] |= (uint8_t)(number << (tensor->bits == 4 ? col % 2 * 4 : 0));
+    }
+}
+
+/* Writes the numbers of n zeroed rows. unsorted: room for TILE_ROWS rows if the columns are sorted. */
+static void write_numbers(const struct checkpoint_span *span, uint64_t row, uint64_t step, uint32_t n, uint8_t *unsorted,
+                          uint8_t *rows)
+{
+    const struct checkpoint_tensor *tensor = span->tensor;
+    size_t row_bytes = dtype_row_bytes(tensor->dtype, tensor->shape[1]);
+    if (!tensor->order) {
+        tensor->packing->numbers(span, row, step, n, rows);
+        return;
+    }
+    memset(unsorted, 0, n * row_bytes);
+    tensor->packing->numbers(span, row, step, n, unsorted);
+    for (uint32_t i = 0; i < n; i++)
+        sort_numbers(tensor, unsorted + i * row_bytes, rows + i * row_bytes);
+}
+
 enum rc checkpoint_span_read(const struct checkpoint_span *span, uint64_t first, uint64_t step, uint64_t n_rows, uint8_t *rows,
                              struct err *err)
 {
     const struct checkpoint_tensor *tensor = span->tensor;
     size_t row_bytes = dtype_row_bytes(tensor->dtype, tensor->shape[1]);
-    enum rc rc = RC_OK;
+    uint8_t *unsorted = tensor->order ? mem_alloc(TILE_ROWS * row_bytes) : NULL;
+    enum rc rc = tensor->order && !unsorted ? err_set(err, RC_MEMORY, "checkpoint: out of memory") : RC_OK;
     memset(rows, 0, n_rows * row_bytes);
     for (uint64_t i = 0; i < n_rows && !rc; i += TILE_ROWS, rows += TILE_ROWS * row_bytes) {
         uint32_t n = n_rows - i < TILE_ROWS ? (uint32_t)(n_rows - i) : TILE_ROWS;
-        tensor->packing->numbers(span, first + i * step, step, n, rows);
+        write_numbers(span, first + i * step, step, n, unsorted, rows);
         for (uint32_t j = 0; j < n && !rc; j++)
             rc = write_headers(span, first + (i + j) * step, rows + j * row_bytes, err);
     }
+    mem_free(unsorted);
     return rc;
 }
 

@@ -1,6 +1,6 @@
 /* packed.h: weights whose numbers lie several to a word, with scales and zeros in other tensors: GPTQ, AWQ, and the packed
  * format of compressed-tensors. A table has one row for each way. Some ways store the transposed matrix, so rows are read in
- * spans. Immutable after checkpoint_join, so any thread may read. */
+ * spans. The columns of a joined weight are sorted by their groups. Immutable after checkpoint_join, so any thread may read. */
 #ifndef LLMPY_PACKED_H
 #define LLMPY_PACKED_H
 

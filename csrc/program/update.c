@@ -129,8 +129,8 @@ enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct updat
                        first->backend->name);
     if (first->program->is_reordered || reorders_rows(first->program))
         return err_set(err, RC_UNSUPPORTED,
-                       "weight update: this GGUF file orders the rows of q and k differently, or stores weights in another "
-                       "form; load the model's safetensors");
+                       "weight update: this GGUF file orders the rows of q and k differently, or this checkpoint stores "
+                       "weights in another form (act-order is one); load the model's safetensors of floats");
     struct update *u = mem_calloc(1, sizeof *u);
     if (!u || !(u->models = mem_calloc(n_ranks, sizeof *u->models))) {
         mem_free(u);

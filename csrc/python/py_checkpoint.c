@@ -336,6 +336,13 @@ static PyObject *read_float32(PyObject *object, PyObject *name)
     return py_raise(&err);
 }
 
+static PyObject *column_order(PyObject *object, PyObject *name)
+{
+    const struct checkpoint_tensor *tensor = find_tensor(object, name);
+    size_t size_bytes = tensor && tensor->order ? row_values(tensor) * sizeof *tensor->order : 0;
+    return tensor ? PyBytes_FromStringAndSize((const char *)tensor->order, (Py_ssize_t)size_bytes) : NULL;
+}
+
 #define ROUNDED_AT_ONCE ((uint64_t)1 << 20) /* values */
 
 /* Rounds all rows to a type that quantise_has. Called without the GIL. */
@@ -393,6 +400,7 @@ static PyMethodDef methods[] = {
     {"tensors", tensors, METH_NOARGS, "By name: type, shape, file."},
     {"read", read_stored, METH_O, "A tensor's bytes as stored."},
     {"read_float32", read_float32, METH_O, "A tensor's exact values as float32 bytes."},
+    {"column_order", column_order, METH_O, "uint32 numbers in the file of a tensor's columns; empty: the file's order."},
     {"read_rounded", read_rounded, METH_VARARGS, "A tensor of floats, its rows rounded to blocks of a type as at load."},
     {NULL, NULL, 0, NULL},
 };

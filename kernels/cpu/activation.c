@@ -3,6 +3,7 @@
  *   act             out = act(x)
  *   add             out = a + b
  *   select          out row i = x row rows[i]
+ *   take            out column i = x column columns[i]
  *   position_scale  out = x * (1 + slope * log1p((position + first) / every))
  *   scale_logits    logits = cap * tanh(scale * logits / cap), or scale * logits if cap is 0
  * Bound by bytes (12 a value), except for the exponentials of act. Rows are cut into chunks of columns, so that all threads
@@ -119,6 +120,15 @@ static void position_chunk(const void *job_args, uint32_t row, uint32_t column, 
     row_scaled(ACT_IDENTITY, factor, element(&args->x, row, column), n, element(&args->out, row, column));
 }
 
+static void take_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
+{
+    const struct take_args *args = job_args;
+    const float *x = element(&args->x, row, 0);
+    float *out = element(&args->out, row, column);
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = x[(uint32_t)args->columns[column + i]];
+}
+
 static void scale_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct scale_logits_args *args = job_args;
@@ -159,6 +169,12 @@ enum rc K(position_scale)(struct cpu *cpu, const struct position_scale_args *arg
 {
     (void)err;
     return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->out.width, position_chunk});
+}
+
+enum rc K(take)(struct cpu *cpu, const struct take_args *args, struct err *err)
+{
+    (void)err;
+    return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->out.width, take_chunk});
 }
 
 enum rc K(scale_logits)(struct cpu *cpu, const struct scale_logits_args *args, struct err *err)

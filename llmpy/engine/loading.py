@@ -178,7 +178,7 @@ def _check_adapters(config: EngineConfig, spec: Spec) -> None:
     if not config.enable_lora:
         return
     where = "several ranks (tensor_parallel_size)" if config.tensor_parallel_size > 1 else ""
-    where = "GGUF files that store rows in another order" if spec["reordered"] else where
+    where = "checkpoints that store rows or columns in another order (GGUF files, act-order)" if spec["reordered"] else where
     if where:
         raise UnsupportedError(f"enable_lora=True is not supported yet with {where}; merge the adapter into the checkpoint")
 

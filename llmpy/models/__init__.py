@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..errors import ConfigError, UnsupportedError
 from . import gguf, quantise, quantized, registry
 from .blocks import Block, Model
@@ -119,12 +121,20 @@ def load(
     if not found.build.__module__.startswith(f"{__name__}."):
         code = getattr(found.build, "__code__", None)
         model.function = f"{code.co_filename if code else found.build.__module__}: {getattr(found.build, '__name__', '')}"
+    model.orders = {} if checkpoint is None else _orders(checkpoint)
     found.build(config, model)
     spec = model.finish((*found.ignore, *unused, *scales))
     if quantization is not None:
         quantise.mark(spec, tensors, quantization)
     config.dtype = "quantized" if quantization else _stored_dtype(spec, tensors, config)
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
+
+
+def _orders(checkpoint: _core.Checkpoint) -> dict[str, np.ndarray]:
+    """The columns' order of the tensors whose columns the core sorts."""
+    names = [name for name, (dtype, _, _) in checkpoint.tensors().items() if dtype.startswith(("int4_g", "int8_g"))]
+    orders = {name: np.frombuffer(checkpoint.column_order(name), np.uint32) for name in names}
+    return {name: order.astype(np.float32) for name, order in orders.items() if order.size}
 
 
 def _overridden(raw: Raw, overrides: Overrides | None) -> Raw:

@@ -111,7 +111,13 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         if m.source.is_gguf and (groups > 1 or transposed):
             groups = groups if is_one and m.source.keeps_groups(where) else 1
             m.spec["reordered"], transposed = True, False
-        weights = [m.matrix("linear", self._pieces(names, ".weight", widths, groups, transposed, x.width), x.width)]
+        orders = [m.orders.get(f"{self.prefix}{each}.weight") for each in names]
+        if len({b"" if each is None else each.tobytes() for each in orders}) > 1:
+            each_alone = zip(names, widths, strict=True)
+            return [self.linear(x, each, n, bias=bias, transposed=transposed) for each, n in each_alone]
+        pieces = self._pieces(names, ".weight", widths, groups, transposed, x.width)
+        x = m.take(x, orders[0])
+        weights = [m.matrix("linear", pieces, x.width, order=orders[0])]
         if bias:
             weights.append(m.vector("linear", self._pieces(names, ".bias", widths, groups, False, 0)))
         out = m.emit("linear", [x], sum(widths), weights=weights)
@@ -424,6 +430,7 @@ class Model(Writer, Block):
             unit_rows: Divide the rows of W by their lengths, at load and in updates; W must not be tied.
         """
         self.expect("logits", name, x)
+        order = None
         if self.config.tie_word_embeddings and unit_rows:
             self.refuse("logits", name, "wanted an untied head, because its rows are divided by their lengths, have a tied one")
         if self.config.tie_word_embeddings:
@@ -435,13 +442,15 @@ class Model(Writer, Block):
         else:
             rows = -(-self.config.vocab_size // padded) * padded
             piece = Piece(f"{name}.weight", (rows, x.width), self.config.vocab_size)
-            weight = self.matrix("logits", [piece], x.width)
+            order = self.orders.get(piece.name)
+            weight = self.matrix("logits", [piece], x.width, order=order)
             self.spec["weights"][weight]["unit_rows"] = unit_rows
         if self.spec["weights"][weight]["cols"] != x.width:
             self.refuse("logits", name, f"wanted a row of {self.spec['weights'][weight]['cols']}, have {x.width}")
         weights = [weight, self.vector("logits", [(f"{name}.bias", self.config.vocab_size)])] if bias else [weight]
         given: dict[str, int | float] = {"scale": scale, "softcap": softcap}
-        self.spec["ops"].append(("logits", {"in": [x.index], "out": [], "weights": weights, "attributes": given}))
+        ordered = self.take(x, order)
+        self.spec["ops"].append(("logits", {"in": [ordered.index], "out": [], "weights": weights, "attributes": given}))
         self.generates = True
         self.states(x)
 

@@ -426,6 +426,8 @@ class Interpreter:
             return [_selective_scan(x, weights[0], weights[1], weights[2] if len(weights) > 2 else 0.0)]
         if name == "delta":
             return [_delta(op, x, *weights)]
+        if name == "take":
+            return [x[0][:, weights[0].astype(int)]]
         if name == "position_scale":
             n_steps = (np.arange(len(x[0])) + given["first"]) // given["every"]
             return [x[0] * (1 + given["slope"] * np.log1p(n_steps))[:, None]]

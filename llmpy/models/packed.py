@@ -145,8 +145,8 @@ def _explain_order(way: Way, module: str, tensors: Tensors, read: Read) -> NoRet
     name = f"{module}{way.order}"
     if name in tensors:
         raise UnsupportedError(
-            f"tensor {name}: act-order (desc_act or actorder), which gives adjacent columns to different groups, is not "
-            "supported; use a checkpoint with desc_act=false or actorder 'weight', or GGUF"
+            f"tensor {name}: act-order (desc_act or actorder) with groups of unlike numbers of columns is not supported; use "
+            "a checkpoint with desc_act=false or actorder 'weight', or GGUF"
         )
     fail(f"{module}{way.numbers}", tensors[f"{module}{way.numbers}"][2], "wanted tensors that form one matrix")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, TypedDict
 
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedError
 from .config import ModelConfig
 from .pieces import Part, Piece, flat, whole
 from .rope import Floats, Rope
@@ -131,6 +131,7 @@ class Writer:
 
         Attributes:
             function: File and name of an architecture function from outside the package, for messages.
+            orders: For tensors whose columns the core sorts when it reads them: the number in the file of each column.
     """
 
     def __init__(self, config: ModelConfig, tensors: Tensors | None, source: Source, file: str) -> None:
@@ -139,7 +140,9 @@ class Writer:
         self.function: str | None = None
         self.source = source
         self._ropes: dict[tuple[bytes, float, bool], int] = {}
+        self.orders: Mapping[str, Floats] = {}
         self._matrices: dict[tuple[Piece, ...], int] = {}
+        self._taken: dict[tuple[int, bytes], Value] = {}
         self._embeddings: dict[str, int] = {}
         self._used: dict[str, set[int]] = {}  # tensor of the file -> first rows of the pieces used so far
         self._ignored: list[str] = []
@@ -246,9 +249,30 @@ class Writer:
             self.spec["ropes"].append({"inv_freq": key[0], "magnitude": key[1], "interleaved": key[2]})
         return self._ropes[key]
 
-    def matrix(self, op: str, pieces: Sequence[Piece | tuple[str, int]], cols: int) -> int:
-        """A matrix of stacked pieces, or of modules NAME.weight [rows, cols]; a repeated call returns the same weight."""
+    def take(self, x: Value, order: Floats | None) -> Value:
+        """The columns of x in the order of a matrix's columns (`orders`); None: x itself."""
+        if order is None:
+            return x
+        key = (x.index, order.tobytes())
+        if key not in self._taken:
+            self.spec["reordered"] = True
+            self._taken[key] = self.emit("take", [x], x.width, weights=[self.constant(order)])
+        return self._taken[key]
+
+    def matrix(
+        self, op: str, pieces: Sequence[Piece | tuple[str, int]], cols: int, *, order: Floats | None = None
+    ) -> int:
+        """A matrix of stacked pieces, or of modules NAME.weight [rows, cols]; a repeated call returns the same weight.
+
+        order: the columns' order of all pieces, as `take` has brought the input into it; None: the file's.
+        """
         key = tuple(p if isinstance(p, Piece) else whole(f"{p[0]}.weight", p[1], cols) for p in pieces)
+        for piece in key:
+            if order is None and piece.name in self.orders:
+                raise UnsupportedError(
+                    f"tensor {piece.name}: act-order (desc_act or actorder), which gives adjacent columns to different "
+                    f"groups, is not supported in {op}; use a checkpoint with desc_act=false or actorder 'weight', or GGUF"
+                )
         if key not in self._matrices:
             self._matrices[key] = len(self.spec["weights"])
             self._add("matrix", self._parts(op, key), cols)

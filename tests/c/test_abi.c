@@ -79,6 +79,9 @@ TEST(the_abi_has_its_number)
 #define OF act_args
     AT(n_rows, 0) AT(act, 4) AT(x, 8) AT(out, 24) AT(limit, 40) AT(weights, 48)
 #undef OF
+#define OF take_args
+    AT(n_rows, 0) AT(x, 8) AT(out, 24) AT(columns, 40)
+#undef OF
 #define OF position_scale_args
     AT(n_rows, 0) AT(every, 4) AT(first, 8) AT(slope, 12) AT(positions, 16) AT(x, 24) AT(out, 40)
 #undef OF
@@ -260,7 +263,7 @@ TEST(the_abi_has_its_number)
     AT(ssm, 432) AT(selective_scan, 440) AT(delta, 448) AT(route, 456) AT(experts, 464) AT(head_linear, 472)
     AT(latent_attention, 480) AT(position_scale, 488) AT(scale_logits, 496) AT(sample, 504) AT(tensor_write, 512)
     AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
-    AT(lora, 568)
+    AT(lora, 568) AT(take, 576)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)

@@ -40,6 +40,13 @@ class Layout:
     symmetric: bool
     kind: type
     config: dict[str, object] = field(default_factory=dict)
+    sorts: bool = False  # act-order: groups have columns that are not adjacent
+
+
+def groups_of(layout: Layout, cols: int) -> np.ndarray:
+    """The group of each column. All tensors with as many columns have the same groups, as linears with one input have."""
+    groups = np.arange(cols) // (layout.group if layout.group > 0 else cols)
+    return np.random.default_rng(cols).permutation(groups) if layout.sorts else groups
 
 
 def words(numbers: np.ndarray, bits: int) -> np.ndarray:
@@ -54,10 +61,9 @@ def words(numbers: np.ndarray, bits: int) -> np.ndarray:
 def write_gptq(layout: Layout, q: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> Tensors:
     top = 2**layout.bits - 1
     stored = zeros if layout.config.get("checkpoint_format") == "gptq_v2" else (zeros.astype(int) - 1) & top
-    size = layout.group if layout.group > 0 else q.shape[1]
     return {
         ".qweight": words(q, layout.bits).T, ".scales": scales.T, ".qzeros": words(stored.T, layout.bits),
-        ".g_idx": (np.arange(q.shape[1]) // size).astype(np.int32), ".bias": np.zeros(len(q), np.float16),
+        ".g_idx": groups_of(layout, q.shape[1]).astype(np.int32), ".bias": np.zeros(len(q), np.float16),
     }  # fmt: skip
 
 
@@ -70,6 +76,7 @@ def write_awq(_layout: Layout, q: np.ndarray, scales: np.ndarray, zeros: np.ndar
 
 def write_rows(layout: Layout, q: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> Tensors:
     made = {".weight_packed": words(q, layout.bits), ".weight_scale": scales, ".weight_shape": np.array(q.shape, np.int64)}
+    made |= {".weight_g_idx": groups_of(layout, q.shape[1]).astype(np.int32)} if layout.sorts else {}
     return made if layout.symmetric else {**made, ".weight_zero_point": words(zeros.T, layout.bits).T}
 
 
@@ -94,7 +101,7 @@ def compressed(
 
 def gptq(bits: int, group: int, symmetric: bool = True, **more: object) -> Layout:
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": False, **more}
-    return Layout(write_gptq, bits, group, symmetric, np.float16, config)
+    return Layout(write_gptq, bits, group, symmetric, np.float16, config, bool(config["desc_act"]))
 
 
 def awq(group: int) -> Layout:
@@ -102,8 +109,8 @@ def awq(group: int) -> Layout:
     return Layout(write_awq, 4, group, False, np.float16, config)
 
 
-def rows(bits: int, group: int, symmetric: bool = True, kind: type = ml_dtypes.bfloat16) -> Layout:
-    return Layout(write_rows, bits, group, symmetric, kind, compressed("pack-quantized", bits, group, symmetric))
+def rows(bits: int, group: int, symmetric: bool = True, kind: type = ml_dtypes.bfloat16, sorts: bool = False) -> Layout:
+    return Layout(write_rows, bits, group, symmetric, kind, compressed("pack-quantized", bits, group, symmetric), sorts)
 
 
 def int8(strategy: str, kind: type = np.float32) -> Layout:
@@ -121,6 +128,13 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+# Act-order.
+SORTED = {
+    "gptq": gptq(4, 128, False, desc_act=True), "gptq-8": gptq(8, 32, desc_act=True),
+    "gptq-v2": gptq(4, 64, False, desc_act=True, checkpoint_format="gptq_v2"), "rows": rows(4, 32, False, sorts=True),
+}  # fmt: skip
+
+
 def numbers_of(layout: Layout, n_rows: int, n_cols: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random numbers, scales and zeros."""
     groups = 1 if layout.group < 0 else -(-n_cols // layout.group)
@@ -135,8 +149,8 @@ def numbers_of(layout: Layout, n_rows: int, n_cols: int, rng: np.random.Generato
 
 def values_of(layout: Layout, q: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
     """The exact weights: (q - zero) * scale in float64, all of which float32 holds unless a float32 scale rounds them."""
-    size = layout.group if layout.group > 0 else q.shape[1]
-    wide = [each.astype(np.float64).repeat(size, 1)[:, : q.shape[1]] for each in (zeros, scales)]
+    groups = groups_of(layout, q.shape[1])
+    wide = [each.astype(np.float64)[:, groups] for each in (zeros, scales)]
     return ((q - wide[0]) * wide[1]).astype(np.float32)
 
 

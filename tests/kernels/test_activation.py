@@ -192,6 +192,19 @@ def test_products_and_factors(open_backend: Open) -> None:
         assert backend.allocations == 0 and out.tobytes() == (a * factors).tobytes()
 
 
+@pytest.mark.parametrize(("width", "taken"), [(1, 1), (40, 40), (1030, 1030), (3000, 7), (7, 3000)])
+def test_columns_by_number(width: int, taken: int, open_backend: Open) -> None:
+    backend, random = open_backend(2), np.random.default_rng(width)
+    x = random.standard_normal((9, width + 3)).astype(np.float32)
+    columns = random.integers(0, width, taken).astype(np.float32)
+    out, alone = np.full((9, taken + 3), -7, np.float32), np.full((1, taken), np.nan, np.float32)
+    backend.take(x[:, :width], columns, out[:, :taken])
+    assert backend.allocations == 0 and (out[:, taken:] == -7).all()
+    assert out[:, :taken].tobytes() == x[:, columns.astype(int)].tobytes()
+    backend.take(x[4:5, :width], columns, alone)
+    assert alone.tobytes() == out[4:5, :taken].tobytes()
+
+
 @pytest.mark.parametrize("width", [1, 40, 1030, 3000])
 def test_rows_scaled_by_their_positions(width: int, open_backend: Open) -> None:
     """The factor steps where the quotient does; a row has the same bits in any batch, and in place."""

@@ -134,7 +134,7 @@ def test_rows(width: int, both: Both) -> None:
     weight = weight.astype(np.float32)
     floats, results = (a.astype(np.float32), b.astype(np.float32)), []
     for backend, x, y, kind in ((both.cuda, a, b, both.kind), (both.cpu, *floats, np.float32)):
-        outs = [np.zeros((19, width), kind) for _ in range(11)]
+        outs = [np.zeros((19, width), kind) for _ in range(12)]
         f = [both.form(out) if backend is both.cuda else out for out in outs]
         x, y = (both.form(x), both.form(y)) if backend is both.cuda else (x, y)
         backend.rms_norm(x, weight, f[0], 1e-6)
@@ -144,6 +144,7 @@ def test_rows(width: int, both: Both) -> None:
         backend.select(x, np.array([18, 0, 7], np.int32), f[4][:3])
         backend.act(x, f[7], 1)
         backend.layer_norm(x, weight, weight, f[8], 1e-6)
+        backend.take(x, np.arange(width)[::-1].astype(np.float32), f[11])
         backend.position_scale(x, np.arange(19, dtype=np.int32), f[10], 4, 0.5, 1)
         heads = (1, 1) if width > 256 else (4, 2)
         backend.row_attention(np.array([0, 5, 6, 19], np.int32), x, y[:, : width // heads[0] * heads[1]],

@@ -57,8 +57,8 @@ def test_malformed(make: Callable[..., Path], layout: str, ending: str, value: t
 
 
 @pytest.mark.parametrize(("layout", "ending", "value", "text"), [
-    ("gptq", ".g_idx", torch.arange(288, dtype=torch.int32) % 3, "MODULE.g_idx: act-order"),
-    ("rows", ".weight_g_idx", torch.arange(288, dtype=torch.int32) % 3, "MODULE.weight_g_idx: act-order"),
+    ("gptq", ".g_idx", torch.arange(288, dtype=torch.int32) % 3, "MODULE.g_idx: act-order .* unlike"),
+    ("rows", ".weight_g_idx", torch.arange(288, dtype=torch.int32) % 3, "MODULE.weight_g_idx: act-order .* unlike"),
     ("gptq-8", ".qzeros", torch.full((3, 40), 5, dtype=torch.int32), "MODULE.qzeros: row \\d+ .*zeros of 8-bit numbers"),
     ("rows", ".weight_scale", torch.full((160, 3), 0.1), "MODULE.weight_scale: row \\d+ .*more than 16 significant bits"),
     ("int8", ".weight_scale", torch.ones(160, 1, dtype=torch.int32), "MODULE.weight_scale: scales of type int32"),

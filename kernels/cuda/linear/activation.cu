@@ -1,7 +1,8 @@
-/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i], out = x * (1 + slope * log1p((position + first) /
- * every)): element by element in float32, rounded once to the type of activations; logits = cap * tanh(scale * logits / cap),
- * in float32; eight elements a thread. Bound by bytes: 8192 rows of 14336 bfloat16 products move 0.7 GB, 165 us at 4.3 TB/s.
- * In place is fine: an element is read and written by one thread. */
+/* out = act(gate) * up, out = act(x), out = a + b, out row i = x row rows[i], out column i = x column columns[i],
+ * out = x * (1 + slope * log1p((position + first) / every)): element by element in float32, rounded once to the type of
+ * activations; logits = cap * tanh(scale * logits / cap), in float32; eight elements a thread. Bound by bytes: 8192 rows of
+ * 14336 bfloat16 products move 0.7 GB, 165 us at 4.3 TB/s. In place is fine, but not for columns by number: an element is read
+ * and written by one thread. */
 #include "../core/eight.cuh"
 #include "../core/launch.cuh"
 #include "activation.cuh"
@@ -117,6 +118,19 @@ position_scale_rows(rows<T> from, rows<T> out, const int32_t *positions, uint32_
     store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, x);
 }
 
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(THREADS) take_rows(rows<T> from, rows<T> out, const float *columns)
+{
+    float x[8];
+    uint32_t row = blockIdx.x, column = own_column();
+    start_next();
+    wait_for_input();
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        x[i] = column + i < out.width ? to_float(*from.at(row, (uint32_t)columns[column + i])) : 0.0f;
+    store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, x);
+}
+
 template <bool HAS_CAP, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(THREADS) scale_logits_rows(rows<float> logits, float scale, float cap)
 {
@@ -204,6 +218,15 @@ enum rc cuda_select(void *ctx, const struct select_args *args, struct err *err)
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
         launch(cuda, is_aligned ? select_rows<T, true> : select_rows<T, false>, grid_of(args->n_selected, args->out.width),
                THREADS, 0, rows<T>(args->x), args->rows, rows<T>(args->out));
+    });
+}
+
+enum rc cuda_take(void *ctx, const struct take_args *args, struct err *err)
+{
+    return run_rows(ctx, args->n_rows, "take", err, [&](struct cuda *cuda, auto value) {
+        using T = decltype(value);
+        launch(cuda, has_eights<T>(args->out) ? take_rows<T, true> : take_rows<T, false>,
+               grid_of(args->n_rows, args->out.width), THREADS, 0, rows<T>(args->x), rows<T>(args->out), args->columns);
     });
 }
 
