@@ -191,6 +191,7 @@ class GptOss(Mixture):
 MODELS = {
     "8b": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False),
     "8b-fp8": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False, quantization="fp8"),
+    "8b-int8": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False, quantization="int8"),
     "8b-int4": Shape("Llama", 32, 4096, 32, 8, 14336, 128256, False, quantization="int4"),
     "70b": Shape("Llama", 80, 8192, 64, 8, 28672, 128256, False),  # benchmarks/parallel.py
     "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
@@ -374,6 +375,13 @@ ROWS: dict[str, Row] = {
             "step.1": (2.1, 1.95, "3.49"), "step.32": (3.3, 3.0, "4.57"), "step.128": (4.8, 4.4, "5.91"),
             "step.256": (8.3, 7.7, "9.36"), "first.128": (4.5, 4.0, "12.2"), "first.1024": (19, 16, "30.8"),
             "first.8192": (150, 130, "151"), "prefill": (64_000, 75_000, "63200"),
+        },
+    ),
+    **quantised_rows(
+        "8b-int8",
+        {
+            "step.1": (2.1, 2.0, ""), "step.32": (3.2, 3.0, ""), "step.128": (4.7, 4.5, ""), "step.256": (8.2, 7.9, ""),
+            "prefill": (63_000, 66_000, ""),
         },
     ),
     **quantised_rows(

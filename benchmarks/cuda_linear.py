@@ -1,7 +1,7 @@
 """Time of the CUDA backend's linears, bfloat16, beside cuBLASLt's own choice of algorithms (through torch, if it is installed).
 
-    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library] [--fp8 SCALES | --w4 GROUP]
-        [--out DIR]
+    python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library]
+        [--fp8 SCALES | --int8 SCALES | --w4 GROUP] [--out DIR]
 
 Each shape has several copies of random weights, together far larger than the L2 cache, that take turns in a CUDA graph. A graph
 of few rows has at least 64 launches, so that its start does not count. The backend is used through its C ABI
@@ -10,7 +10,7 @@ also computes the gated product. The totals use it instead of gate_up, but cuBLA
 
 --fp8: weights in FP8 with a scale for every row ("rows") or 128 rows ("blocks") and 128 columns, bfloat16 activations that the
 backend rounds to FP8 (a launch before each linear, which the times include), beside cuBLASLt's times in bfloat16; without the
-head. A line has the share of the 4.55 TB/s that an H200 reads. --out writes results.csv.
+head. A line has the share of the 4.55 TB/s that an H200 reads. --out writes results.csv. --int8: the same with INT8.
 
 --w4: 4-bit weights in groups of 128 or 32 columns, bfloat16 activations as they are, otherwise the same.
 """
@@ -52,10 +52,11 @@ ROWS = (1, 8, 32, 64, 128, 256, 1024, 8192)
 COLD_BYTES, HEAD_ROWS = 400 << 20, 256
 PRODUCT = 1  # enum linear_output
 LINEAR, LOGITS = 1, 16  # enum matrix_use
-BF16, FP8, INT4 = 30, 66, {128: 67, 32: 68}  # csrc/base/dtype.h
+BF16, FP8, INT8, INT4 = 30, 66, 69, {128: 67, 32: 68}  # csrc/base/dtype.h
 FP8_ROWS = (1, 8, 32, 64, 128, 1024, 4096)
 W4_ROWS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
-BYTES = {"fp8_rows": 132 / 128, "fp8_blocks": 132 / 128, "w4_128": 68 / 128, "w4_32": 20 / 32}  # of a weight
+EIGHT_BITS = ("fp8_rows", "fp8_blocks", "int8_rows", "int8_blocks")
+BYTES = dict.fromkeys(EIGHT_BITS, 132 / 128) | {"w4_128": 68 / 128, "w4_32": 20 / 32}  # of a weight
 READ_TBS = 4.55
 
 
@@ -128,6 +129,14 @@ def fp8_rows(n: int, k: int, scales: str) -> np.ndarray:
     return blocks
 
 
+def int8_rows(n: int, k: int, scales: str) -> np.ndarray:
+    """Rows of random INT8 blocks, normal, as a file has them."""
+    blocks, rng = fp8_rows(n, k, scales), np.random.default_rng(n + k)
+    normal = np.clip(np.rint(32 * rng.standard_normal(4096)), -127, 127).astype(np.int8).view(np.uint8)
+    blocks[:, :, 4:] = normal[rng.integers(0, 4096, (n, k // 128, 128), np.uint16)]
+    return blocks
+
+
 def int4_rows(n: int, k: int, group: int) -> np.ndarray:
     """Rows of random blocks of int4 as a file has them, with random zeros."""
     rng = np.random.default_rng(n + k)
@@ -138,8 +147,10 @@ def int4_rows(n: int, k: int, group: int) -> np.ndarray:
 
 
 def stored_rows(form: str, n: int, k: int) -> tuple[int, np.ndarray]:
-    """(type, random rows) of a form: "fp8_rows", "fp8_blocks", "w4_128" or "w4_32"."""
+    """(type, random rows) of a form: "fp8_rows", "fp8_blocks", "int8_rows", "int8_blocks", "w4_128" or "w4_32"."""
     kind, _, which = form.partition("_")
+    if kind == "int8":
+        return INT8, int8_rows(n, k, which)
     return (FP8, fp8_rows(n, k, which)) if kind == "fp8" else (INT4[int(which)], int4_rows(n, k, int(which)))
 
 
@@ -306,18 +317,20 @@ def main() -> None:
     parser.add_argument("--models", default="8b,0.6b")
     parser.add_argument("--rows", default="")
     parser.add_argument("--fp8", default="", choices=("rows", "blocks"), help="FP8 weights and activations")
+    parser.add_argument("--int8", default="", choices=("rows", "blocks"), help="INT8 weights and activations")
     parser.add_argument("--w4", type=int, default=0, choices=(128, 32), help="4-bit weights in groups")
-    parser.add_argument("--out", type=Path, help="with --fp8 and --w4: a directory for results.csv")
+    parser.add_argument("--out", type=Path, help="with --fp8, --int8 and --w4: a directory for results.csv")
     parser.add_argument("--commit", default="", help="the commit under test")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-library", action="store_true", help="our own kernels alone")
     args = parser.parse_args()
-    rows = [int(m) for m in args.rows.split(",") if m] or [*(FP8_ROWS if args.fp8 else W4_ROWS if args.w4 else ROWS)]
-    if args.fp8 or args.w4:
-        form = f"fp8_{args.fp8}" if args.fp8 else f"w4_{args.w4}"
+    default = FP8_ROWS if args.fp8 or args.int8 else W4_ROWS if args.w4 else ROWS
+    rows = [int(m) for m in args.rows.split(",") if m] or [*default]
+    if args.fp8 or args.int8 or args.w4:
+        form = f"fp8_{args.fp8}" if args.fp8 else f"int8_{args.int8}" if args.int8 else f"w4_{args.w4}"
         found = [*measure_form(args.models.split(","), rows, not args.no_torch, form)]
         if args.out:
-            write_results(args.out, args.commit, f"--fp8 {args.fp8}" if args.fp8 else f"--w4 {args.w4}", found)
+            write_results(args.out, args.commit, "--" + form.replace("_", " "), found)
         return
     measure(
         args.models.split(","),

@@ -283,6 +283,19 @@ static bool rounds_to_fp8(const struct cuda *cuda, const struct matrix *matrix, 
            matrix->is_whole && matrix->n_rows && matrix->parts[0].dtype == DTYPE_FP8;
 }
 
+/* Do they round them to INT8? */
+static bool rounds_to_int8(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
+{
+    return desc->arithmetic != ARITHMETIC_FLOAT && cuda->dtype != DTYPE_F32 && !(desc->use & MATRIX_EXPERTS) &&
+           matrix->is_whole && matrix->n_rows && matrix->parts[0].dtype == DTYPE_INT8_G128;
+}
+
+/* Weights of this type alone have products with activations of 8 bits; DTYPE_NONE: the arithmetic is another one. */
+static uint32_t type_of_bytes(uint32_t arithmetic)
+{
+    return arithmetic == ARITHMETIC_FP8 ? DTYPE_FP8 : arithmetic == ARITHMETIC_INT8 ? DTYPE_INT8_G128 : DTYPE_NONE;
+}
+
 /* Can all of the matrix lie in packed.cuh's order, for the context's type of activations? */
 static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint32_t use)
 {
@@ -304,11 +317,11 @@ static bool has_units(const struct cuda *cuda, const struct matrix *matrix, cons
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
 {
     device_scope scope(((struct cuda *)ctx)->device);
-    const uint32_t arithmetic = desc->arithmetic, activations = ((struct cuda *)ctx)->dtype;
-    if (arithmetic == ARITHMETIC_INT8 || (arithmetic == ARITHMETIC_FP8 && activations == DTYPE_F32))
-        return err_set(err, RC_UNSUPPORTED, "cuda: wanted float activations%s, have %s; set activation_dtype to 'auto'",
-                       arithmetic == ARITHMETIC_INT8 ? "" : " (fp8 ones with dtype bfloat16 or float16)",
-                       arithmetic == ARITHMETIC_INT8 ? "int8" : "fp8 with dtype float32");
+    const uint32_t bytes_dtype = type_of_bytes(desc->arithmetic);
+    const char *activations = desc->arithmetic == ARITHMETIC_INT8 ? "int8" : "fp8";
+    if (bytes_dtype != DTYPE_NONE && ((struct cuda *)ctx)->dtype == DTYPE_F32)
+        return err_set(err, RC_UNSUPPORTED, "cuda: wanted dtype bfloat16 or float16 for %s activations, have float32; set "
+                       "activation_dtype to 'auto'", activations);
     struct matrix *matrix = (struct matrix *)mem_calloc(1, sizeof *matrix + desc->n_parts * sizeof *matrix->parts);
     if (!matrix)
         return err_set(err, RC_MEMORY, "cuda: no memory for a matrix");
@@ -325,18 +338,19 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
             return err_set(err, RC_UNSUPPORTED, "cuda: wanted whole blocks of a supported type, have %u columns of %s",
                            desc->n_cols, info ? info->name : "an unknown type");
         }
-        if (desc->arithmetic == ARITHMETIC_FP8 && desc->parts[i].dtype != DTYPE_FP8 && !is_float_type(desc->parts[i].dtype)) {
+        if (bytes_dtype != DTYPE_NONE && desc->parts[i].dtype != bytes_dtype && !is_float_type(desc->parts[i].dtype)) {
             mem_free(matrix);
-            return err_set(err, RC_UNSUPPORTED, "cuda: %s weights have no products with fp8 activations; set activation_dtype "
-                           "to 'auto'", info->name);
+            return err_set(err, RC_UNSUPPORTED, "cuda: %s weights have no products with %s activations; set activation_dtype "
+                           "to 'auto'", info->name, activations);
         }
         part->dtype = desc->parts[i].dtype;
         part->first_row = matrix->n_rows;
         part->n_rows = desc->parts[i].n_rows;
         part->file_row_bytes = dtype_row_bytes(part->dtype, desc->n_cols);
-        part->lead_bytes = part->dtype == DTYPE_FP8 ? fp8_lead_bytes(desc->n_cols) : 0;
-        part->row_bytes = part->dtype == DTYPE_FP8 ? fp8_row_bytes(desc->n_cols)
-                                                   : round_up(part->file_row_bytes, cuda_type_of(part->dtype)->row_step);
+        part->lead_bytes = has_fp8_rows(part->dtype) ? fp8_lead_bytes(desc->n_cols) : 0;
+        part->row_bytes = has_fp8_rows(part->dtype)
+                              ? fp8_row_bytes(desc->n_cols)
+                              : round_up(part->file_row_bytes, cuda_type_of(part->dtype)->row_step);
         if (i && part->dtype != part[-1].dtype) {
             matrix->bytes = round_up(matrix->bytes, 256);
             matrix->is_whole = false;
@@ -350,6 +364,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->bytes = units_bytes(matrix->parts[0].dtype, matrix->n_rows, matrix->n_cols);
     }
     matrix->rounds_to_fp8 = rounds_to_fp8((struct cuda *)ctx, matrix, desc);
+    matrix->rounds_to_int8 = rounds_to_int8((struct cuda *)ctx, matrix, desc);
     enum rc rc = cuda_pool_create(ctx, MEMORY_WEIGHTS, matrix->bytes, (void **)&matrix->data, err);
     if (rc) {
         matrix_destroy(ctx, matrix);
@@ -382,7 +397,7 @@ static uint32_t matrix_arithmetic(const struct matrix *matrix, uint32_t part)
 {
     if (matrix->is_packed && is_int4(matrix->parts[part].dtype))
         return ARITHMETIC_AUTO; /* no other value asks for units */
-    return matrix->rounds_to_fp8 ? ARITHMETIC_FP8 : ARITHMETIC_FLOAT;
+    return matrix->rounds_to_fp8 ? ARITHMETIC_FP8 : matrix->rounds_to_int8 ? ARITHMETIC_INT8 : ARITHMETIC_FLOAT;
 }
 
 /* Stores rows of a part: pack(context, the first row's number in the matrix) if the matrix is packed, otherwise
@@ -400,10 +415,10 @@ static enum rc store_rows(void *ctx, struct matrix *matrix, uint32_t part, uint3
     return matrix->is_packed ? pack(cuda, p->first_row + first_row) : copy(cuda, p, p->data + first_row * p->row_bytes);
 }
 
-/* Columns of a part of FP8; 0: of another type. */
+/* Columns of a part whose rows are split (fp8_rows.cuh); 0: they are not. */
 static uint32_t fp8_cols(const struct matrix *matrix, const struct cuda_part *part)
 {
-    return part->dtype == DTYPE_FP8 ? matrix->n_cols : 0;
+    return has_fp8_rows(part->dtype) ? matrix->n_cols : 0;
 }
 
 static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
@@ -454,7 +469,7 @@ static enum rc read_row(void *ctx, const struct matrix *matrix, const struct cud
     const char *from = p->data + (r - p->first_row) * p->row_bytes - p->lead_bytes;
     if (matrix->is_packed)
         return cuda_packed_read((struct cuda *)ctx, matrix, r, row, err);
-    if (p->dtype != DTYPE_FP8)
+    if (!has_fp8_rows(p->dtype))
         return download(ctx, row, from, p->file_row_bytes, err);
     enum rc rc = download(ctx, stored, from, p->row_bytes, err);
     if (!rc)

@@ -73,10 +73,10 @@ struct cuda {
 };
 
 /* Parts follow each other, without a gap between parts of the same type. Rows are row_bytes apart. Rows of two-byte floats are
- * padded with zeros to whole k16 steps; rows of FP8 lie as fp8_rows.cuh has them; others have the bytes of the file. */
+ * padded with zeros to whole k16 steps; rows of FP8 and INT8 lie as fp8_rows.cuh has them; others have the bytes of the file. */
 struct cuda_part {
     uint32_t dtype, first_row, n_rows;
-    uint32_t lead_bytes; /* of a row before `data`; 0 but for FP8 */
+    uint32_t lead_bytes; /* of a row before `data` (fp8_rows.cuh) */
     size_t row_bytes, file_row_bytes;
     char *data;
 };
@@ -97,13 +97,14 @@ struct matrix {
     bool is_router;            /* its products have router.cuh's chain */
     bool is_logits;            /* its products are logits */
     bool rounds_to_fp8;        /* its products round activations to FP8 */
+    bool rounds_to_int8;       /* its products round activations to INT8 */
     bool is_packed;            /* all parts in one: MXFP4 of experts as packed.cuh has it, or 4 bits in groups as int4_units.cuh
                                 * has them; row_bytes mean nothing then */
     uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;
     char *data;
     struct skinny_form skinny[2], skinny_pairs[2]; /* in stages of 128 and 256 columns; as gate | up, by eight rows of each */
-    struct fp8_matrix *fp8;    /* linear_fp8.cuh's, where rounds_to_fp8; else NULL */
+    struct fp8_matrix *fp8;    /* linear_fp8.cuh's, where products round activations; else NULL */
     struct cuda_part parts[1]; /* [n_parts] */
 };
 

@@ -1,5 +1,5 @@
-/* fp8_rows.cuh: how rows of FP8 weights lie on the device. A file's row is a sequence of blocks, each a float32 scale and 128
- * bytes of e4m3. On the device the scales come first, that of the last block first, in whole 128 bytes; then the numbers,
+/* fp8_rows.cuh: how rows of FP8 and of INT8 weights in groups of 128 lie on the device. A file's row is a sequence of blocks, each
+ * a float32 scale and 128 bytes, e4m3 or signed integers. On the device the scales come first, that of the last block first, in whole 128 bytes; then the numbers,
  * padded with zeros to whole blocks. A part's `data` is its first row's numbers, so the scale of block b is the float32
  * 4 (b + 1) bytes before the numbers of its row, and the copy engine reads numbers in whole lines. The host splits rows as it
  * uploads them. */
@@ -12,6 +12,12 @@
 
 #define FP8_SLAB 128u            /* columns with one scale */
 #define FP8_FILE_BLOCK_BYTES 132u
+
+/* Do rows of a type lie so? */
+static inline bool has_fp8_rows(uint32_t dtype)
+{
+    return dtype == DTYPE_FP8 || dtype == DTYPE_INT8_G128;
+}
 
 static inline uint32_t fp8_slabs(uint32_t n_cols)
 {

@@ -1,5 +1,5 @@
 /* weight_format.cuh: weight_format<DTYPE>, one struct a type of weights: the values and bytes of a block, and value(), the
- * exact float32 of element k of a row that lies in memory as in its file, or for FP8 as fp8_rows.cuh says. The formulas and
+ * exact float32 of element k of a row that lies in memory as in its file, or as fp8_rows.cuh says. The formulas and
  * their roundings are those of csrc/base/dtype.c, the definition of the types. The plain kernels read weights through
  * value(). */
 #ifndef LLMPY_CUDA_WEIGHT_FORMAT_CUH
@@ -215,8 +215,15 @@ template <uint32_t DTYPE, uint32_t VALUES, uint32_t BYTES> struct int8_format : 
         return (float)(int8_t)b[4 + k % VALUES] * *(const float *)b;
     }
 };
-template <> struct weight_format<DTYPE_INT8_G128> : int8_format<DTYPE_INT8_G128, 128, 132> {};
 template <> struct weight_format<DTYPE_INT8_G32> : int8_format<DTYPE_INT8_G32, 32, 36> {};
+
+/* row: its numbers, which follow its scales (fp8_rows.cuh). */
+template <> struct weight_format<DTYPE_INT8_G128> : weight_block<DTYPE_INT8_G128, 128, 132> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        return (float)(int8_t)row[k] * ((const float *)row)[-1 - (int)(k / n_values)];
+    }
+};
 
 /* Calls f with the format of a type, by the rows of CUDA_TYPES; does nothing for other types. */
 template <size_t ROW = 0, class F> static void visit_weight(uint32_t dtype, F f)

@@ -169,6 +169,13 @@ template <uint32_t N> static __device__ __forceinline__ void wgmma_made(float (&
         asm volatile("" : "+f"(d[i]));
 }
 
+template <uint32_t N> static __device__ __forceinline__ void wgmma_made(int32_t (&d)[N])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++)
+        asm volatile("" : "+r"(d[i]));
+}
+
 /* Describes rows of 128 bytes, of which each eight starts on a multiple of 1024 bytes, eight_bytes after the one before; the
  * next 16 columns are 2 further on. */
 static __device__ __forceinline__ uint64_t wgmma_rows(uint32_t address, uint32_t eight_bytes = 1024)

@@ -4,7 +4,7 @@
  * - W and x of one two-byte type: mma.sync m16n8k16 over the k16 steps 0, 1, 2, ..., 16 rows of W by 8 rows of x. The tail of k
  *   and missing rows are zeros. linear_plain.cuh has any of them; where the copy engine can read both, linear_row.cuh,
  *   linear_skinny.cuh and linear_gemm.cuh use wgmma in the same order.
- * - FP8 weights, and activations that are rounded to FP8: the order of linear_fp8.cuh.
+ * - FP8 or INT8 weights, and activations that are rounded to their type: the order of linear_fp8.cuh.
  * - 4-bit weights in groups, and bfloat16 activations: the order of linear_w4.cuh.
  * - anything else: the exact float32 value of W (weight_format.cuh) times that of x in fused multiply-adds, k ascending, by
  *   linear_plain.cuh. */
@@ -64,8 +64,8 @@ template <class T> static cudaError_t allow_rings(void)
         code = allow_shared(row_kernel<T>(i % 2, i / 2));
     for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++) {
         code = allow_shared(skinny_kernel<T>(1u << i / 2, i % 2));
-        if (code == cudaSuccess)
-            code = allow_shared(fp8_few_of<T>(1u << i / 2, i % 2));
+        code = code ? code : allow_shared(fp8_few_of<T, e4m3>(1u << i / 2, i % 2));
+        code = code ? code : allow_shared(fp8_few_of<T, s8>(1u << i / 2, i % 2));
     }
     return code;
 }
@@ -161,7 +161,7 @@ void linear_drop(struct cuda *cuda, const struct matrix *matrix)
 
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
 {
-    if (matrix->rounds_to_fp8)
+    if (matrix->rounds_to_fp8 || matrix->rounds_to_int8)
         return fp8_take(cuda, cuda->linear->encode, &cuda->linear->fp8, matrix, err);
     if (cuda->dtype == DTYPE_F32 || !matrix->is_whole || matrix->parts[0].dtype != cuda->dtype || !matrix->n_rows ||
         matrix->n_cols % 64)
@@ -309,7 +309,7 @@ static struct lt_product product_of(const struct linear_args *args)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
- * two-byte type; whole and of FP8, with activations that are rounded to FP8, too; as int4_units.cuh has them; anything else. */
+ * two-byte type; whole and of FP8 or INT8, with activations that are rounded to it, too; as int4_units.cuh has them; anything else. */
 enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, IN_UNITS = 16, ALL_WEIGHTS = 31 };
 /* What a linear computes: the sums, act(gate) * up of them, or either for a row that is first added to another row and normed.
  */
@@ -428,7 +428,7 @@ static enum rc run_fp8_few(const struct linear_problem &p, struct err *err)
 {
     const uint32_t eights = skinny_eights(p.n_rows), slabs = fp8_stage_slabs(eights);
     const struct matrix *matrix = p.args->matrix;
-    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, &p.args->x, p.n_rows, 8 * eights);
+    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, p.args->matrix, &p.args->x, p.n_rows, 8 * eights);
     const struct view numbers = {x.numbers, x.row_bytes / 2, x.row_bytes / 2}; /* the copy engine counts two bytes as one */
     const struct tensor_map *x_map;
     enum rc rc = find_x_map(p.cuda, &numbers, p.n_rows, x.row_bytes / 2, 8 * eights, slabs, &x_map, err);
@@ -439,7 +439,7 @@ static enum rc run_fp8_few(const struct linear_problem &p, struct err *err)
 
 static enum rc run_fp8_many(const struct linear_problem &p, struct err *err)
 {
-    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, &p.args->x, p.n_rows,
+    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, p.args->matrix, &p.args->x, p.n_rows,
                                            ceil_div(p.n_rows, FP8_PADDED) * FP8_PADDED);
     return fp8_many_multiply(p.cuda, p.cuda->linear->encode, &p.cuda->linear->gemm, p.args->matrix, x, p.is_product(),
                              p.output(), err);

@@ -1,14 +1,21 @@
-/* linear_fp8.cuh: linears of FP8 weights and activations of 8 bits, what linear_fp8_few.cuh and linear_fp8_many.cuh share.
+/* linear_fp8.cuh: linears of FP8 or INT8 weights and activations of the same type, what linear_fp8_few.cuh and
+ * linear_fp8_many.cuh share.
  *
  * A slab is 128 columns, of which a row of W has one scale. The activations get one, too, by fp8_quantise:
  *
- *   x_scale[r][s] = max(max over slab s of |x[r][k]| / 448, 2^-126)      x8[r][k] = e4m3(x[r][k] * (1 / x_scale[r][s]))
+ *   x_scale[r][s] = max(max over slab s of |x[r][k]| / largest, 2^-126)      x8[r][k] = round(x[r][k] * (1 / x_scale[r][s]))
  *   y[r][n] = fold over s = 0, 1, ... of sum = fmaf(p, x_scale[r][s] * w_scale[n][s], sum), from 0
  *
- * where p is the tensor cores' sum over the slab, four k32 steps from zero, and the product of the scales is rounded. This
- * order is the definition: all kernels and numbers of rows follow it, so they give equal bits. The tensor cores keep 13 bits
- * below the largest product of a step; a new sum every slab makes the error of the sums 2e-4 of the result, against 2e-3 of
- * bfloat16. */
+ * where p is the sum of the products of the slab, and the product of the scales is rounded. This order is the definition: all
+ * kernels and numbers of rows follow it, so they give equal bits.
+ *
+ *   numbers   largest   round                   p
+ *   e4m3      448       to nearest even         the tensor cores' sum, four k32 steps from zero
+ *   s8        127       to nearest even         exact in int32; at most 128 * 127^2, which float32 holds exactly
+ *
+ * The tensor cores keep 13 bits below the largest product of e4m3 of a step; a new sum every slab makes the error of the sums
+ * 2e-4 of the result, against 2e-3 of bfloat16. A NaN or an infinity among the activations of a slab makes their scale one, so
+ * the outputs of the row are not finite. */
 #ifndef LLMPY_CUDA_LINEAR_FP8_CUH
 #define LLMPY_CUDA_LINEAR_FP8_CUH
 
@@ -20,7 +27,6 @@
 
 #include <cuda_fp8.h>
 
-#define FP8_LARGEST 448.0f
 #define FP8_QUANTISERS 256u
 #define FP8_LANES 16u       /* threads of a slab of a row */
 #define FP8_TURNS 4u        /* slabs of a thread that are read together */
@@ -34,38 +40,64 @@ struct fp8_rows {
     uint32_t row_bytes, n_padded;
 };
 
-/* Four numbers, each rounded to nearest even; a NaN stays one. */
-static __device__ __forceinline__ uint32_t fp8_four(const float *x)
+/* The types of numbers: four, rounded to nearest even; and the sum of a slab as a float. */
+struct e4m3 {
+    typedef float sum;
+    static constexpr float largest = 448;
+    static __device__ __forceinline__ uint32_t four(const float *x)
+    {
+        const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x[0], x[1]), __NV_SATFINITE, __NV_E4M3);
+        return low | (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(x[2], x[3]), __NV_SATFINITE, __NV_E4M3) << 16;
+    }
+};
+
+struct s8 {
+    typedef int32_t sum;
+    static constexpr float largest = 127;
+    static __device__ __forceinline__ uint32_t four(const float *x)
+    {
+        uint32_t all = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            all |= (uint32_t)(__float2int_rn(x[i]) & 0xff) << 8 * i;
+        return all;
+    }
+};
+
+/* Calls f with the type of the numbers of a matrix. */
+template <class F> static auto visit_numbers(const struct matrix *matrix, F f)
 {
-    const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x[0], x[1]), __NV_SATFINITE, __NV_E4M3);
-    return low | (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(x[2], x[3]), __NV_SATFINITE, __NV_E4M3) << 16;
+    return matrix->parts[0].dtype == DTYPE_INT8_G128 ? f(s8()) : f(e4m3());
 }
 
-/* By the FP8_LANES threads of a slab, each with eight of its values. */
+/* By the FP8_LANES threads of a slab, each with eight of its values. Magnitudes are compared as bits, in which a NaN is the
+ * largest. */
+template <class N>
 static __device__ __forceinline__ void fp8_round_slab(float (&values)[8], uint32_t row, uint32_t slab,
                                                       const struct fp8_rows &to)
 {
     const uint32_t lane = threadIdx.x % FP8_LANES, lanes = 0xffffu << threadIdx.x % 32 / FP8_LANES * FP8_LANES;
-    float most = 0;
+    uint32_t most = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
-        most = fmaxf(most, fabsf(values[i]));
+        most = max(most, __float_as_uint(fabsf(values[i])));
 #pragma unroll
     for (uint32_t apart = FP8_LANES / 2; apart; apart /= 2)
-        most = fmaxf(most, __shfl_xor_sync(lanes, most, apart));
-    const float scale = fmaxf(most / FP8_LARGEST, 0x1p-126f), inverse = 1.0f / scale;
+        most = max(most, __shfl_xor_sync(lanes, most, apart));
+    const float wanted = __uint_as_float(most) / N::largest, scale = wanted < 0x1p-126f ? 0x1p-126f : wanted;
+    const float inverse = 1.0f / scale;
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
         values[i] = values[i] * inverse;
     *(uint2 *)(to.numbers + (size_t)row * to.row_bytes + slab * FP8_SLAB + lane * 8) =
-        make_uint2(fp8_four(values), fp8_four(values + 4));
+        make_uint2(N::four(values), N::four(values + 4));
     if (lane == 0)
         to.scales[(size_t)slab * to.n_padded + row] = scale;
 }
 
 /* Blocks: [rows][parts of a row]; FP8_LANES threads have a slab, and FP8_TURNS of them at a time. Bound by the bytes of x; of
  * few rows by the launch. */
-template <class T, bool IS_ALIGNED>
+template <class T, class N, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(FP8_QUANTISERS) linear_fp8_quantise(rows<T> x, uint32_t n_slabs, struct fp8_rows to)
 {
     const uint32_t step = gridDim.y * (FP8_QUANTISERS / FP8_LANES), lane = threadIdx.x % FP8_LANES;
@@ -79,7 +111,7 @@ static __global__ void __launch_bounds__(FP8_QUANTISERS) linear_fp8_quantise(row
 #pragma unroll
         for (uint32_t i = 0; i < FP8_TURNS; i++)
             if (first + i * step < n_slabs)
-                fp8_round_slab(values[i], blockIdx.x, first + i * step, to);
+                fp8_round_slab<N>(values[i], blockIdx.x, first + i * step, to);
     }
 }
 
@@ -147,19 +179,22 @@ static enum rc fp8_make_room(struct cuda *cuda, struct fp8_memory *memory, uint3
     return rc ? rc : fp8_grow(cuda, (void **)&memory->scales, &memory->scales_bytes, scales_bytes, err);
 }
 
-/* Rounds the rows of x. Of few rows many blocks have a part each. */
-static struct fp8_rows fp8_quantise(const struct cuda *cuda, const struct fp8_memory *memory, const struct view *x,
-                                    uint32_t n_rows, uint32_t n_padded)
+/* Rounds the rows of x to the numbers of a matrix. Of few rows many blocks have a part each. */
+static struct fp8_rows fp8_quantise(const struct cuda *cuda, const struct fp8_memory *memory, const struct matrix *matrix,
+                                    const struct view *x, uint32_t n_rows, uint32_t n_padded)
 {
     const uint32_t n_slabs = fp8_slabs(x->width);
     const struct fp8_rows to = {memory->numbers, memory->scales, n_slabs * FP8_SLAB, n_padded};
     const uint32_t n_parts = n_rows < cuda->n_processors ? ceil_div(n_slabs, FP8_QUANTISERS / FP8_LANES) : 1;
-    const auto start = [&](auto value) {
+    const auto start = [&](auto value, auto number) {
         using T = decltype(value);
-        launch(cuda, has_eights<T>(*x) ? linear_fp8_quantise<T, true> : linear_fp8_quantise<T, false>, dim3(n_rows, n_parts),
-               FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
+        using N = decltype(number);
+        launch(cuda, has_eights<T>(*x) ? linear_fp8_quantise<T, N, true> : linear_fp8_quantise<T, N, false>,
+               dim3(n_rows, n_parts), FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
     };
-    cuda->dtype == DTYPE_F16 ? start(__half()) : start(__nv_bfloat16());
+    visit_numbers(matrix, [&](auto number) {
+        cuda->dtype == DTYPE_F16 ? start(__half(), number) : start(__nv_bfloat16(), number);
+    });
     return to;
 }
 

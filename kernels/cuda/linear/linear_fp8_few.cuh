@@ -145,13 +145,13 @@ static __device__ __forceinline__ void fp8_few_load_x(const CUtensorMap *map, co
 }
 
 /* The sums of a stage's slabs. */
-template <uint32_t EIGHTS> struct fp8_few_sums {
-    float p[fp8_stage_slabs(EIGHTS)][4 * EIGHTS];
+template <class N, uint32_t EIGHTS> struct fp8_few_sums {
+    typename N::sum p[fp8_stage_slabs(EIGHTS)][4 * EIGHTS];
 };
 
 /* Starts the products of the stage at hand. */
-template <uint32_t EIGHTS>
-static __device__ __forceinline__ void fp8_few_multiply(struct fp8_few_sums<EIGHTS> &sums, const struct fp8_few_room &room,
+template <class N, uint32_t EIGHTS>
+static __device__ __forceinline__ void fp8_few_multiply(struct fp8_few_sums<N, EIGHTS> &sums, const struct fp8_few_room &room,
                                                         const struct ring_place &at, uint32_t tile_rows)
 {
     room.w.wait_full(at);
@@ -174,8 +174,8 @@ template <uint32_t SLABS> static __device__ __forceinline__ float fp8_scale_of(c
 }
 
 /* Adds the slabs of a finished stage in order, and gives the stage back. */
-template <uint32_t EIGHTS>
-static __device__ __forceinline__ void fp8_few_fold(float (&sum)[4 * EIGHTS], struct fp8_few_sums<EIGHTS> &sums,
+template <class N, uint32_t EIGHTS>
+static __device__ __forceinline__ void fp8_few_fold(float (&sum)[4 * EIGHTS], struct fp8_few_sums<N, EIGHTS> &sums,
                                                     const struct fp8_few_room &room, const struct ring_place &at,
                                                     uint32_t slab, const struct skinny_shape &s)
 {
@@ -194,10 +194,10 @@ static __device__ __forceinline__ void fp8_few_fold(float (&sum)[4 * EIGHTS], st
 #pragma unroll
             for (uint32_t i = 0; i < 4 * EIGHTS; i += 4) {
                 const float2 x = load_two_floats(x_at + (c * EIGHTS + i / 4) * 32);
-                sum[i] = fmaf(sums.p[c][i], x.x * w_low, sum[i]);
-                sum[i + 1] = fmaf(sums.p[c][i + 1], x.y * w_low, sum[i + 1]);
-                sum[i + 2] = fmaf(sums.p[c][i + 2], x.x * w_high, sum[i + 2]);
-                sum[i + 3] = fmaf(sums.p[c][i + 3], x.y * w_high, sum[i + 3]);
+                sum[i] = fmaf((float)sums.p[c][i], x.x * w_low, sum[i]);
+                sum[i + 1] = fmaf((float)sums.p[c][i + 1], x.y * w_low, sum[i + 1]);
+                sum[i + 2] = fmaf((float)sums.p[c][i + 2], x.x * w_high, sum[i + 2]);
+                sum[i + 3] = fmaf((float)sums.p[c][i + 3], x.y * w_high, sum[i + 3]);
             }
     }
     __syncwarp();
@@ -205,9 +205,9 @@ static __device__ __forceinline__ void fp8_few_fold(float (&sum)[4 * EIGHTS], st
         room.w.release(at.stage);
 }
 
-template <uint32_t EIGHTS>
-static __device__ __forceinline__ void fp8_few_sum(float (&sum)[4 * EIGHTS], struct fp8_few_sums<EIGHTS> &even,
-                                                   struct fp8_few_sums<EIGHTS> &odd, const struct fp8_few_room &room,
+template <class N, uint32_t EIGHTS>
+static __device__ __forceinline__ void fp8_few_sum(float (&sum)[4 * EIGHTS], struct fp8_few_sums<N, EIGHTS> &even,
+                                                   struct fp8_few_sums<N, EIGHTS> &odd, const struct fp8_few_room &room,
                                                    struct ring_place &at, const struct skinny_shape &s)
 {
     const uint32_t slabs = fp8_stage_slabs(EIGHTS);
@@ -305,7 +305,7 @@ static __device__ __forceinline__ void fp8_few_barriers(const struct fp8_few_roo
         barrier_init(room.w.full + 8 * i, i < 2 * n ? 1 : 4);
 }
 
-template <class T, uint32_t EIGHTS, bool IS_PRODUCT>
+template <class T, class N, uint32_t EIGHTS, bool IS_PRODUCT>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 linear_fp8_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap w_scales,
                const __grid_constant__ CUtensorMap x_map, const __grid_constant__ struct fp8_few f, struct output out)
@@ -334,7 +334,7 @@ linear_fp8_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant_
         return;
     }
     wait_for_input();
-    struct fp8_few_sums<EIGHTS> even = {}, odd = {};
+    struct fp8_few_sums<N, EIGHTS> even = {}, odd = {};
     struct ring_place at = RING_READ;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
         float sum[4 * EIGHTS] = {};
@@ -419,13 +419,13 @@ static void fp8_drop(struct fp8_memory *memory, const struct matrix *matrix)
 
 typedef void (*fp8_few_kernel)(CUtensorMap, CUtensorMap, CUtensorMap, struct fp8_few, struct output);
 
-template <class T> static fp8_few_kernel fp8_few_of(uint32_t eights, bool is_product)
+template <class T, class N> static fp8_few_kernel fp8_few_of(uint32_t eights, bool is_product)
 {
     switch (eights) {
-    case 1: return is_product ? linear_fp8_few<T, 1, true> : linear_fp8_few<T, 1, false>;
-    case 2: return is_product ? linear_fp8_few<T, 2, true> : linear_fp8_few<T, 2, false>;
-    case 4: return is_product ? linear_fp8_few<T, 4, true> : linear_fp8_few<T, 4, false>;
-    default: return is_product ? linear_fp8_few<T, 8, true> : linear_fp8_few<T, 8, false>;
+    case 1: return is_product ? linear_fp8_few<T, N, 1, true> : linear_fp8_few<T, N, 1, false>;
+    case 2: return is_product ? linear_fp8_few<T, N, 2, true> : linear_fp8_few<T, N, 2, false>;
+    case 4: return is_product ? linear_fp8_few<T, N, 4, true> : linear_fp8_few<T, N, 4, false>;
+    default: return is_product ? linear_fp8_few<T, N, 8, true> : linear_fp8_few<T, N, 8, false>;
     }
 }
 
@@ -441,8 +441,11 @@ static void fp8_few_launch(const struct cuda *cuda, const struct matrix *matrix,
     const uint32_t n_ahead = skinny_ahead(n_stages, slabs, numbers->tile_rows, SKINNY_AHEAD_BYTES);
     const struct fp8_few f = {{fp8_slabs(matrix->n_cols), n_stages, numbers->tile_rows, numbers->n_tiles, n_ahead, false},
                               matrix->parts[0].lead_bytes / 16, x.scales, is_wide};
-    const auto kernel = cuda->dtype == DTYPE_F16 ? fp8_few_of<__half>(eights, is_product)
-                                                 : fp8_few_of<__nv_bfloat16>(eights, is_product);
+    const auto kernel = visit_numbers(matrix, [&](auto number) {
+        using N = decltype(number);
+        return cuda->dtype == DTYPE_F16 ? fp8_few_of<__half, N>(eights, is_product)
+                                        : fp8_few_of<__nv_bfloat16, N>(eights, is_product);
+    });
     launch(cuda, kernel, ceil_div(numbers->n_tiles, ceil_div(numbers->n_tiles, cuda->n_processors)), SKINNY_THREADS,
            fp8_few_bytes(n_stages, eights, numbers->tile_rows), map_of(&numbers->map), map_of(&form->scales), map_of(&x_map), f,
            out);

@@ -120,7 +120,8 @@ struct fp8_two {
 };
 
 /* One warpgroup's side of the ring and of the turns. */
-template <enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many_worker {
+template <class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many_worker {
+    typedef typename N::sum part; /* of a slab */
     const struct fp8_many_room &room;
     uint32_t free_in, group, row_of_x; /* row_of_x: of the block's tile, this thread's first of two, eight apart */
     const float *shared[2];            /* of a tile, the scales before the numbers of its first row and of its second kind */
@@ -134,7 +135,7 @@ template <enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many
         shared[1] = (const float *)(f.w + min(second, n_rows - 1) * f.w_row_bytes) - 1;
     }
     /* Starts the products of a slab. */
-    __device__ __forceinline__ struct fp8_two multiply(float (&p)[WIDTH / 2], const struct ring_place &at, uint32_t slab) const
+    __device__ __forceinline__ struct fp8_two multiply(part (&p)[WIDTH / 2], const struct ring_place &at, uint32_t slab) const
     {
         room.ring.wait_full(at);
         const uint64_t a = wgmma_rows(room.ring.data_of(at) + group * 64 * FP8_SLAB);
@@ -147,29 +148,29 @@ template <enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many
         return {__ldg(shared[0] - slab), __ldg(shared[1] - slab)};
     }
     /* Adds a finished slab. */
-    __device__ __forceinline__ void add_shared(float (&sum)[WIDTH / 2], const float (&p)[WIDTH / 2], const struct fp8_two &w,
+    __device__ __forceinline__ void add_shared(float (&sum)[WIDTH / 2], const part (&p)[WIDTH / 2], const struct fp8_two &w,
                                                float low, float high) const
     {
         const float factors[2][2] = {{low * w.first, high * w.first}, {low * w.second, high * w.second}};
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH / 2; i++)
-            sum[i] = fmaf(p[i], factors[KIND == SHARED_PAIRS ? i / 4 % 2 : i / 32][i / 2 % 2], sum[i]);
+            sum[i] = fmaf((float)p[i], factors[KIND == SHARED_PAIRS ? i / 4 % 2 : i / 32][i / 2 % 2], sum[i]);
     }
-    __device__ __forceinline__ void add_each(float (&sum)[WIDTH / 2], const float (&p)[WIDTH / 2], uint32_t w_at, float low,
+    __device__ __forceinline__ void add_each(float (&sum)[WIDTH / 2], const part (&p)[WIDTH / 2], uint32_t w_at, float low,
                                              float high) const
     {
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH / 2; i += 4) {
             const float even = load_float(w_at + i / 4 * 8 * FP8_CHUNK * 4);
             const float odd = load_float(w_at + (i / 4 * 8 + 1) * FP8_CHUNK * 4);
-            sum[i] = fmaf(p[i], low * even, sum[i]);
-            sum[i + 1] = fmaf(p[i + 1], low * odd, sum[i + 1]);
-            sum[i + 2] = fmaf(p[i + 2], high * even, sum[i + 2]);
-            sum[i + 3] = fmaf(p[i + 3], high * odd, sum[i + 3]);
+            sum[i] = fmaf((float)p[i], low * even, sum[i]);
+            sum[i + 1] = fmaf((float)p[i + 1], low * odd, sum[i + 1]);
+            sum[i + 2] = fmaf((float)p[i + 2], high * even, sum[i + 2]);
+            sum[i + 3] = fmaf((float)p[i + 3], high * odd, sum[i + 3]);
         }
     }
     /* Adds a finished slab and gives its stage back. */
-    __device__ __forceinline__ void fold(float (&sum)[WIDTH / 2], float (&p)[WIDTH / 2], const struct fp8_two &w,
+    __device__ __forceinline__ void fold(float (&sum)[WIDTH / 2], part (&p)[WIDTH / 2], const struct fp8_two &w,
                                          const struct ring_place &at, uint32_t slab) const
     {
         const uint32_t x_at = room.x_scales + at.stage * GROUPS * 256 + row_of_x * 4;
@@ -196,7 +197,7 @@ template <enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many
         if (GROUPS > 1)
             reach(2 + (group + 1) % GROUPS, 256);
     }
-    __device__ __forceinline__ void sum_tile(float (&sum)[WIDTH / 2], float (&p)[WIDTH / 2], float (&q)[WIDTH / 2],
+    __device__ __forceinline__ void sum_tile(float (&sum)[WIDTH / 2], part (&p)[WIDTH / 2], part (&q)[WIDTH / 2],
                                              struct ring_place &at, uint32_t n_slabs) const
     {
         uint32_t slab = 0;
@@ -224,7 +225,7 @@ template <enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many
     }
 };
 
-template <class T, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+template <class T, class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
 static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f, const struct output &out,
                                                         const struct fp8_many_room &room)
 {
@@ -236,9 +237,9 @@ static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f
     if (lane >= s.down)
         owner = down + ((beside + (beside >= across)) << s.down_log2);
     const uint32_t free_in = lane < s.down + s.across - 1 ? address_in(room.ring.empty, owner) : 0;
-    struct fp8_many_worker<KIND, GROUPS, WIDTH> worker = {room, free_in, warp / 4, warp * 16 + lane / 4, {}};
+    struct fp8_many_worker<N, KIND, GROUPS, WIDTH> worker = {room, free_in, warp / 4, warp * 16 + lane / 4, {}};
     struct ring_place at = RING_READ;
-    float p[WIDTH / 2] = {}, q[WIDTH / 2] = {};
+    typename N::sum p[WIDTH / 2] = {}, q[WIDTH / 2] = {};
     if (warp / 4 == GROUPS - 1)
         worker.pass_turn();
     for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
@@ -261,7 +262,7 @@ static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f
     }
 }
 
-template <class T, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+template <class T, class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
 static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
 linear_fp8_many(const __grid_constant__ struct fp8_maps maps, const __grid_constant__ struct fp8_many f,
                 const __grid_constant__ struct output out)
@@ -281,7 +282,7 @@ linear_fp8_many(const __grid_constant__ struct fp8_maps maps, const __grid_const
     } else {
         if (GROUPS > 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        fp8_many_consume<T, KIND, GROUPS, WIDTH>(f, out, room);
+        fp8_many_consume<T, N, KIND, GROUPS, WIDTH>(f, out, room);
     }
 }
 
@@ -292,15 +293,20 @@ typedef void (*fp8_many_kernel)(struct fp8_maps, struct fp8_many, struct output)
 /* Tiles of 64 * groups rows of x by width rows of W. */
 struct fp8_many_form {
     uint32_t groups, width;
-    fp8_many_kernel bf16[3], f16[3]; /* by enum fp8_scales */
-    fp8_many_kernel kernel(uint32_t dtype, enum fp8_scales kind) const { return dtype == DTYPE_F16 ? f16[kind] : bf16[kind]; }
+    fp8_many_kernel kernels[2][2][3]; /* of bfloat16 or float16; of e4m3 or s8; by enum fp8_scales */
+    fp8_many_kernel kernel(uint32_t dtype, uint32_t numbers, enum fp8_scales kind) const
+    {
+        return kernels[dtype == DTYPE_F16][numbers == DTYPE_INT8_G128][kind];
+    }
 };
-#define FP8_KINDS(type, groups, width)                                                                                        \
-    {linear_fp8_many<type, EACH_ROW, groups, width>, linear_fp8_many<type, SHARED, groups, width>,                            \
-     linear_fp8_many<type, SHARED_PAIRS, groups, width>}
-#define FP8_FORM(groups, width) {groups, width, FP8_KINDS(__nv_bfloat16, groups, width), FP8_KINDS(__half, groups, width)}
+#define FP8_KINDS(type, numbers, groups, width)                                                                               \
+    {linear_fp8_many<type, numbers, EACH_ROW, groups, width>, linear_fp8_many<type, numbers, SHARED, groups, width>,          \
+     linear_fp8_many<type, numbers, SHARED_PAIRS, groups, width>}
+#define FP8_NUMBERS(type, groups, width) {FP8_KINDS(type, e4m3, groups, width), FP8_KINDS(type, s8, groups, width)}
+#define FP8_FORM(groups, width) {groups, width, {FP8_NUMBERS(__nv_bfloat16, groups, width), FP8_NUMBERS(__half, groups, width)}}
 static const struct fp8_many_form FP8_FORMS[] = {FP8_FORM(1, 64), FP8_FORM(1, 128), FP8_FORM(2, 128)};
 #undef FP8_FORM
+#undef FP8_NUMBERS
 #undef FP8_KINDS
 static const struct gemm_cluster FP8_CLUSTERS[] = {{1, 1}, {2, 1}, {1, 2}}; /* clusters of four blocks are slower */
 
@@ -308,8 +314,9 @@ static cudaError_t fp8_many_open(uint32_t dtype)
 {
     cudaError_t code = cudaSuccess;
     for (const struct fp8_many_form &form : FP8_FORMS)
-        for (uint32_t kind = EACH_ROW; kind <= SHARED_PAIRS && code == cudaSuccess; kind++)
-            code = allow_shared(form.kernel(dtype, (enum fp8_scales)kind));
+        for (const auto &kernels : form.kernels[dtype == DTYPE_F16])
+            for (const fp8_many_kernel kernel : kernels)
+                code = code ? code : allow_shared(kernel);
     return code;
 }
 
@@ -422,7 +429,7 @@ static enum rc fp8_many_multiply(const struct cuda *cuda, map_encoder encode, co
     if (rc)
         return rc;
     const uint32_t n_tiles = cluster->down * cluster->across;
-    launch_clusters(cuda, form->kernel(cuda->dtype, fp8_kind_of(matrix, is_product)),
+    launch_clusters(cuda, form->kernel(cuda->dtype, part->dtype, fp8_kind_of(matrix, is_product)),
                     dim3(min(f.gemm.n_clusters, device->n_clusters[n_tiles]) * n_tiles), n_tiles, (form->groups + 1) * 128,
                     SHARED_BYTES, maps, f, out);
     return RC_OK;
