@@ -22,12 +22,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def only_where_pages_are_bytes(each_device: str) -> None:
-    if each_device.startswith("cuda"):
-        pytest.skip("the CUDA backend has no pages of bytes")
-
-
 def stored(x: Array, dtype: str) -> Array:
     """What a page holds of [tokens, heads, head_dim], as float64."""
     if dtype == "fp8":

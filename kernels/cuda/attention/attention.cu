@@ -1,6 +1,7 @@
 /* attention: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window or chunk, soft cap,
  * slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] in the type of activations; pages as kv.cuh lays them, in any
- * float type.
+ * float type, e4m3 or int8. With int8 q and p are multiplied by the integers: s is then multiplied by its key's scale, and in
+ * the chain of O p by its value's.
  *
  * Order of the sums, from positions alone: keys in tiles of 64 at absolute positions, ascending, four tiles a split of 256 with
  * fresh (m, l, O). Per tile s = chain of fused multiply-adds over d, u = s scale log2 e (with a soft cap: cap log2 e tanh(s
@@ -61,6 +62,8 @@ static __device__ float score_tile(const cache<C> &kv, uint32_t seq, uint32_t he
             float s = 0;
             for (uint32_t d = 0; d < kv.head_dim; d++)
                 s = fmaf(q[d], to_float(key[d]), s);
+            if constexpr (std::is_same_v<C, int8_t>)
+                s = s * *kv.scale_in(kv.page_of(seq, position), position, head);
             u = score_of(s, how, (int32_t)(position - seen.last));
         }
         p[t] = tree[t] = u;
@@ -96,9 +99,13 @@ static __device__ void add_values(const cache<C> &kv, uint32_t seq, uint32_t hea
     for (uint32_t c = 0; c < COLUMNS; c++)
         state->o[c] *= factor;
     for (uint32_t j = first; j <= last; j++) {
-        const C *value = kv.key(seq, tile + j, head) + kv.values();
+        char *page = kv.page_of(seq, tile + j);
+        const C *value = kv.key_in(page, tile + j, head) + kv.values();
+        float weight = p[j];
+        if constexpr (std::is_same_v<C, int8_t>)
+            weight = weight * kv.scale_in(page, tile + j, head)[kv.scales()];
         for (uint32_t c = 0, d = threadIdx.x; c < COLUMNS && d < kv.head_dim; c++, d += THREADS)
-            state->o[c] = fmaf(p[j], to_float(value[d]), state->o[c]);
+            state->o[c] = fmaf(weight, to_float(value[d]), state->o[c]);
     }
 }
 
@@ -250,7 +257,7 @@ static enum rc run_plain(const struct attention_problem &p, struct err *)
     const struct batch_view *batch = args->batch;
     struct scoring how = {args->scale, args->softcap, 0};
     visit_type(p.cuda->dtype, [&](auto value) {
-        visit_type(args->kv.dtype, [&](auto cached) {
+        visit_cached(args->kv.dtype, [&](auto cached) {
             using T = decltype(value);
             using C = decltype(cached);
             launch(p.cuda, attention_plain<T, C>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),

@@ -1,13 +1,16 @@
 /* rope_table   table[r][i] = {m cos(a), m sin(a)}, a = (float)positions[r] * inv_freq[i], a product of float32
  * rope         pairs (x, y) of every head become (x cos - y sin, y cos + x sin), in place, each product and sum rounded in
  *              float32 and the result once more to the type of activations
- * kv_write     stores keys and values of every row in their pages, rounded to the pages' type
+ * kv_write     stores keys and values of every row in their pages, rounded to the pages' type; in int8 x becomes x / scale,
+ *              scale = max|x| / 127 of the head's key or value, and a NaN if one of them is not finite
  * qkv          per-head rms_norm of q and k, rope and kv_write in one launch, with the roundings of the separate operations;
  *              q is changed in place, k and v go to the pages
  * All are bound by bytes: qkv of 8,192 rows of 48 heads of 128 values reads 101 MB and writes them again, 47 us at 4.3 TB/s. */
 #include "../core/launch.cuh"
 #include "heads.cuh"
 #include "kv.cuh"
+
+#include <type_traits>
 
 #define THREADS 128u
 #define SHARED_ROWS 128u /* from here on a thread of qkv takes several heads of its row, for more bytes in flight */
@@ -83,6 +86,35 @@ static __global__ void kv_write_rows(rows<T> k, rows<T> v, cache<C> kv, const in
     }
 }
 
+/* The scale of a head's key or value in int8, by all threads of the block. Magnitudes are compared as bits, in which infinities
+ * and NaN are largest. */
+template <class T> static __device__ float int8_scale(const T *x, uint32_t n)
+{
+    uint32_t most = 0;
+    for (uint32_t d = threadIdx.x; d < n; d += THREADS)
+        most = max(most, __float_as_uint(fabsf(to_float(x[d]))));
+    most = block_reduce(most, [](uint32_t a, uint32_t b) { return max(a, b); });
+    return most < 0x7f800000u ? __uint_as_float(most) / 127.0f : __uint_as_float(0x7fc00000u);
+}
+
+template <class T>
+static __global__ void kv_write_int8(rows<T> k, rows<T> v, cache<int8_t> kv, const int32_t *positions, const int32_t *row_seq)
+{
+    start_next();
+    uint32_t r = blockIdx.x, head = blockIdx.y, position = (uint32_t)positions[r];
+    char *page = kv.page_of((uint32_t)row_seq[r], position);
+    wait_for_input();
+    for (uint32_t i = 0; i < 2; i++) {
+        const T *x = (i ? v : k).at(r, head * kv.head_dim);
+        int8_t *to = kv.key_in(page, position, head) + i * kv.values();
+        const float scale = int8_scale(x, kv.head_dim), divisor = scale > 0 ? scale : 1;
+        for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS)
+            to[d] = round_to<int8_t>(to_float(x[d]) / divisor);
+        if (threadIdx.x == 0)
+            kv.scale_in(page, position, head)[i * kv.scales()] = scale;
+    }
+}
+
 template <class T>
 static __global__ void kv_write_tiles(rows<T> k, rows<T> v, cache<T> kv, const int32_t *positions, const int32_t *row_seq)
 {
@@ -112,10 +144,14 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
             launch(cuda, kv_write_tiles<T>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
                    cache<T>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
         else
-            visit_type(args->kv.dtype, [&](auto cached) {
+            visit_cached(args->kv.dtype, [&](auto cached) {
                 using C = decltype(cached);
-                launch(cuda, kv_write_rows<T, C>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
-                       cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
+                if constexpr (std::is_same_v<C, int8_t>)
+                    launch(cuda, kv_write_int8<T>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
+                           cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
+                else
+                    launch(cuda, kv_write_rows<T, C>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
+                           cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
             });
     });
     return launched(err, "kv_write");

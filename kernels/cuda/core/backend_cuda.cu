@@ -502,12 +502,12 @@ static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t firs
 static size_t kv_layer_bytes(void *ctx, uint32_t n_kv_heads, uint32_t head_dim, uint32_t dtype, uint32_t block_tokens)
 {
     (void)ctx;
-    if (!is_float_type(dtype) || !block_tokens || !head_dim)
+    const size_t item = kv_item_bytes(dtype);
+    if (!item || !block_tokens || !head_dim)
         return 0;
-    const size_t item = dtype == DTYPE_F32 ? 4 : 2;
-    if (head_dim <= 640 && !n_kv_heads) /* rows of latent attention */
-        return item * block_tokens * head_dim;
-    return head_dim > 256 ? 0 : 2 * item * n_kv_heads * block_tokens * head_dim;
+    if (!n_kv_heads) /* rows of latent attention */
+        return item > 1 && head_dim <= 640 ? item * block_tokens * head_dim : 0;
+    return head_dim > 256 ? 0 : 2 * n_kv_heads * block_tokens * (item * head_dim + kv_scale_bytes(dtype));
 }
 
 /* A snapshot of a recurrent state copies hundreds of pages. One launch makes as many copies as a kernel's arguments hold. Bound
