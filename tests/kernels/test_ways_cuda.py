@@ -115,7 +115,7 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
     bytes_of_rows[:, :, 4:] = rng.integers(0, 0x60, (1536, 9, 128), dtype=np.uint8)
     fp8 = backend.matrix([("fp8", 1536, bytes_of_rows.reshape(1536, -1))], 1088)
     for rows in (1, 64, 65, 300):
-        few = ["fp8_few"] if rows <= 64 else []
+        few = [*(["fp8_row"] if rows == 1 else []), *(["fp8_few"] if rows <= 64 else [])]
         assert ways.takers(partial(sums, rows, fp8)) == [*few, "fp8_many"]
         assert ways.takers(partial(products, rows, fp8)) == [*few, "fp8_many", "twice"]
     unreached = {"library", "twice", "w4_plain"}  # the last takes x that the copy engine cannot read, or comes behind others

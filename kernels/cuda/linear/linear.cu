@@ -12,6 +12,7 @@
 #include "cublaslt.cuh"
 #include "linear_fp8_few.cuh"
 #include "linear_fp8_many.cuh"
+#include "linear_fp8_row.cuh"
 #include "linear_gemm.cuh"
 #include "linear_plain.cuh"
 #include "linear_row.cuh"
@@ -67,7 +68,8 @@ template <class T> static cudaError_t allow_rings(void)
         code = code ? code : allow_shared(fp8_few_of<T, e4m3>(1u << i / 2, i % 2));
         code = code ? code : allow_shared(fp8_few_of<T, s8>(1u << i / 2, i % 2));
     }
-    return code;
+    code = code ? code : fp8_row_open<T, e4m3>();
+    return code ? code : fp8_row_open<T, s8>();
 }
 
 enum rc linear_open(struct cuda *cuda, struct err *err)
@@ -424,6 +426,24 @@ static bool fits_fp8(const struct linear_problem &p)
     return !p.is_product() || p.args->matrix->n_rows % 16 == 0;
 }
 
+static bool fits_fp8_row(const struct linear_problem &p)
+{
+    return fits_fp8(p) && fp8_row_fits(p.args->matrix, p.is_product());
+}
+
+static enum rc run_fp8_row(const struct linear_problem &p, struct err *)
+{
+    const struct matrix *matrix = p.args->matrix;
+    visit_numbers(matrix, [&](auto number) {
+        using N = decltype(number);
+        if (p.cuda->dtype == DTYPE_F16)
+            fp8_row_launch<__half, N>(p.cuda, matrix, p.is_product(), p.args->x, p.output());
+        else
+            fp8_row_launch<__nv_bfloat16, N>(p.cuda, matrix, p.is_product(), p.args->x, p.output());
+    });
+    return RC_OK;
+}
+
 static enum rc run_fp8_few(const struct linear_problem &p, struct err *err)
 {
     const uint32_t eights = skinny_eights(p.n_rows), slabs = fp8_stage_slabs(eights);
@@ -515,6 +535,7 @@ static const struct linear_way LINEAR_WAYS[] = {
     {"row",        1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
     {"skinny",     1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
     {"gemm",       1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
+    {"fp8_row",    1, 1,                      OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
     {"fp8_few",    1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
     {"fp8_many",   1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
     {"w4_few",     1, W4_FEW_ROWS,            IN_UNITS,            SUM | PRODUCT, fits_w4,         run_w4_few},
