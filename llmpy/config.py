@@ -65,7 +65,7 @@ class EngineConfig:
         host_cache_bytes: 0: preempted sequences are recomputed.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with a scale of 1;
             "int8" = a scale for each token and head.
-        activation_dtype: Arithmetic of quantised weights: "auto", "int8" (CPU), "fp8" (CUDA), "float".
+        activation_dtype: Arithmetic of quantised weights: "auto", "int8", "fp8" (CUDA), "float".
         block_size: Tokens of a cache block: 16, 32 or 64. Never changes a result.
         enable_prefix_caching: Whether equal prefixes are computed once. Never changes a result.
         enforce_eager: No captured graphs (GPU). Never changes a result.

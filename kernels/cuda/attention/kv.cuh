@@ -34,7 +34,9 @@ template <class F> static void visit_cached(uint32_t dtype, F f)
 /* Bytes of an element in a page; 0: pages do not hold the type. */
 static inline size_t kv_item_bytes(uint32_t dtype)
 {
-    return dtype == DTYPE_FP8 || dtype == DTYPE_I8 ? 1 : dtype == DTYPE_F32 ? 4 : dtype == DTYPE_F16 || dtype == DTYPE_BF16 ? 2 : 0;
+    if (dtype == DTYPE_FP8 || dtype == DTYPE_I8)
+        return 1;
+    return dtype == DTYPE_F32 ? 4 : dtype == DTYPE_F16 || dtype == DTYPE_BF16 ? 2 : 0;
 }
 
 static inline size_t kv_scale_bytes(uint32_t dtype)

@@ -73,7 +73,7 @@ struct cuda {
 };
 
 /* Parts follow each other, without a gap between parts of the same type. Rows are row_bytes apart. Rows of two-byte floats are
- * padded with zeros to whole k16 steps; rows of FP8 and INT8 lie as fp8_rows.cuh has them; others have the bytes of the file. */
+ * padded with zeros to whole k16 steps; rows of FP8 and INT8 lie as fp8_rows.cuh has them; others have the file's bytes. */
 struct cuda_part {
     uint32_t dtype, first_row, n_rows;
     uint32_t lead_bytes; /* of a row before `data` (fp8_rows.cuh) */

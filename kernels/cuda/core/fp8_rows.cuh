@@ -1,8 +1,8 @@
-/* fp8_rows.cuh: how rows of FP8 and of INT8 weights in groups of 128 lie on the device. A file's row is a sequence of blocks, each
- * a float32 scale and 128 bytes, e4m3 or signed integers. On the device the scales come first, that of the last block first, in whole 128 bytes; then the numbers,
- * padded with zeros to whole blocks. A part's `data` is its first row's numbers, so the scale of block b is the float32
- * 4 (b + 1) bytes before the numbers of its row, and the copy engine reads numbers in whole lines. The host splits rows as it
- * uploads them. */
+/* fp8_rows.cuh: how rows of FP8 and of INT8 weights in groups of 128 lie on the device. A file's row is a sequence of blocks,
+ * each a float32 scale and 128 bytes, e4m3 or signed integers. On the device the scales come first, that of the last block
+ * first, in whole 128 bytes; then the numbers, padded with zeros to whole blocks. A part's `data` is its first row's numbers.
+ * So the scale of block b is the float32 4 (b + 1) bytes before the numbers of its row, and the copy engine reads numbers in
+ * whole lines. The host splits rows as it uploads them. */
 #ifndef LLMPY_CUDA_FP8_ROWS_CUH
 #define LLMPY_CUDA_FP8_ROWS_CUH
 

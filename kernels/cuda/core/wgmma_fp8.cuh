@@ -1,6 +1,6 @@
-/* wgmma_fp8.cuh: wgmma m64nNk32 of e4m3, whose sums are float32, and of signed bytes, whose sums are exact in int32. Both operands
- * are in shared memory, described as in wgmma.cuh: 32 columns of bytes lie as 16 columns of two bytes. d = A B^T, or d += A B^T
- * where ADDS. */
+/* wgmma_fp8.cuh: wgmma m64nNk32 of e4m3, whose sums are float32, and of signed bytes, whose sums are exact in int32. Both
+ * operands are in shared memory, described as in wgmma.cuh: 32 columns of bytes lie as 16 columns of two bytes. d = A B^T, or
+ * d += A B^T where ADDS. */
 #ifndef LLMPY_CUDA_WGMMA_FP8_CUH
 #define LLMPY_CUDA_WGMMA_FP8_CUH
 

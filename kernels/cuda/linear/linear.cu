@@ -311,7 +311,8 @@ static struct lt_product product_of(const struct linear_args *args)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
- * two-byte type; whole and of FP8 or INT8, with activations that are rounded to it, too; as int4_units.cuh has them; anything else. */
+ * two-byte type; whole and of FP8 or INT8, with activations that are rounded to it, too; as int4_units.cuh has them; anything
+ * else. */
 enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, IN_UNITS = 16, ALL_WEIGHTS = 31 };
 /* What a linear computes: the sums, act(gate) * up of them, or either for a row that is first added to another row and normed.
  */

@@ -1,5 +1,5 @@
-/* linear_fp8_row.cuh: the linears of linear_fp8.cuh for one row of x, without a launch that rounds it: each block rounds the row
- * itself, behind the first bytes of W, and keeps it in shared memory, where wgmma takes it as the first of eight columns. W
+/* linear_fp8_row.cuh: the linears of linear_fp8.cuh for one row of x, without a launch that rounds it: each block rounds the
+ * row itself, behind the first bytes of W, and keeps it in shared memory, where wgmma takes it as the first of eight columns. W
  * comes in as in linear_fp8_few.cuh. Bound by the bytes of W. */
 #ifndef LLMPY_CUDA_LINEAR_FP8_ROW_CUH
 #define LLMPY_CUDA_LINEAR_FP8_ROW_CUH
@@ -52,7 +52,8 @@ static __device__ __forceinline__ void fp8_round_row(const T *x, uint32_t width,
 /* Starts the products of the stage at hand. */
 template <class N>
 static __device__ __forceinline__ void fp8_row_multiply(struct fp8_few_sums<N, 1> &sums, const struct fp8_few_room &room,
-                                                        const struct ring_place &at, uint32_t slab, const struct skinny_shape &s)
+                                                        const struct ring_place &at, uint32_t slab,
+                                                        const struct skinny_shape &s)
 {
     room.w.wait_full(at);
     const uint64_t a = wgmma_rows(room.w.data_of(at));
