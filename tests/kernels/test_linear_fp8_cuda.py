@@ -30,7 +30,7 @@ class Numbers:
     arithmetic: int
     largest: int
     error: float  # of the sums, relative to their norm
-    loss: float  # of rounding the activations
+    loss: float  # of rounding the activations; by NumPy at most 0.0132 and 0.0206 for these matrices
 
     def of(self, values: Array) -> Array:
         """Rounds to nearest even."""
@@ -39,7 +39,7 @@ class Numbers:
         return np.rint(values).clip(-127, 127).astype(np.int8)
 
 
-TYPES = {"fp8": Numbers("fp8", FP8, 448, 5e-4, 0.05), "int8": Numbers("int8_g128", INT8, 127, 1e-6, 0.02)}
+TYPES = {"fp8": Numbers("fp8", FP8, 448, 5e-4, 0.05), "int8": Numbers("int8_g128", INT8, 127, 1e-6, 0.025)}
 ROWS = (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 191, 300)
 # Rows of W that end tiles and slices anywhere; columns of whole slabs, of odd numbers of them, of stages, and with rests.
 SHAPES = [(8, 128), (72, 256), (203, 300), (40, 129), (16, 1), (576, 1152), (1000, 640), (392, 2000), (4096, 1024), (6144, 520)]
