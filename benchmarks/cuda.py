@@ -197,6 +197,7 @@ MODELS = {
     "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
     "qwen06b": Shape("Qwen3", 28, 1024, 16, 8, 3072, 151936, True),
     "qwen30b": Mixture("Qwen3Moe", 48, 2048, 32, 4, 768, 151936, False),
+    "qwen30b-fp8": Mixture("Qwen3Moe", 48, 2048, 32, 4, 768, 151936, False, quantization="fp8"),
     "gptoss20b": GptOss("GptOss", 24, 2880, 64, 8, 2880, 201088, False, 64, experts=32, chosen=4),
     "plamo2": Plamo2("Plamo2", 16, 2048, 16, 1, 8192, 100000, True),
 }
@@ -400,6 +401,9 @@ ROWS: dict[str, Row] = {
     **{f"qwen30b.step.{batch}": step_row(batch) for batch in (8, 32, 256)},
     **{f"qwen30b.first.{length}": first_row(length) for length in (128, 1024, 8192)},
     "qwen30b.prefill": Row("tok/s", job=lambda e: e.prefill(32, 2048), floor=lambda s, c: 65536 / c.prefill(s, 32, 2048)),
+    **quantised_rows(
+        "qwen30b-fp8", {"step.1": (1.5, 1.3, ""), "step.32": (8, 7.2, ""), "step.256": (13, 11.5, "")}
+    ),
     "gptoss20b.step.1": step_row(1, 1.22),
     **{f"gptoss20b.step.{batch}": step_row(batch) for batch in (8, 32, 256)},
     **{f"gptoss20b.first.{length}": first_row(length) for length in (128, 1024, 8192)},

@@ -1,4 +1,4 @@
-"""Time of the CUDA backend's mixtures of experts (route, then experts), bfloat16 or MXFP4 weights, through its C ABI
+"""Time of the CUDA backend's mixtures of experts (route, then experts), bfloat16 weights or quantised ones, through its C ABI
 (kernels/backend.h).
 
     python benchmarks/cuda_experts.py [--models qwen3-30b,gpt-oss-20b] [--rows 1,8,...] [--profile]
@@ -18,7 +18,7 @@ from ctypes import byref, c_size_t, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
-from cuda_linear import BF16, STRUCTS, Backend, View
+from cuda_linear import BF16, BYTES, STRUCTS, Backend, View, stored_rows
 
 READ, MATMUL = 4.55e12, 790e12
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -38,6 +38,7 @@ class Shape:
     inner: int
     form: int = GATED
     dtype: int = BF16
+    stored: str = ""  # or quantised rows, a form of cuda_linear.py
 
     @property
     def weights(self) -> int:
@@ -46,11 +47,12 @@ class Shape:
 
     @property
     def weight_bytes(self) -> float:
-        return self.weights * (17 / 32 if self.dtype == MXFP4 else 2)
+        return self.weights * (BYTES[self.stored] if self.stored else 17 / 32 if self.dtype == MXFP4 else 2)
 
 
 MODELS = {
     "qwen3-30b": Shape(128, 8, 2048, 768),
+    "qwen3-30b-fp8": Shape(128, 8, 2048, 768, stored="fp8_blocks"),
     "gpt-oss-20b": Shape(32, 4, 2880, 2880, CLAMPED, MXFP4),
     "gpt-oss-20b-bf16": Shape(32, 4, 2880, 2880, CLAMPED),
     "mixtral-8x7b": Shape(8, 2, 4096, 14336),
@@ -64,11 +66,7 @@ class Bench:
         self.backend, self.shape, self.rng = backend, shape, np.random.default_rng(1)
         s = shape
         self.layers = [
-            (
-                backend.matrix(s.experts * 2 * s.inner, s.hidden, 2 * i, LINEAR | EXPERTS, s.dtype),
-                backend.matrix(s.experts * s.hidden, s.inner, 2 * i + 1, LINEAR | EXPERTS, s.dtype),
-            )
-            for i in range(LAYERS)
+            (self.matrix(2 * s.inner, s.hidden, 2 * i), self.matrix(s.hidden, s.inner, 2 * i + 1)) for i in range(LAYERS)
         ]
         self.x = self.give(self.rng.standard_normal(max_rows * s.hidden).astype(np.float32).view(np.uint16)[1::2])
         self.y = backend.buffer(2 * max_rows * s.hidden)
@@ -77,6 +75,14 @@ class Bench:
         self.routes = backend.buffer(8 * max_rows * s.chosen)
         biases = [self.give(np.ones((s.experts, n), np.float32)) for n in (2 * s.inner, s.hidden)]
         self.biases = biases if s.form == CLAMPED else [c_void_p(), c_void_p()]
+
+    def matrix(self, rows: int, cols: int, key: int) -> c_void_p:
+        """Weights of all experts, `rows` each. Of quantised ones eight experts are random, the others repeat them."""
+        s = self.shape
+        if not s.stored:
+            return self.backend.matrix(s.experts * rows, cols, key, LINEAR | EXPERTS, s.dtype)
+        dtype, values = stored_rows(s.stored, min(s.experts, 8) * rows, cols)
+        return self.backend.matrix_of(dtype, s.experts * rows, cols, values, LINEAR | EXPERTS)
 
     def give(self, host: np.ndarray) -> c_void_p:
         host = np.ascontiguousarray(host)

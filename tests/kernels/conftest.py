@@ -137,9 +137,7 @@ class Recurrence:
         pool = np.full((n_seqs * entries + 1, units_per_page * unit_floats + 5), np.nan, np.float32)
         return pool, table, 2, units_per_page
 
-    def call(
-        self, backend: Backend, state: tuple[Array, Array, int, int], spans: Sequence[tuple[int, int, int]]
-    ) -> Array:
+    def call(self, backend: Backend, state: tuple[Array, Array, int, int], spans: Sequence[tuple[int, int, int]]) -> Array:
         """The outputs for spans (sequence, first row, end)."""
         take = np.concatenate([np.arange(self.starts[s] + first, self.starts[s] + end) for s, first, end in spans])
         positions = np.concatenate([np.arange(first, end) for _, first, end in spans]).astype(np.int32)

@@ -364,6 +364,27 @@ def test_experts(cols: int, inner: int, form: int, both: Both) -> None:
         both.check(y, want)
 
 
+@pytest.mark.parametrize("form", [0, 2])
+def test_experts_of_fp8(form: int, both: Both) -> None:
+    """Activations that are rounded: few rows, some, and many."""
+    if both.dtype == "float32":
+        pytest.skip("their activations are not rounded")
+    n, k, cols, inner = 4, 2, 192, 128
+    rows = inner if form == 2 else 2 * inner
+    up, down = (
+        both.cuda.matrix([("fp8", r, stored("fp8", r, -(-c // 128) * 128)) for _ in range(n)], c, 5)
+        for r, c in ((rows, cols), (cols, inner))
+    )
+    x, routes, found = both.draw(300, cols), np.zeros((300, 2 * k), np.int32), []
+    routes[:, 0::2] = np.arange(300)[:, None] * 3 % n + np.array([0, 1]) & n - 1
+    routes.view(np.float32)[:, 1::2] = 0.5
+    for n_rows in (1, 8, 9, 12, 40, 66, 150, 300):
+        y = np.zeros((n_rows, cols), both.kind)
+        both.cuda.experts(up, down, routes[:n_rows].copy(), both.form(x[:n_rows]), both.form(y), n, inner, form)
+        found.append(y[:1].tobytes())
+    assert len({*found}) == 1 and np.isfinite(y.astype(np.float32)).all() and y.any()
+
+
 def test_memory_may_go_while_it_is_written(both: Both) -> None:
     """A pool is dropped at once: work enqueued to fill it must end before its memory is freed."""
     for pages in (1, 1, 40, 1, 40):

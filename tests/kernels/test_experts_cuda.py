@@ -19,7 +19,7 @@ KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 GATED, CLAMPED, PLAIN = range(3)
 SILU, GELU_TANH, RELU2 = 0, 2, 4
 LINEAR, EXPERTS = 1, 4
-FLOAT = 1  # enum arithmetic
+FP8 = 4  # enum arithmetic
 # bytes of a block, values of a block, offsets of its float16 fields
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_k": (144, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
@@ -38,7 +38,7 @@ def stored(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
     if dtype in KINDS:
         return (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(KINDS[dtype]).view(np.uint16)
     n_bytes, n_values, scales = BLOCKS[dtype]
-    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // n_values, n_bytes), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (*shape[:-1], -(-shape[-1] // n_values), n_bytes), dtype=np.uint8)
     for offset in scales:
         scale = rng.uniform(0.001, 0.004, blocks.shape[:-1]).astype(np.float16)
         blocks[..., offset : offset + 2] = scale[..., None].view(np.uint8)
@@ -81,10 +81,12 @@ class Mixture:
         assert (y[:, self.cols :] == 3).all()
         return np.ascontiguousarray(y[:, : self.cols])
 
-    def linear(self, raw: Array, x: Array, bias: Array | None) -> Array:
+    def linear(self, of: Matrix, raw: Array, x: Array, bias: Array | None) -> Array:
+        """A linear of one expert, with the arithmetic of the experts' matrix."""
         rows = raw.shape[0]
         y = np.empty((len(x), rows), self.kind)
-        matrix = self.backend.matrix([(self.dtype, rows, np.ascontiguousarray(raw))], x.shape[1], LINEAR, FLOAT)
+        arithmetic = self.backend.matrix_info(of, 0)[1]
+        matrix = self.backend.matrix([(self.dtype, rows, np.ascontiguousarray(raw))], x.shape[1], LINEAR, arithmetic)
         self.backend.linear(matrix, np.ascontiguousarray(x).view(np.uint16), y.view(np.uint16), bias)
         return y
 
@@ -108,8 +110,9 @@ class Mixture:
             mine = x[rows]
             if self.scaled:
                 mine = (mine.astype(np.float32) * weights[rows, places][:, None]).astype(self.kind)
-            h = self.linear(self.up[e], mine, None if self.up_bias is None else self.up_bias[e].copy())
-            y = self.linear(self.down[e], self.product(h), None if self.down_bias is None else self.down_bias[e].copy())
+            biases = [None if all_of is None else all_of[e].copy() for all_of in (self.up_bias, self.down_bias)]
+            h = self.linear(self.all_up, self.up[e], mine, biases[0])
+            y = self.linear(self.all_down, self.down[e], self.product(h), biases[1])
             results[rows, places] = y.astype(np.float64)
         total = np.zeros((len(x), self.cols), np.float32)
         for j in range(weights.shape[1]):
@@ -147,14 +150,17 @@ ROWS = (1, 2, 3, 5, 8, 9, 12, 16, 20, 25, 33, 47, 64, 65, 90, 128, 150, 200, 257
 
 
 @pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize("weights", ["", "fp8"])
 @pytest.mark.parametrize("case", CASES)
-def test_bits(case: str, dtype: str, opened: Callable[[str], Backend]) -> None:
+def test_bits(case: str, weights: str, dtype: str, opened: Callable[[str], Backend]) -> None:
     """The bits of the experts' linears for any number of rows; a row with NaN affects only itself."""
     n, k, cols, inner, made = CASES[case]
     options = dict(made)
     skew = float(str(options.pop("skew", 1.0)))
     rng = np.random.default_rng(len(case) + n)
-    mixture = Mixture(opened(dtype), dtype, n, cols, inner, **options)  # type: ignore[arg-type]
+    mixture = Mixture(opened(dtype), dtype, n, cols, inner, dtype=weights, **options)  # type: ignore[arg-type]
+    rounds = [mixture.backend.matrix_info(matrix, 0)[1] == FP8 for matrix in (mixture.all_up, mixture.all_down)]
+    assert rounds == [weights == "fp8" and width % 64 == 0 for width in (cols, inner)] or case.startswith("odd")
     wide = np.full((ROWS[-1], cols + 16), np.nan, mixture.kind)  # rows lie apart
     wide[:, 8 : cols + 8] = rng.standard_normal((ROWS[-1], cols))
     x, routes = wide[:, 8 : cols + 8], draw_routes(ROWS[-1], n, k, rng, skew)
@@ -172,10 +178,11 @@ def test_bits(case: str, dtype: str, opened: Callable[[str], Backend]) -> None:
         assert y.tobytes() == expected[:rows].tobytes(), rows
 
 
-def test_all_rows_to_the_same(opened: Callable[[str], Backend]) -> None:
+@pytest.mark.parametrize("weights", ["bfloat16", "fp8"])
+def test_all_rows_to_the_same(weights: str, opened: Callable[[str], Backend]) -> None:
     """Some experts have all rows, more than a unit holds, while others have none."""
     rng = np.random.default_rng(2)
-    mixture = Mixture(opened("bfloat16"), "bfloat16", 64, 192, 128)
+    mixture = Mixture(opened("bfloat16"), "bfloat16", 64, 192, 128, dtype=weights)
     x, routes = rng.standard_normal((400, 192)).astype(mixture.kind), draw_routes(400, 64, 4, rng)
     whole = mixture.run(x, routes)
     for rows in (2, 8, 9, 40, 64, 100, 300, 2000):
@@ -233,6 +240,40 @@ def test_clamped(dtype: str, opened: Callable[[str], Backend]) -> None:
             assert mixture.run(x[:rows], routes[:rows]).tobytes() == whole[:rows].tobytes()
 
 
+@pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize(("cols", "inner"), [(128, 192), (1024, 768), (320, 64)])
+def test_fp8_values(cols: int, inner: int, dtype: str, opened: Callable[[str], Backend]) -> None:
+    """Near float64: of activations that are rounded as the definition says, and of exact ones. The tensor cores' sums, off by
+    2e-4, round some inner values to the next bfloat16, and some of those to the next e4m3."""
+    rng = np.random.default_rng(cols)
+    mixture = Mixture(opened(dtype), dtype, 6, cols, inner, dtype="fp8")
+    x, routes = rng.standard_normal((50, cols)).astype(mixture.kind), draw_routes(50, 6, 2, rng)
+
+    def values(raw: Array, width: int) -> Array:
+        blocks = raw.reshape(*raw.shape[:2], -1, 132)
+        scales = np.ascontiguousarray(blocks[..., :4]).view(np.float32)
+        numbers = np.ascontiguousarray(blocks[..., 4:]).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        return (numbers * scales).reshape(*raw.shape[:2], -1)[..., :width]
+
+    def rounded(row: Array) -> Array:
+        slabs = np.zeros(-(-len(row) // 128) * 128)
+        slabs[: len(row)] = row
+        slabs = slabs.reshape(-1, 128)
+        scales = np.abs(slabs).max(1, keepdims=True) / 448
+        return ((slabs / scales).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * scales).ravel()[: len(row)]
+
+    up, down = values(mixture.up, cols), values(mixture.down, inner)
+    got = mixture.run(x, routes).astype(np.float64)
+    for rule, limit in ((rounded, {"float16": 1e-2, "bfloat16": 2e-2}[dtype]), (lambda row: row, 0.08)):
+        wanted = np.zeros((50, cols))
+        for r, row in enumerate(x.astype(np.float64)):
+            for e, weight in zip(routes[r, 0::2], routes.view(np.float32)[r, 1::2], strict=True):
+                gate, other = np.split((up[e] @ rule(row)).astype(mixture.kind).astype(np.float64), 2)
+                h = (gate / (1 + np.exp(-gate)) * other).astype(mixture.kind).astype(np.float64)
+                wanted[r] += float(weight) * (down[e] @ rule(h))
+        assert np.linalg.norm(got - wanted) < limit * np.linalg.norm(wanted)
+
+
 @pytest.mark.parametrize("dtype", list(BLOCKS))
 def test_quantised(dtype: str, opened: Callable[[str], Backend]) -> None:
     """Types of GGUF files, FP8 and groups: the bits of the linears."""
@@ -280,14 +321,15 @@ def same_words(array: Array) -> Array:
     return array.view(np.uint16)
 
 
-@pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize("dtype", [*KINDS, "fp8"])
 @pytest.mark.parametrize("case", ["gated", "bias", "plain-bias", "input", "odd", "big"])
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 def test_ranks_with_some_of_the_experts(case: str, dtype: str, n_ranks: int, opened: Callable[[str], Backend]) -> None:
     """Each writes the results of its own routes and nothing else; combined they have the bits of all experts on one rank."""
     n, k, cols, inner, options = CASES[case]
     rng = np.random.default_rng(n_ranks + n)
-    mixture = Mixture(opened(dtype), dtype, n, cols, inner, **options)  # type: ignore[arg-type]
+    activations = dtype if dtype in KINDS else "bfloat16"
+    mixture = Mixture(opened(activations), activations, n, cols, inner, dtype=dtype, **options)  # type: ignore[arg-type]
     x, routes = rng.standard_normal((RANK_ROWS[-1], cols)).astype(mixture.kind), draw_routes(RANK_ROWS[-1], n, k, rng)
     shares = list(pairwise(n * rank // n_ranks for rank in range(n_ranks + 1)))
     made = [rank_matrices(mixture, slice(*share), slice(None), slice(None)) for share in shares]
@@ -308,14 +350,15 @@ def test_ranks_with_some_of_the_experts(case: str, dtype: str, n_ranks: int, ope
         assert y[:, :-8].tobytes() == mixture.run(x[:rows], routes[:rows]).tobytes() and (y[:, -8:] == 3).all(), rows
 
 
-@pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize("dtype", [*KINDS, "fp8"])
 @pytest.mark.parametrize("case", ["gated", "bias", "plain-bias", "input", "big"])
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 def test_ranks_with_columns_of_all_experts(case: str, dtype: str, n_ranks: int, opened: Callable[[str], Backend]) -> None:
     """The ways up and down apart, with a rank's columns of each, have the bits of both on one rank."""
     n, k, cols, inner, options = CASES[case]
     rng = np.random.default_rng(n_ranks + n)
-    mixture = Mixture(opened(dtype), dtype, n, cols, inner, **options)  # type: ignore[arg-type]
+    activations = dtype if dtype in KINDS else "bfloat16"
+    mixture = Mixture(opened(activations), activations, n, cols, inner, dtype=dtype, **options)  # type: ignore[arg-type]
     x, routes = rng.standard_normal((RANK_ROWS[-1], cols)).astype(mixture.kind), draw_routes(RANK_ROWS[-1], n, k, rng)
     inners, outputs = (
         list(pairwise(size // 16 * rank // n_ranks * 16 for rank in range(n_ranks + 1))) for size in (inner, cols)

@@ -37,9 +37,7 @@ def plain(backend: Backend, matrix: object, x: Array, n: int, is_float: bool, bi
 @pytest.mark.parametrize("is_float", [False, True])
 @pytest.mark.parametrize("activations", list(KINDS))
 @pytest.mark.parametrize(("n", "k"), [(1032, 1024), (4096, 192), (6144, 576), (8200, 128), (19, 64), (1001, 320)])
-def test_bits_of_the_plain_chain(
-    n: int, k: int, activations: str, is_float: bool, opened: Callable[[str], Backend]
-) -> None:
+def test_bits_of_the_plain_chain(n: int, k: int, activations: str, is_float: bool, opened: Callable[[str], Backend]) -> None:
     """Any number of rows and of columns of y; a row of NaN affects only itself."""
     rng = np.random.default_rng(n)
     backend, kind = opened(activations), KINDS[activations]

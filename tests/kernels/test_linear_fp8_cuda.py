@@ -296,7 +296,7 @@ def test_a_large_upload(dtype: str, numbers: Numbers, backend: Backend) -> None:
 
 
 def test_where_activations_are_not_rounded(dtype: str, numbers: Numbers, backend: Backend, cuda: str) -> None:
-    """Experts, parts of several types, and where it is asked for; refusals."""
+    """Experts whose rows are no whole eights, parts of several types, and where it is asked for; refusals."""
     rng, k = np.random.default_rng(6), 256
     raw, values = random_weights(numbers, 24, k, rng)
     other = np.zeros((8, k), np.uint16)
@@ -305,7 +305,7 @@ def test_where_activations_are_not_rounded(dtype: str, numbers: Numbers, backend
     wanted = linear(backend, backend.matrix([plain], k), x, 24)
     for parts, use, arithmetic in (
         ([(numbers.dtype, 24, raw)], LINEAR, FLOAT),
-        ([(numbers.dtype, 24, raw)], LINEAR | EXPERTS, AUTO),
+        ([(numbers.dtype, 20, raw[:20].copy()), (numbers.dtype, 4, raw[20:].copy())], LINEAR | EXPERTS, AUTO),
         ([(numbers.dtype, 24, raw), (dtype, 8, other)], LINEAR, numbers.arithmetic),
     ):
         matrix = backend.matrix(parts, k, use, arithmetic)

@@ -1,5 +1,5 @@
 """Recurrent operations on CUDA in every type, at the sizes of real models: near float64, and the same bits of rows and state
-for any split of the rows: whole prompts, pieces, single rows, with other sequences.""" 
+for any split of the rows: whole prompts, pieces, single rows, with other sequences."""
 
 from collections.abc import Callable, Sequence
 
@@ -203,9 +203,7 @@ def test_gate_is_the_gated_product(case: str, typed: tuple[Backend, str]) -> Non
 @pytest.mark.parametrize(
     ("heads", "size", "n_state", "rank"), [(32, 128, 64, 128), (6, 24, 8, 64), (5, 40, 128, 256), (3, 8, 20, 24)]
 )
-def test_norms_of_inputs_are_the_norms(
-    heads: int, size: int, n_state: int, rank: int, typed: tuple[Backend, str]
-) -> None:
+def test_norms_of_inputs_are_the_norms(heads: int, size: int, n_state: int, rank: int, typed: tuple[Backend, str]) -> None:
     """Norms of b, c and dt inside ssm have the bits of rms_norm and linear, in steps, prompts and both."""
     backend, dtype = typed
     o = Operation(f"ssm {heads} {size} 1 {n_state}", dtype)

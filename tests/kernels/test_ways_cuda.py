@@ -170,6 +170,10 @@ class Mixture:
                 blocks = rng.integers(0, 256, (n, rows, cols // 32, 17), dtype=np.uint8)
                 blocks[..., 0] = 119
                 values = blocks.reshape(n, rows, -1)
+            elif dtype == "fp8":
+                blocks = rng.integers(0, 0x70, (n, rows, -(-cols // 128), 132), dtype=np.uint8)
+                blocks[..., :4] = rng.uniform(1e-4, 4e-4, (*blocks.shape[:3], 1)).astype(np.float32).view(np.uint8)
+                values = blocks.reshape(n, rows, -1)
             else:
                 values = (rng.standard_normal((n, rows, cols)) / 16).astype(KINDS.get(dtype, np.float32)).view(np.uint8)
             return backend.matrix([(dtype, rows, one) for one in values], cols, LINEAR | EXPERTS)
@@ -202,6 +206,7 @@ def test_experts(dtype: str, opened: Callable[[str], Backend]) -> None:
         assert ways.takers(partial(Mixture(backend, dtype, dtype, 12, 9).run, rows)) == ["unsorted", "sorted"]
         assert ways.takers(partial(Mixture(backend, dtype, dtype, 6, 2, UNGATED).run, rows)) == ["unsorted", "sorted"]
         assert ways.takers(partial(Mixture(backend, dtype, "float32", 6, 2).run, rows)) == ["sorted"]
+        assert ways.takers(partial(Mixture(backend, dtype, "fp8", 6, 2).run, rows)) == ["unsorted", "sorted"]
     if dtype == "float16":
         return  # packed weights are for bfloat16
     packed, many = Mixture(backend, dtype, "mxfp4", 6, 4), Mixture(backend, dtype, "mxfp4", 6, 5)
@@ -224,6 +229,13 @@ def test_linears_of_experts(dtype: str, opened: Callable[[str], Backend]) -> Non
     assert ways.takers(partial(ungated.run, 3)) == ["streamed"]  # of routes that no kernel has sorted
     assert ways.takers(partial(ungated.run, 30)) == ["streamed", "grouped", "plain"]
     assert ways.takers(partial(Mixture(backend, dtype, "float32", 6, 2).run, 5)) == ["plain"]
+    for form in (CLAMPED, UNGATED):
+        rounded = Mixture(backend, dtype, "fp8", 6, 2, form)
+        assert ways.takers(partial(rounded.run, 3)) == ["fp8_streamed"]
+        assert ways.takers(partial(rounded.run, 3, True)) == ["fp8_streamed", "fp8_grouped"]
+        for rows in (9, 30, 64, 100):
+            assert ways.takers(partial(rounded.run, rows)) == ["fp8_streamed", "fp8_grouped"]
+        assert ways.takers(partial(rounded.run, 700)) == ["fp8_grouped"]
     if dtype == "bfloat16":
         assert ways.takers(partial(Mixture(backend, dtype, "mxfp4", 6, 2).run, 9)) == ["grouped"]
     assert ways.reached == {*ways.names}

@@ -275,12 +275,15 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
     mem_free(matrix);
 }
 
-/* Do the products of the matrix round their activations to FP8? Experts have no such kernels, and the tensor cores want parts
- * of one type. */
+/* Do the products of the matrix round their activations to FP8? The tensor cores want parts of one type; those of experts whole
+ * 64s of columns, for which the scratch of `experts` has room, and whole eights of rows, because gate and up alternate. */
 static bool rounds_to_fp8(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
 {
-    return desc->arithmetic != ARITHMETIC_FLOAT && cuda->dtype != DTYPE_F32 && !(desc->use & MATRIX_EXPERTS) &&
-           matrix->is_whole && matrix->n_rows && matrix->parts[0].dtype == DTYPE_FP8;
+    bool fits = !(desc->use & MATRIX_EXPERTS) || matrix->n_cols % 64 == 0;
+    for (uint32_t i = 0; i < matrix->n_parts; i++)
+        fits = fits && (!(desc->use & MATRIX_EXPERTS) || matrix->parts[i].n_rows % 8 == 0);
+    return fits && desc->arithmetic != ARITHMETIC_FLOAT && cuda->dtype != DTYPE_F32 && matrix->is_whole && matrix->n_rows &&
+           matrix->parts[0].dtype == DTYPE_FP8;
 }
 
 /* Do they round them to INT8? */

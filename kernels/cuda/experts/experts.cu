@@ -7,6 +7,9 @@
  * which sorts the expert's routes (stable) and gathers their rows of x; for up to 8 rows each block of the products sorts all
  * routes itself. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200.
  *
+ * FP8 weights whose products round x have the arithmetic of linear_fp8.cuh: a launch before up and one before down round the
+ * rows (experts_fp8.cuh).
+ *
  * A rank holds some of the experts, or a part of every expert. Routes of experts that it does not hold have no places; what the
  * held ones make goes to the routes' parts of y (experts_routes.cuh).
  *
@@ -16,6 +19,8 @@
 #include "../core/launch.cuh"
 #include "../core/ways.cuh"
 #include "../core/weight_format.cuh"
+#include "experts_fp8_grouped.cuh"
+#include "experts_fp8_streamed.cuh"
 #include "experts_grouped.cuh"
 #include "experts_plain.cuh"
 #include "experts_routes.cuh"
@@ -135,6 +140,7 @@ struct running_mixture {
     uint32_t part_columns; /* of y, for a route; 0: y gets the sum of the routes */
     uint32_t eights;       /* of rows of x in a unit of streamed products; 0: experts have too many rows for them */
     struct view middle, outer;
+    char *rounded; /* rows of x or of the middle in FP8, and their scales, if a linear rounds them */
 };
 
 /* The linears of all experts on the way up, or down. */
@@ -221,19 +227,30 @@ static uint32_t eights_of(const struct mixture *m)
     return most <= 8 ? 1 : most <= 16 ? 2 : most <= 32 ? 4 : most <= 64 ? 8 : 0;
 }
 
-/* The map of the experts' weights, in tiles of tile_rows. In tiles of a product, gate and up alternate. */
+/* A map of something in the experts' rows of weights from `data` on, in blocks block_bytes apart and tiles of tile_rows. In
+ * tiles of a product, gate and up alternate. */
+static enum rc map_rows_of(const struct running_mixture *run, const struct expert_linear *linear, struct map_form form,
+                           const char *data, uint32_t n_blocks, uint32_t block_bytes, uint32_t tile_rows, uint32_t stage_blocks,
+                           struct tensor_map *map, struct err *err)
+{
+    const uint32_t half = linear->rows_each / 2;
+    const uint64_t row_bytes = linear->w->parts[0].row_bytes;
+    struct map_dims sums = {2, {linear->w->n_rows, n_blocks}, {row_bytes, block_bytes}, {tile_rows, stage_blocks}};
+    struct map_dims pairs = {4,
+                             {8, 2, (linear->w->n_rows - half) / 8, n_blocks},
+                             {row_bytes, half * row_bytes, 8 * row_bytes, block_bytes},
+                             {8, 2, tile_rows / 16, stage_blocks}};
+    return map_make_as(run->cuda->experts->encode, form, data, linear->is_product ? &pairs : &sums, map, err);
+}
+
+/* Of weights, in blocks of 128 bytes. */
 static enum rc map_weights(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
                            uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
-    uint32_t n_blocks = linear->w->n_cols / 64, half = linear->rows_each / 2;
-    uint64_t row_bytes = linear->w->parts[0].row_bytes;
-    struct map_dims sums = {2, {linear->w->n_rows, n_blocks}, {row_bytes, 128}, {tile_rows, stage_blocks}};
-    struct map_dims pairs = {4,
-                             {8, 2, (linear->w->n_rows - half) / 8, n_blocks},
-                             {row_bytes, half * row_bytes, 8 * row_bytes, 128},
-                             {8, 2, tile_rows / 16, stage_blocks}};
-    const struct map_dims *dims = linear->is_product ? &pairs : &sums;
-    return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->w->data, dims, map, err);
+    const struct cuda_part *part = &linear->w->parts[0];
+    const uint32_t n_blocks = part->dtype == DTYPE_FP8 ? fp8_slabs(linear->w->n_cols) : linear->w->n_cols / 64;
+    return map_rows_of(run, linear, {map_type(run->cuda->dtype), 64, CU_TENSOR_MAP_SWIZZLE_128B}, part->data, n_blocks, 128,
+                       tile_rows, stage_blocks, map, err);
 }
 
 /* The same for packed weights: a tile has eights of rows beside each other, a tile of a product pairs of eights. */
@@ -268,7 +285,7 @@ static uint32_t expert_step(const struct expert_linear *linear)
 static struct skinny_shape tiles_of(const struct running_mixture *run, const struct expert_linear *linear)
 {
     struct skinny_shape w = {};
-    w.n_blocks = linear->w->n_cols / 64;
+    w.n_blocks = linear->w->rounds_to_fp8 ? fp8_slabs(linear->w->n_cols) : linear->w->n_cols / 64;
     w.tile_rows = streamed_tile_rows(linear->rows_each, wanted_experts(&run->m), linear->is_product ? 16 : 8, 64,
                                      run->cuda->n_processors);
     w.n_tiles = ceil_div(linear->rows_each, w.tile_rows);
@@ -344,6 +361,78 @@ static enum rc run_grouped(const struct running_mixture *run, const struct exper
                                                : experts_grouped<__nv_bfloat16, false>,
                     dim3(n_clusters * s.across), s.across, GROUPED_THREADS, SHARED_BYTES,
                     grouped_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(linear), run->product);
+    return RC_OK;
+}
+
+/* ---- FP8 ----------------------------------------------------------------------------------------------------------------- */
+
+/* Rounds the rows of x, and makes the maps of weights, rounded rows and the scales of both. */
+static enum rc round_and_map(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
+                             uint32_t box_rows, uint32_t stage_slabs, struct fp8_expert_maps *maps, struct err *err)
+{
+    const map_encoder encode = run->cuda->experts->encode;
+    const struct cuda_part *part = &linear->w->parts[0];
+    const uint32_t n_rows = linear->is_place ? run->m.n_routes : run->m.n_rows, n_cols = linear->w->n_cols;
+    const struct fp8_places x = fp8_places_at(run->rounded, n_rows, n_cols);
+    const struct map_form scales = {map_type(run->cuda->dtype), FP8_CHUNK * 2, CU_TENSOR_MAP_SWIZZLE_NONE};
+    const struct map_dims rows = {2, {n_rows, fp8_slabs(n_cols)}, {x.row_bytes, FP8_SLAB}, {box_rows, stage_slabs}};
+    const struct map_dims chunks = {2, {n_rows, fp8_chunks(n_cols)}, {x.chunk_bytes, FP8_CHUNK * 4}, {box_rows, 1}};
+    struct tensor_map made[4];
+    enum rc rc = map_weights(run, linear, tile_rows, stage_slabs, &made[0], err);
+    rc = rc ? rc : map_rows_of(run, linear, scales, part->data - part->lead_bytes, part->lead_bytes / (FP8_CHUNK * 4),
+                               FP8_CHUNK * 4, tile_rows, 1, &made[1], err);
+    rc = rc ? rc : map_make(encode, run->cuda->dtype, x.numbers, &rows, &made[2], err);
+    rc = rc ? rc : map_make_as(encode, scales, x.scales, &chunks, &made[3], err);
+    if (rc)
+        return rc;
+    *maps = {map_of(&made[0]), map_of(&made[1]), map_of(&made[2]), map_of(&made[3])};
+    fp8_round_places(run->cuda, &linear->x, n_rows, x);
+    return RC_OK;
+}
+
+static enum rc run_fp8_streamed(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    const uint32_t eights = run->eights;
+    const uint32_t max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
+    struct fp8_streamed_shape f = {{tiles_of(run, linear), expert_step(linear), 0, max_units, true},
+                                   linear->w->parts[0].lead_bytes / (FP8_CHUNK * 4)};
+    const uint32_t bytes = fp8_streamed_cut_memory(&f.s, eights);
+    struct fp8_expert_maps maps;
+    enum rc rc = round_and_map(run, linear, f.s.w.tile_rows, 8 * eights, fp8_unit_slabs(eights), &maps, err);
+    if (rc)
+        return rc;
+    fp8_streamed_kernel kernel = cuda->dtype == DTYPE_F16 ? fp8_streamed_of<__half>(eights, linear->is_product)
+                                                          : fp8_streamed_of<__nv_bfloat16>(eights, linear->is_product);
+    launch(cuda, kernel, min(max_units * f.s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, maps, f, run->m,
+           linear->is_place, output_of(linear), run->product);
+    return RC_OK;
+}
+
+static enum rc run_fp8_grouped(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    struct fp8_grouped_shape f = {};
+    struct grouped_shape *s = &f.s;
+    s->n_blocks = fp8_slabs(linear->w->n_cols);
+    s->n_tiles = ceil_div(linear->rows_each, GROUPED_ROWS);
+    s->across = s->n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
+    s->expert_step = expert_step(linear);
+    s->is_product = linear->is_product;
+    s->is_wide = map_fits(linear->y.data, (size_t)linear->y.stride * 2) && linear->y.width % 8 == 0;
+    s->is_behind = true;
+    f.n_chunks = linear->w->parts[0].lead_bytes / (FP8_CHUNK * 4);
+    fp8_grouped_cut_memory(s, FP8_GROUPED_UNIT);
+    struct fp8_expert_maps maps;
+    enum rc rc = round_and_map(run, linear, GROUPED_ROWS, GROUPED_BOX, 1, &maps, err);
+    if (rc)
+        return rc;
+    const uint32_t n_units = run->m.n_routes / s->unit + min(run->m.n_experts, run->m.n_routes);
+    const uint32_t n_clusters = min(n_units * (s->n_tiles / s->across),
+                                    s->across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
+    launch_clusters(cuda, cuda->dtype == DTYPE_F16 ? experts_fp8_grouped<__half> : experts_fp8_grouped<__nv_bfloat16>,
+                    dim3(n_clusters * s->across), s->across, GROUPED_THREADS, SHARED_BYTES, maps, run->m, f, output_of(linear),
+                    run->product);
     return RC_OK;
 }
 
@@ -459,13 +548,14 @@ static enum rc run_row_2byte(struct running_mixture *run, struct err *err)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* The layout of a linear's weights, or of both linears': the activations' two-byte type with whole 64s of columns;
- * packed.cuh's order; or any other layout, or two different ones. The copy engine reads the first two. */
-enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4 };
+ * packed.cuh's order; FP8 whose products round x to FP8; or any other layout, or two different ones. The copy engine reads all
+ * but the last. */
+enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4, ROUNDED = 8 };
 
 static enum experts_weights weights_of(const struct cuda *cuda, const struct matrix *w)
 {
     const bool is_streamed = cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0;
-    return w->is_packed ? PACKED : is_streamed ? TWO_BYTE : OTHER;
+    return w->is_packed ? PACKED : w->rounds_to_fp8 ? ROUNDED : is_streamed ? TWO_BYTE : OTHER;
 }
 
 static bool is_scratch_aligned(const struct running_mixture *run)
@@ -508,10 +598,12 @@ static bool fits_plain(const struct running_mixture *run)
 }
 
 static const struct experts_linear_way EXPERTS_LINEAR_WAYS[] = {
-    /* name      weights            shows_routes  fits           run */
-    {"streamed", TWO_BYTE,          true,         fits_streamed, run_streamed},
-    {"grouped",  TWO_BYTE | PACKED, true,         fits_grouped,  run_grouped},
-    {"plain",    TWO_BYTE | OTHER,  false,        fits_plain,    run_plain},
+    /* name          weights            shows_routes  fits           run */
+    {"streamed",     TWO_BYTE,          true,         fits_streamed, run_streamed},
+    {"grouped",      TWO_BYTE | PACKED, true,         fits_grouped,  run_grouped},
+    {"fp8_streamed", ROUNDED,           true,         fits_streamed, run_fp8_streamed},
+    {"fp8_grouped",  ROUNDED,           true,         fits_grouped,  run_fp8_grouped},
+    {"plain",        TWO_BYTE | OTHER,  false,        fits_plain,    run_plain},
 };
 
 const char *cuda_experts_linear_way(uint32_t row)
@@ -525,7 +617,7 @@ static enum rc multiply_linear(const struct running_mixture *run, struct expert_
     const struct experts_linear_problem problem = {run, weights_of(run->cuda, linear.w)};
     const struct experts_linear_way *way = find_way<WAYS_EXPERTS_LINEAR>(run->cuda, EXPERTS_LINEAR_WAYS, problem);
     if (!way)
-        return err_set(err, RC_INTERNAL, "experts: wanted scratch on a multiple of 16 bytes for packed weights");
+        return err_set(err, RC_INTERNAL, "experts: wanted scratch on a multiple of 16 bytes for packed or FP8 weights");
     linear.is_behind = *is_behind;
     *is_behind = way->shows_routes;
     return way->run(run, &linear, err);
@@ -609,6 +701,12 @@ static bool fits_row_2byte(const struct running_mixture *run)
     return fits_in_place(run) && run->m.n_chosen <= ROW16_UNITS && max(run->args->x.width, run->inner) <= ROW16_MAX_COLS;
 }
 
+/* Rows that are rounded are read where they were rounded to. */
+static bool fits_unsorted(const struct running_mixture *run)
+{
+    return run->args->up && run->args->up->rounds_to_fp8 ? is_scratch_aligned(run) : fits_in_place(run);
+}
+
 static enum rc run_unsorted(struct running_mixture *run, struct err *err)
 {
     return multiply_linears(run, false, err);
@@ -620,15 +718,15 @@ static enum rc run_sorted(struct running_mixture *run, struct err *err)
     return multiply_linears(run, true, err);
 }
 
-#define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER)
+#define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER | ROUNDED)
 #define ANY_FORM (GATED | UNGATED | SCALED | SHARED)
 static const struct experts_way EXPERTS_WAYS[] = {
-    /* name         rows         weights      forms                     fits            run */
-    {"row_mxfp4",   1, 1,        PACKED,      GATED,                    fits_row_mxfp4, run_row_mxfp4},
-    {"rows8_mxfp4", 1, UNSORTED_ROWS, PACKED,      GATED,                    fits_in_place,  run_rows8_mxfp4},
-    {"row_2byte",   1, 1,        TWO_BYTE,    GATED,                    fits_row_2byte, run_row_2byte},
-    {"unsorted",    1, UNSORTED_ROWS, TWO_BYTE,    GATED | UNGATED,          fits_in_place,  run_unsorted},
-    {"sorted",      1, ANY_ROWS, ANY_WEIGHTS, ANY_FORM,                 NULL,           run_sorted},
+    /* name         rows              weights             forms            fits            run */
+    {"row_mxfp4",   1, 1,             PACKED,             GATED,           fits_row_mxfp4, run_row_mxfp4},
+    {"rows8_mxfp4", 1, UNSORTED_ROWS, PACKED,             GATED,           fits_in_place,  run_rows8_mxfp4},
+    {"row_2byte",   1, 1,             TWO_BYTE,           GATED,           fits_row_2byte, run_row_2byte},
+    {"unsorted",    1, UNSORTED_ROWS, TWO_BYTE | ROUNDED, GATED | UNGATED, fits_unsorted,  run_unsorted},
+    {"sorted",      1, ANY_ROWS,      ANY_WEIGHTS,        ANY_FORM,        NULL,           run_sorted},
 };
 
 const char *cuda_experts_way(uint32_t row)
@@ -675,13 +773,21 @@ static enum rc check_widths(const struct running_mixture *run, struct err *err)
     return RC_OK;
 }
 
-/* Cuts the scratch; the tables lie behind the rows. */
+/* Bytes of a linear's rounded rows; 0: it rounds none. */
+static size_t rounded_bytes(const struct matrix *w, uint32_t n_rows)
+{
+    return w && w->rounds_to_fp8 ? n_rows * fp8_place_bytes(w->n_cols) : 0;
+}
+
+/* Cuts the scratch; the tables lie behind the rows, rounded rows behind the tables. */
 static enum rc place_all(struct running_mixture *run, struct err *err)
 {
     const struct experts_args *args = run->args;
     uint32_t item = run->cuda->dtype == DTYPE_F32 ? 4 : 2, n = run->m.n_routes;
     size_t middle = (size_t)n * run->inner * item, outer = (size_t)n * run->width * item;
-    size_t tables = (middle + outer + 15) / 16 * 16, end = tables + ((size_t)2 * n + run->m.n_experts + 1) * sizeof(uint32_t);
+    size_t tables = (middle + outer + 15) / 16 * 16, n_table = (size_t)2 * n + run->m.n_experts + 1;
+    size_t rounded = (tables + n_table * sizeof(uint32_t) + 15) / 16 * 16;
+    size_t end = rounded + max(rounded_bytes(args->up, n), rounded_bytes(args->down, n));
     if (end > (size_t)args->n_rows * args->scratch.stride * item)
         return err_set(err, RC_INTERNAL, "experts: wanted %zu bytes of scratch, have %u x %u items of %u", end, args->n_rows,
                        args->scratch.stride, item);
@@ -691,6 +797,7 @@ static enum rc place_all(struct running_mixture *run, struct err *err)
     run->m.offsets = (uint32_t *)(scratch + tables);
     run->m.places = run->m.offsets + run->m.n_experts + 1;
     run->m.entries = run->m.places + n;
+    run->rounded = scratch + rounded;
     return RC_OK;
 }
 
@@ -757,11 +864,14 @@ enum rc cuda_combine(void *ctx, const struct combine_args *args, struct err *err
 template <class T> static cudaError_t allow_rings(uint32_t *n_pairs, uint32_t n_processors)
 {
     cudaError_t code = cudaSuccess;
-    const void *grouped = (const void *)experts_grouped<T, false>;
-    for (uint32_t i = 0; i < 8 && !code; i++)
+    const void *grouped = (const void *)experts_grouped<T, false>, *fp8_grouped = (const void *)experts_fp8_grouped<T>;
+    for (uint32_t i = 0; i < 8 && !code; i++) {
         code = allow_shared(streamed_kernel_of<T>(1u << i / 2, i % 2));
-    for (const void *kernel : {grouped, (const void *)experts_row_2byte<T>, (const void *)experts_grouped<__nv_bfloat16, true>,
-                               (const void *)experts_rows8_mxfp4, (const void *)experts_row_mxfp4})
+        code = code ? code : allow_shared(fp8_streamed_of<T>(1u << i / 2, i % 2));
+    }
+    for (const void *kernel : {grouped, fp8_grouped, (const void *)experts_row_2byte<T>,
+                               (const void *)experts_grouped<__nv_bfloat16, true>, (const void *)experts_rows8_mxfp4,
+                               (const void *)experts_row_mxfp4})
         code = code ? code : allow_shared(kernel);
     return code ? code : count_clusters(grouped, n_processors, 2, GROUPED_THREADS, n_pairs);
 }

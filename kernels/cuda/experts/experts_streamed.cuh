@@ -30,7 +30,7 @@ struct streamed_shape {
     uint32_t expert_step;   /* from one expert to the next: rows, or pairs of eight */
     uint32_t tables_at;     /* in shared memory */
     uint32_t max_units;
-    bool is_behind;         /* the kernel before is experts_streamed, so the routes are written already */
+    bool is_behind;         /* the kernel before has started this one when it saw the routes, so they are written already */
 };
 
 struct streamed_tables {
@@ -102,16 +102,16 @@ static __device__ void streamed_cut(const struct mixture &m, struct streamed_tab
         t->n_units = n_units;
 }
 
-/* All threads. */
+/* All threads. is_place: rows of x are places, which a kernel before has written. */
 static __device__ void streamed_prepare(const struct mixture &m, const struct streamed_shape &s, struct streamed_tables *t,
-                                        uint32_t unit_rows)
+                                        uint32_t unit_rows, bool is_place)
 {
     if (!s.is_behind)
         wait_for_input();
     if (threadIdx.x == 0)
         start_next();
     if (!m.is_sorted)
-        streamed_sort(m, t, !s.is_behind && blockIdx.x == 0);
+        streamed_sort(m, t, !is_place && blockIdx.x == 0);
     else if (threadIdx.x < 32)
         streamed_cut(m, t, unit_rows);
     __syncthreads();
@@ -246,7 +246,7 @@ experts_streamed(const __grid_constant__ CUtensorMap w_map, const __grid_constan
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);
     map_prefetch(warp == 4 ? &w_map : &x_map);
     const struct streamed_memory f = streamed_open(shared, s, EIGHTS);
-    streamed_prepare(m, s, f.tables, 8 * EIGHTS);
+    streamed_prepare(m, s, f.tables, 8 * EIGHTS, is_place);
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
             streamed_load_w<IS_PRODUCT>(&w_map, s, f.tables, stage_blocks, f.w[0]);

@@ -132,7 +132,7 @@ struct fp8_matrix {
 };
 
 /* The map of the scales of a matrix whose first row's first scale is at data: boxes of the chunks of box_rows rows. */
-static enum rc fp8_scale_map(map_encoder encode, uint32_t dtype, const void *data, uint64_t row_bytes, uint32_t n_rows,
+static inline enum rc fp8_scale_map(map_encoder encode, uint32_t dtype, const void *data, uint64_t row_bytes, uint32_t n_rows,
                              uint32_t n_chunks, bool is_pairs, uint32_t box_rows, struct tensor_map *map, struct err *err)
 {
     const uint32_t half = n_rows / 2;
@@ -157,7 +157,7 @@ static inline uint32_t fp8_most_rows(const struct cuda *cuda)
     return ceil_div(n, FP8_PADDED) * FP8_PADDED;
 }
 
-static enum rc fp8_grow(struct cuda *cuda, void **memory, size_t *have, size_t wanted, struct err *err)
+static inline enum rc fp8_grow(struct cuda *cuda, void **memory, size_t *have, size_t wanted, struct err *err)
 {
     if (wanted <= *have)
         return RC_OK;
@@ -170,7 +170,7 @@ static enum rc fp8_grow(struct cuda *cuda, void **memory, size_t *have, size_t w
 }
 
 /* Makes room for the activations of a matrix of n_cols columns. */
-static enum rc fp8_make_room(struct cuda *cuda, struct fp8_memory *memory, uint32_t n_cols, struct err *err)
+static inline enum rc fp8_make_room(struct cuda *cuda, struct fp8_memory *memory, uint32_t n_cols, struct err *err)
 {
     const size_t n_slabs = fp8_slabs(n_cols), most = fp8_most_rows(cuda);
     enum rc rc = fp8_grow(cuda, (void **)&memory->numbers, &memory->numbers_bytes, most * n_slabs * FP8_SLAB, err);
@@ -180,8 +180,8 @@ static enum rc fp8_make_room(struct cuda *cuda, struct fp8_memory *memory, uint3
 }
 
 /* Rounds the rows of x to the numbers of a matrix. Of few rows many blocks have a part each. */
-static struct fp8_rows fp8_quantise(const struct cuda *cuda, const struct fp8_memory *memory, const struct matrix *matrix,
-                                    const struct view *x, uint32_t n_rows, uint32_t n_padded)
+static inline struct fp8_rows fp8_quantise(const struct cuda *cuda, const struct fp8_memory *memory,
+                                           const struct matrix *matrix, const struct view *x, uint32_t n_rows, uint32_t n_padded)
 {
     const uint32_t n_slabs = fp8_slabs(x->width);
     const struct fp8_rows to = {memory->numbers, memory->scales, n_slabs * FP8_SLAB, n_padded};

@@ -1,0 +1,79 @@
+/* experts_fp8.cuh: experts of FP8 weights and activations of 8 bits. Each product has the definition of linear_fp8.cuh: the
+ * same rounding of activations, the same sums of 128 columns by the tensor cores, added in the same order. So a row gets the
+ * bits of its experts' linears.
+ *
+ * experts_fp8_round rounds rows before up and before down. It waits for its input before the next kernel may start, so that
+ * one finds the routes written and fetches weights at once. Bound by the launch, of many rows by the bytes of x.
+ *
+ * A rounded row has its numbers in whole slabs, and beside them its scales in chunks of FP8_CHUNK, as rows of weights have
+ * theirs: the copy engine brings both with boxes of rows that begin anywhere. */
+#ifndef LLMPY_CUDA_EXPERTS_FP8_CUH
+#define LLMPY_CUDA_EXPERTS_FP8_CUH
+
+#include "../core/eight.cuh"
+#include "../core/wgmma_fp8.cuh"
+#include "../linear/linear_fp8.cuh"
+#include "experts.cuh"
+
+/* Rounded rows, by places or the batch's. */
+struct fp8_places {
+    uint8_t *numbers; /* row_bytes apart, a multiple of 128 */
+    float *scales;    /* chunk_bytes apart, a multiple of 16; that of slab 0 first */
+    uint32_t row_bytes, chunk_bytes;
+};
+
+/* Of weights and of rounded rows: numbers and the chunks of their scales. */
+struct fp8_expert_maps {
+    CUtensorMap w, w_scales, x, x_scales;
+};
+
+static inline uint32_t fp8_chunks(uint32_t n_cols)
+{
+    return ceil_div(fp8_slabs(n_cols), FP8_CHUNK);
+}
+
+/* Bytes of a rounded row with its scales. */
+static inline size_t fp8_place_bytes(uint32_t n_cols)
+{
+    return (size_t)fp8_slabs(n_cols) * FP8_SLAB + fp8_chunks(n_cols) * FP8_CHUNK * sizeof(float);
+}
+
+/* Room for n rounded rows, on a multiple of 16 bytes. */
+static inline struct fp8_places fp8_places_at(char *room, uint32_t n, uint32_t n_cols)
+{
+    const uint32_t row_bytes = fp8_slabs(n_cols) * FP8_SLAB;
+    return {(uint8_t *)room, (float *)(room + (size_t)n * row_bytes), row_bytes,
+            fp8_chunks(n_cols) * FP8_CHUNK * (uint32_t)sizeof(float)};
+}
+
+/* Blocks: [rows][parts of a row]; FP8_LANES threads have a slab. */
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(FP8_QUANTISERS) experts_fp8_round(rows<T> x, uint32_t n_slabs, struct fp8_places to)
+{
+    const uint32_t row = blockIdx.x, step = gridDim.y * (FP8_QUANTISERS / FP8_LANES), lane = threadIdx.x % FP8_LANES;
+    const struct fp8_rows own = {to.numbers + (size_t)row * to.row_bytes,
+                                 (float *)((char *)to.scales + (size_t)row * to.chunk_bytes), to.row_bytes, 1};
+    wait_for_input();
+    start_next();
+    for (uint32_t slab = (blockIdx.y * FP8_QUANTISERS + threadIdx.x) / FP8_LANES; slab < n_slabs; slab += step) {
+        float values[8];
+        load_part<IS_ALIGNED>(x.at(row, 0), slab * FP8_SLAB + lane * 8, x.width, values);
+        fp8_round_slab<e4m3>(values, 0, slab, own);
+    }
+}
+
+/* Rounds n_rows rows of x. Of few rows many blocks have a part each. */
+static inline void fp8_round_places(const struct cuda *cuda, const struct view *x, uint32_t n_rows,
+                                    const struct fp8_places &to)
+{
+    const uint32_t n_slabs = fp8_slabs(x->width);
+    const uint32_t n_parts = n_rows < cuda->n_processors ? ceil_div(n_slabs, FP8_QUANTISERS / FP8_LANES) : 1;
+    const auto start = [&](auto value) {
+        using T = decltype(value);
+        launch(cuda, has_eights<T>(*x) ? experts_fp8_round<T, true> : experts_fp8_round<T, false>, dim3(n_rows, n_parts),
+               FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
+    };
+    cuda->dtype == DTYPE_F16 ? start(__half()) : start(__nv_bfloat16());
+}
+
+#endif

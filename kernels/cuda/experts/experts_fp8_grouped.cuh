@@ -1,0 +1,223 @@
+/* experts_fp8_grouped.cuh: experts_grouped.cuh for FP8: experts that have many rows each. Tiles, units, clusters, their walk
+ * and the store of results are the same; a stage is a slab of W and of x with the scales of their rows. A warpgroup has two
+ * slabs under way and folds one while the tensor cores make the other. The two warpgroups issue their products in turn, so
+ * that they do not fold at the same time. Bound by the tensor cores, 2 n_routes n_out n_cols / 1200e6 us on an H200; below some
+ * 150 rows an expert by the bytes of W. */
+#ifndef LLMPY_CUDA_EXPERTS_FP8_GROUPED_CUH
+#define LLMPY_CUDA_EXPERTS_FP8_GROUPED_CUH
+
+#include "experts_fp8.cuh"
+#include "experts_grouped.cuh"
+
+#define FP8_GROUPED_UNIT 128u /* places, at most: two slabs under way leave no more to the sums */
+#define FP8_GROUPED_LEAST 32u /* columns that a unit is computed with, at least; others twice and four times as many */
+#define FP8_GROUPED_W_BYTES (GROUPED_ROWS * FP8_SLAB)
+#define FP8_ROW_SCALES (FP8_CHUNK * 4u) /* bytes of a row's scales in a stage */
+
+/* s.n_blocks are slabs. */
+struct fp8_grouped_shape {
+    struct grouped_shape s;
+    uint32_t n_chunks; /* as in struct fp8_streamed_shape */
+};
+
+/* A block's shared memory: the stages, and the scales of the stages; of W and behind them of x. */
+struct fp8_grouped_room {
+    struct ring ring;
+    uint32_t scales, scales_bytes;
+};
+
+static __host__ __device__ constexpr uint32_t fp8_grouped_scales(uint32_t unit)
+{
+    return (GROUPED_ROWS + unit) * FP8_ROW_SCALES;
+}
+
+/* Columns that a unit is computed with, as the kernel is made for. */
+static __device__ __forceinline__ uint32_t fp8_grouped_columns(const struct grouped_place &p)
+{
+    return p.n_rows <= FP8_GROUPED_LEAST ? FP8_GROUPED_LEAST : p.n_rows <= 2 * FP8_GROUPED_LEAST ? 2 * FP8_GROUPED_LEAST
+                                                                                                 : 4 * FP8_GROUPED_LEAST;
+}
+
+/* One thread streams the block's weights, or its share of x to all blocks of the cluster. */
+static __device__ __forceinline__ void fp8_grouped_load(const struct fp8_expert_maps &maps, const struct mixture &m,
+                                                        const struct fp8_grouped_shape &f, const struct grouped_tables *t,
+                                                        const struct fp8_grouped_room &room, bool is_weight)
+{
+    const struct grouped_shape &s = f.s;
+    const struct ring &ring = room.ring;
+    const uint32_t rank = cluster_rank(), mask = (1u << s.across) - 1;
+    struct ring_place at = RING_FETCH;
+    const uint64_t policy = policy_keep();
+    if (!is_weight)
+        wait_for_input();
+    for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
+        const struct grouped_place p = grouped_place_of(m, s, t, turn, rank);
+        const uint32_t columns = fp8_grouped_columns(p), from = p.expert * s.expert_step;
+        const uint32_t n_bytes = (is_weight ? GROUPED_ROWS : columns) * (FP8_SLAB + FP8_ROW_SCALES);
+        for (uint32_t slab = 0; slab < s.n_blocks; slab++, ring.next(at)) {
+            const uint32_t barrier = ring.expect(at, n_bytes), target = ring.data_of(at);
+            const uint32_t scales = room.scales + at.stage * room.scales_bytes, chunk = f.n_chunks - 1 - slab / FP8_CHUNK;
+            if (is_weight && s.is_product) {
+                copy_pairs(target, &maps.w, from + p.tile * (GROUPED_ROWS / 16), slab, barrier, policy);
+                copy_pairs(scales, &maps.w_scales, from + p.tile * (GROUPED_ROWS / 16), chunk, barrier, policy);
+            } else if (is_weight) {
+                copy_box(target, &maps.w, from + p.tile * GROUPED_ROWS, slab, barrier, policy);
+                copy_box(scales, &maps.w_scales, from + p.tile * GROUPED_ROWS, chunk, barrier, policy);
+            } else {
+                for (uint32_t c = rank * GROUPED_BOX; c < columns; c += s.across * GROUPED_BOX) {
+                    copy_box_to(mask, target + FP8_GROUPED_W_BYTES + c * FP8_SLAB, &maps.x, p.first + c, slab, barrier, policy);
+                    copy_box_to(mask, scales + (GROUPED_ROWS + c) * FP8_ROW_SCALES, &maps.x_scales, p.first + c,
+                                slab / FP8_CHUNK, barrier, policy);
+                }
+            }
+        }
+    }
+    /* Do not exit while another block of the cluster may still signal our barriers. */
+    ring.drain(at);
+}
+
+/* One warpgroup's side of the ring and of the turns; w.ring is room.ring. */
+struct fp8_grouped_worker {
+    const struct fp8_grouped_room &room;
+    struct grouped_worker &w;
+
+    /* Starts the products of a slab. */
+    template <uint32_t N> __device__ __forceinline__ void multiply(float (&p)[N], const struct ring_place &at) const
+    {
+        room.ring.wait_full(at);
+        const uint32_t stage = room.ring.data_of(at);
+        const uint64_t a = wgmma_rows(stage + w.group * 64 * FP8_SLAB), b = wgmma_rows(stage + FP8_GROUPED_W_BYTES);
+        wgmma_begin();
+        wgmma_fp8_slab(p, a, b);
+        wgmma_commit();
+    }
+    /* Adds a finished slab and gives its stage back. */
+    template <uint32_t N>
+    __device__ __forceinline__ void fold(float (&sum)[N], float (&p)[N], const struct ring_place &at, uint32_t slab) const
+    {
+        const uint32_t scales = room.scales + at.stage * room.scales_bytes, row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+        const uint32_t w_at = scales + row * FP8_ROW_SCALES + (FP8_CHUNK - 1 - slab % FP8_CHUNK) * 4;
+        const uint32_t x_at = scales + (GROUPED_ROWS + threadIdx.x % 4 * 2) * FP8_ROW_SCALES + slab % FP8_CHUNK * 4;
+        const float low = load_float(w_at), high = load_float(w_at + 8 * FP8_ROW_SCALES);
+        wgmma_made(p);
+#pragma unroll
+        for (uint32_t i = 0; i < N; i += 4) {
+            const float even = load_float(x_at + i * 2 * FP8_ROW_SCALES), odd = load_float(x_at + (i * 2 + 1) * FP8_ROW_SCALES);
+            sum[i] = fmaf(p[i], even * low, sum[i]);
+            sum[i + 1] = fmaf(p[i + 1], odd * low, sum[i + 1]);
+            sum[i + 2] = fmaf(p[i + 2], even * high, sum[i + 2]);
+            sum[i + 3] = fmaf(p[i + 3], odd * high, sum[i + 3]);
+        }
+        __syncwarp();
+        if (w.empty)
+            barrier_arrive_in(w.empty + 8 * at.stage);
+    }
+    /* Between the products of one warpgroup and those of the other. */
+    __device__ __forceinline__ void take_turn(void) const { meet(2 + w.group, 256); }
+    __device__ __forceinline__ void pass_turn(void) const { reach(3 - w.group, 256); }
+
+    template <uint32_t N>
+    __device__ __forceinline__ void sum_tile(float (&sum)[N], float (&p)[N], float (&q)[N], uint32_t n_slabs) const
+    {
+        uint32_t slab = 0;
+        for (; slab + 1 < n_slabs; slab += 2) {
+            struct ring_place next = w.at;
+            room.ring.next(next);
+            take_turn();
+            multiply(p, w.at);
+            multiply(q, next);
+            pass_turn();
+            wgmma_wait<1>();
+            fold(sum, p, w.at, slab);
+            wgmma_wait<0>();
+            fold(sum, q, next, slab + 1);
+            w.at = next;
+            room.ring.next(w.at);
+        }
+        if (slab == n_slabs)
+            return;
+        take_turn();
+        multiply(p, w.at);
+        pass_turn();
+        wgmma_wait<0>();
+        fold(sum, p, w.at, slab);
+        room.ring.next(w.at);
+    }
+};
+
+/* One tile; N columns. */
+template <class T, uint32_t N>
+static __device__ __forceinline__ void fp8_grouped_tile(const struct fp8_grouped_worker &worker, const struct grouped_shape &s,
+                                                        const struct output &out, const expert_product &product,
+                                                        const struct grouped_place &place)
+{
+    float sum[N / 2] = {}, p[N / 2] = {}, q[N / 2] = {};
+    worker.sum_tile(sum, p, q, s.n_blocks);
+    grouped_store<T>(sum, s, out, product, place, worker.w);
+}
+
+template <class T>
+static __global__ void __launch_bounds__(GROUPED_THREADS, 1)
+experts_fp8_grouped(const __grid_constant__ struct fp8_expert_maps maps, const __grid_constant__ struct mixture m,
+                    const __grid_constant__ struct fp8_grouped_shape f, const __grid_constant__ struct output out,
+                    const __grid_constant__ expert_product product)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const struct grouped_shape &s = f.s;
+    const uint32_t data = shared_address(shared), scales_at = s.n_stages * s.stage_bytes;
+    const uint32_t pieces_at = scales_at + s.n_stages * fp8_grouped_scales(s.unit);
+    const uint32_t tables_at = pieces_at + 8 * GROUPED_PIECE_BYTES;
+    const uint32_t full = data + tables_at + (uint32_t)sizeof(struct grouped_tables);
+    const struct fp8_grouped_room room = {{data, full, full + 8 * s.n_stages, s.n_stages, s.stage_bytes}, data + scales_at,
+                                          fp8_grouped_scales(s.unit)};
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    struct grouped_tables *t = (struct grouped_tables *)(shared + tables_at);
+    room.ring.make_barriers(2, 8 * s.across);
+    barriers_made();
+    if (!s.is_behind)
+        wait_for_input();
+    if (threadIdx.x == 0)
+        start_next();
+    if (warp == 0)
+        grouped_count(m, t, s.unit);
+    __syncthreads();
+    cluster_meet();
+    /* Two warpgroups of 232 registers and the loading one fill the processor's. */
+    if (warp >= 8) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp < 10 && lane == 0)
+            fp8_grouped_load(maps, m, f, t, room, warp == 8);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_input();
+    struct grouped_worker w = {};
+    w.ring = room.ring;
+    w.piece = data + pieces_at + warp * GROUPED_PIECE_BYTES;
+    w.empty = lane < s.across ? address_in(room.ring.empty, lane) : 0;
+    w.group = warp / 4;
+    const struct fp8_grouped_worker worker = {room, w};
+    if (w.group == 1)
+        worker.pass_turn();
+    for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
+        const struct grouped_place p = grouped_place_of(m, s, t, turn, cluster_rank());
+        switch (fp8_grouped_columns(p)) {
+        case FP8_GROUPED_LEAST: fp8_grouped_tile<T, FP8_GROUPED_LEAST>(worker, s, out, product, p); break;
+        case 2 * FP8_GROUPED_LEAST: fp8_grouped_tile<T, 2 * FP8_GROUPED_LEAST>(worker, s, out, product, p); break;
+        default: fp8_grouped_tile<T, 4 * FP8_GROUPED_LEAST>(worker, s, out, product, p);
+        }
+    }
+}
+
+/* ---- the host's side ----------------------------------------------------------------------------------------------------- */
+
+/* Fills in the ring, for units of so many places. */
+static inline void fp8_grouped_cut_memory(struct grouped_shape *s, uint32_t unit)
+{
+    const uint32_t fixed = 8 * GROUPED_PIECE_BYTES + (uint32_t)sizeof(struct grouped_tables);
+    s->unit = unit;
+    s->stage_bytes = FP8_GROUPED_W_BYTES + unit * FP8_SLAB;
+    s->n_stages = min((SHARED_BYTES - fixed) / (s->stage_bytes + fp8_grouped_scales(unit) + 16), GROUPED_STAGES);
+}
+
+#endif
