@@ -181,7 +181,8 @@ static inline enum rc fp8_make_room(struct cuda *cuda, struct fp8_memory *memory
 
 /* Rounds the rows of x to the numbers of a matrix. Of few rows many blocks have a part each. */
 static inline struct fp8_rows fp8_quantise(const struct cuda *cuda, const struct fp8_memory *memory,
-                                           const struct matrix *matrix, const struct view *x, uint32_t n_rows, uint32_t n_padded)
+                                           const struct matrix *matrix, const struct view *x, uint32_t n_rows,
+                                           uint32_t n_padded)
 {
     const uint32_t n_slabs = fp8_slabs(x->width);
     const struct fp8_rows to = {memory->numbers, memory->scales, n_slabs * FP8_SLAB, n_padded};
