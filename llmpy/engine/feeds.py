@@ -443,6 +443,7 @@ class DeferredSubmission:
             self._feed.wake_anywhere()
         else:
             self._feed.submit(core)
+            self._feed.wake_anywhere()  # the loop drops a notification of a request that `submit` has not registered yet
 
     def _has_ended(self) -> bool:
         return self._feed.aborts or self._feed.refused

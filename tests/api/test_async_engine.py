@@ -239,6 +239,26 @@ def test_short_texts_pass_long_ones(open_async, held):
     assert not engine._driver.untokenised
 
 
+def test_output_that_comes_before_its_request_is_registered(open_async, monkeypatch):
+    """A helper thread submits a long text, and the loop takes the notification of its end before the thread has gone on."""
+    monkeypatch.setattr(async_engine, "LONG_TEXT_CHARS", 40)
+    engine = open_async(fresh=True)
+
+    class Late(dict):
+        def __setitem__(self, number, feed):
+            time.sleep(0.5)
+            super().__setitem__(number, feed)
+
+    engine._driver.feeds = Late()
+
+    async def main():
+        async with asyncio.timeout(30):
+            output = await engine.generate("hello " * 10, max_tokens=1)
+            assert output.finished
+
+    run(main())
+
+
 def test_texts_that_wait_take_places_until_their_reader_goes(open_async, held, many_threads, monkeypatch):
     """Also a text that a thread has begun to tokenise: it must not reach the core and take the place of an accepted request."""
     engine = open_async(max_queued_requests=3)
