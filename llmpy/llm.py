@@ -727,9 +727,7 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterM
             request_ids: Ids; unknown and finished ones are passed over.
         """
         self._driver.check()
-        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        known = self._named | self._enqueued
-        self._driver.abort([known[name] for name in ids if name in known])
+        self._driver.abort(self._queued(request_ids))
 
     def step(self) -> list[RequestOutput]:
         """One step of what `add_request` queued.

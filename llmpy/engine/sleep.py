@@ -104,13 +104,18 @@ class SleepingLLM:
             EngineBusyError: Another thread uses the engine.
         """
         with self._driver.driving(steps=False):
-            known = self._named | self._enqueued
-            ids = list(known) if request_ids is None else [request_ids] if isinstance(request_ids, str) else request_ids
-            found = [known[name] for name in ids if name in known]
-            requests = [request for request in found if not request.finished]
+            requests = [request for request in self._queued(request_ids) if not request.finished]
             self._driver.abort(requests)
             self._driver.collect()
             return [request.output() for request in requests if any(sample.finish == "abort" for sample in request.samples)]
+
+    def _queued(self, request_ids: str | Iterable[str] | None) -> list[Request]:
+        """The requests of `add_request` and `enqueue` with these ids; None = all. Unknown ids are ignored."""
+        known = self._named | self._enqueued
+        if request_ids is None:
+            return list(known.values())
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        return [known[name] for name in ids if name in known]
 
     def pause(self, mode: str = "abort", clear_cache: bool = False, timeout: float | None = None) -> None:
         """Stops the device; new requests queue until `resume`. `generate` and its kin raise EngineAsleepError meanwhile.
