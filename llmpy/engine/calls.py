@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import EngineBusyError, InvalidRequestError, LlmpyError, RequestFailedError, interrupted
 from ..inputs import Prompt
@@ -15,7 +15,7 @@ from .progress import Progress
 from .requests import Request, ScoreRequest
 
 if TYPE_CHECKING:
-    from ..pooling_outputs import PoolingRequestOutput
+    from ..pooling_outputs import PoolingOutputs
     from ..sampling_params import SamplingParams
     from .adapters import Chosen
     from .driver import Driver
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Submission = tuple[Request, dict[str, Any]]
 Output = TypeVar("Output", RequestOutput, ScoreOutput)
+AnyOutputs: TypeAlias = "RequestOutputs | ScoreOutputs | PoolingOutputs[Any]"
+Outputs = TypeVar("Outputs", bound=AnyOutputs)
 
 
 def with_adapters(prompts: list[Prompt | LlmpyError], adapters: Iterable[Chosen | None]) -> list[Prompt | LlmpyError]:
@@ -103,8 +105,8 @@ def _label(index: int, text: str | None) -> str:
 
 
 def run(
-    driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str, collect: Callable[[], Any]
-) -> None:
+    driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str, collect: Callable[[], Outputs]
+) -> Outputs:
     """Submits all requests and runs steps until they end. The caller has claimed the engine.
 
     Args:
@@ -113,9 +115,23 @@ def run(
         use_tqdm: As in `LLM.generate`.
         on_error: "raise" or "return".
         collect: Makes the outputs so far; an interruption carries them.
+
+    Returns:
+        The outputs that `collect` makes at the end.
     """
     check_submissions(submissions, on_error)
-    requests = [request for request, _ in submissions]
+    return _complete(driver, [request for request, _ in submissions], use_tqdm, on_error, collect, submissions)
+
+
+def _complete(
+    driver: Driver,
+    requests: Sequence[Request],
+    use_tqdm: UseTqdm,
+    on_error: str,
+    collect: Callable[[], Outputs],
+    submissions: Sequence[Submission] = (),
+) -> Outputs:
+    """Queues the submissions and runs steps until all requests end."""
     try:
         with Progress(use_tqdm, len(requests), lambda: _counts(driver)) as progress:
             _submit(driver, submissions, on_error)
@@ -124,6 +140,10 @@ def run(
     except KeyboardInterrupt:
         driver.drop(requests)
         raise interrupted(collect()) from None
+    outputs = collect()
+    if on_error == "raise":
+        raise_failure(outputs)
+    return outputs
 
 
 def _submit(driver: Driver, submissions: Sequence[Submission], on_error: str) -> None:
@@ -153,19 +173,15 @@ def _counts(driver: Driver) -> tuple[int, int]:
     return int(stats["prompt_tokens"]), int(stats["generation_tokens"])
 
 
+def _collector(requests: Sequence[Request]) -> Callable[[], RequestOutputs]:
+    """A function that makes the outputs so far, with the time since now."""
+    start = time.perf_counter()
+    return lambda: RequestOutputs([request.output() for request in requests], time.perf_counter() - start)
+
+
 def generate(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, on_error: str) -> RequestOutputs:
     """Outputs of all requests in order. The caller has claimed the engine."""
-    start = time.perf_counter()
-
-    def collect() -> RequestOutputs:
-        outputs = [request.output() for request, _ in submissions]
-        return RequestOutputs(outputs, time.perf_counter() - start)
-
-    run(driver, submissions, use_tqdm, on_error, collect)
-    outputs = collect()
-    if on_error == "raise":
-        raise_failure(outputs)
-    return outputs
+    return run(driver, submissions, use_tqdm, on_error, _collector([request for request, _ in submissions]))
 
 
 def enqueue(driver: Driver, submissions: Sequence[Submission]) -> list[Request]:
@@ -177,22 +193,7 @@ def enqueue(driver: Driver, submissions: Sequence[Submission]) -> list[Request]:
 
 def wait(driver: Driver, requests: Sequence[Request], use_tqdm: UseTqdm, on_error: str) -> RequestOutputs:
     """Runs queued requests to their ends; their outputs in order. The caller has claimed the engine."""
-    start = time.perf_counter()
-
-    def collect() -> RequestOutputs:
-        return RequestOutputs([request.output() for request in requests], time.perf_counter() - start)
-
-    try:
-        with Progress(use_tqdm, len(requests), lambda: _counts(driver)) as progress:
-            progress.update(sum(request.finished for request in requests))
-            driver.finish(requests, progress.update)
-    except KeyboardInterrupt:
-        driver.drop(requests)
-        raise interrupted(collect()) from None
-    outputs = collect()
-    if on_error == "raise":
-        raise_failure(outputs)
-    return outputs
+    return _complete(driver, requests, use_tqdm, on_error, _collector(requests))
 
 
 def as_completed(
@@ -269,16 +270,10 @@ def score(driver: Driver, submissions: Sequence[Submission], use_tqdm: UseTqdm, 
     def collect() -> ScoreOutputs:
         return ScoreOutputs(request.score() for request, _ in submissions if isinstance(request, ScoreRequest))
 
-    run(driver, submissions, use_tqdm, on_error, collect)
-    outputs = collect()
-    if on_error == "raise":
-        raise_failure(outputs)
-    return outputs
+    return run(driver, submissions, use_tqdm, on_error, collect)
 
 
-def raise_failure(
-    outputs: Sequence[RequestOutput] | Sequence[ScoreOutput] | Sequence[PoolingRequestOutput[Any]],
-) -> None:
+def raise_failure(outputs: AnyOutputs) -> None:
     """Raises RequestFailedError if one of the requests failed, with all outputs."""
     failed = [output for output in outputs if output.error is not None]
     if failed:

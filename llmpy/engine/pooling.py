@@ -24,7 +24,7 @@ from ..pooling_outputs import (
 from ..pooling_params import PoolingParams
 from ..results.samples import NO_FLOATS, NO_IDS
 from ..sampling_params import RequestOutputKind, SamplingParams
-from .calls import Submission, raise_failure, run
+from .calls import Submission, run
 from .frontend import Frontend, at
 from .requests import Request
 
@@ -313,8 +313,4 @@ def pool(
     def collect() -> PoolingOutputs[PoolingRequestOutput[Any]]:
         return PoolingOutputs(request.result() for request, _ in submissions if isinstance(request, PoolingRequest))
 
-    run(driver, submissions, use_tqdm, on_error, collect)
-    outputs = collect()
-    if on_error == "raise":
-        raise_failure(outputs)
-    return outputs
+    return run(driver, submissions, use_tqdm, on_error, collect)
