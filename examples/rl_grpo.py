@@ -1,6 +1,6 @@
 """GRPO in one process: a PyTorch model learns to say one word; llmpy generates rollouts with the weights of each step.
 
-Usage: python examples/rl_grpo.py [--model DIRECTORY | --model demo] [--word WORD] [--steps 20] [--device cuda]
+Usage: python examples/rl_grpo.py [--model DIRECTORY | --model demo] [--word WORD] [--steps 20] [--device cuda] [--exact]
 
 Without --model it makes a tiny random Qwen3. Needs torch and transformers, for the demo model also gguf and accelerate.
 """
@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from llmpy import LLM, SamplingParams
-from llmpy.rl import compare_logprobs
+from llmpy.rl import OnPolicy, compare_logprobs
 
 PROMPTS, GROUP, TOKENS, CLIP = 4, 16, 8, 0.2
 
@@ -28,6 +28,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", help="of the engine's weights; the trainer's are float32")
+    parser.add_argument("--exact", action="store_true", help="give the trainer's log-probabilities the engine's values")
     return parser.parse_args()
 
 
@@ -86,11 +87,12 @@ def main() -> None:
     params = SamplingParams(
         n=GROUP, temperature=args.temperature, max_tokens=TOKENS, logprobs=0, ignore_eos=True, detokenize=False
     )
+    policy = OnPolicy(llm, model)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr or (0.005 if args.model is None else 1e-4))
     first = last = 0.0
     for step in range(args.steps):
-        # Copies the trainer's weights over the engine's, on the same device.
-        report = llm.update_weights(model.named_parameters(), version=step)
+        # Copies the trainer's weights over the engine's, on the same device, if they have changed.
+        policy.update(version=step)
 
         started = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -102,7 +104,10 @@ def main() -> None:
         groups = rewards.view(len(prompts), GROUP)
         advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
 
-        new = trainer_logprobs(model, [p for p, _ in samples], [s.token_ids for _, s in samples], args.temperature)
+        asked, answers = [p for p, _ in samples], [s.token_ids for _, s in samples]
+        new = trainer_logprobs(model, asked, answers, args.temperature)
+        if args.exact:
+            new = policy.logprobs(asked, answers, temperature=args.temperature, reference=new)
         old = [torch.tensor(sample.sampled.full, device=args.device) for _, sample in samples]
         gap = compare_logprobs([row.cpu() for row in old], new)
         losses = []
@@ -117,7 +122,7 @@ def main() -> None:
         first = last if step == 0 else first
         print(
             f"step {step:3}: reward {last:.3f}, mean |logprob difference| {gap.mean:.1e}, "
-            f"update {1e3 * report.seconds:.2f} ms, {outputs.num_generation_tokens / elapsed:,.0f} tokens/s"
+            f"update {1e3 * policy.last_update.seconds:.2f} ms, {outputs.num_generation_tokens / elapsed:,.0f} tokens/s"
         )
     print(f"reward: {first:.3f} -> {last:.3f}")
     llm.close()

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ..weights.group import WeightGroup
     from ..weights.updates import AsyncWeightUpdate, UpdateReport, WeightUpdate
     from .compare import LogprobComparison, compare_logprobs
+    from .on_policy import OnPolicy
     from .partial import concat
     from .sender import SendReport, WeightSender, weight_metadata
 
@@ -17,6 +18,7 @@ _MODULES = {
     ".weights.group": "WeightGroup",
     ".weights.calls": "WeightComparison",
     "compare": "LogprobComparison compare_logprobs",
+    "on_policy": "OnPolicy",
     "partial": "concat",
     "sender": "SendReport WeightSender weight_metadata",
 }
@@ -27,6 +29,7 @@ __all__ = [
     "IpcBucket",
     "IpcItem",
     "LogprobComparison",
+    "OnPolicy",
     "SendReport",
     "UpdateReport",
     "WeightComparison",

@@ -1,0 +1,100 @@
+"""OnPolicy: the values of the engine, the gradients of torch; on each device."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmpy import LLM, InvalidRequestError, SamplingParams
+from llmpy.rl import OnPolicy
+from llmpy.rl.on_policy import reference_logprobs
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+PROMPTS = [[3, 4, 5], [6], [7, 8]]
+TEMPERATURE = 0.7
+
+
+def rollout(llm: LLM, n: int = 4) -> tuple[list[list[int]], list[list[int]], list[Any]]:
+    """Prompts, completions and their log-probabilities when they were drawn."""
+    params = SamplingParams(n=n, temperature=TEMPERATURE, max_tokens=9, logprobs=0, detokenize=False, seed=1)
+    found = [(output.prompt_token_ids, sample) for output in llm.generate(PROMPTS, params) for sample in output.outputs]
+    return [p for p, _ in found], [s.token_ids for _, s in found], [torch.tensor(s.sampled.full) for _, s in found]
+
+
+@pytest.fixture
+def model(device: str, qwen3: Path) -> Any:
+    """The trainer's model on the engine's device."""
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(qwen3, dtype=torch.float32)
+    return loaded.to(device.partition(":avx")[0])
+
+
+def test_ratio_is_one_at_every_step(open_llm: Callable[..., LLM], model: Any) -> None:
+    """The ratio is exactly 1 while training moves the weights; the trainer's own forward pass differs."""
+    llm = open_llm()
+    policy = OnPolicy(llm, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    own_gap = 0.0
+    for step in range(3):
+        assert policy.update(step) and not policy.update(step) and llm.weight_version == step
+        prompts, completions, old = rollout(llm)
+        new = policy.logprobs(prompts, completions, temperature=TEMPERATURE)
+        own = reference_logprobs(model, prompts, completions, TEMPERATURE)
+        for mine, drawn, theirs in zip(new, old, own, strict=True):
+            assert torch.equal(mine.detach().cpu(), drawn)
+            torch.testing.assert_close(theirs.detach().cpu(), drawn, atol=1e-4, rtol=0)
+            own_gap = max(own_gap, float((theirs.detach().cpu() - drawn).abs().max()))
+        optimizer.zero_grad()
+        torch.cat(new).mean().backward()
+        optimizer.step()
+    assert own_gap > 0
+
+
+def test_gradient_is_torchs(open_llm: Callable[..., LLM], model: Any) -> None:
+    """The gradient of any weighted sum equals that of the trainer's log-probabilities, bit for bit."""
+    policy = OnPolicy(open_llm(), model)
+    policy.update()
+    prompts, completions, _ = rollout(policy.llm)
+    weights = torch.linspace(-1, 1, sum(map(len, completions)), device=next(model.parameters()).device)
+
+    def gradients(logprobs: list[Any]) -> list[Any]:
+        model.zero_grad()
+        (torch.cat(logprobs) * weights).sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    theirs = gradients(reference_logprobs(model, prompts, completions, TEMPERATURE))
+    assert any(bool(grad.any()) for grad in theirs)
+    given = reference_logprobs(model, prompts, completions, TEMPERATURE)
+    for reference in (None, given):
+        ours = gradients(policy.logprobs(prompts, completions, temperature=TEMPERATURE, reference=reference))
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_changed_weights_are_seen(open_llm: Callable[..., LLM], model: Any) -> None:
+    """`logprobs` updates the engine itself, for weights changed in place and for replaced ones."""
+    policy = OnPolicy(open_llm(), model)
+    before = policy.logprobs([[3]], [[4, 5]])[0]
+    with torch.no_grad():
+        model.lm_head.weight[4] += 1
+    after = policy.logprobs([[3]], [[4, 5]])[0]
+    assert float(after[0].detach()) != float(before[0].detach())
+    torch.testing.assert_close(after, reference_logprobs(model, [[3]], [[4, 5]], 1.0)[0], atol=1e-4, rtol=0)
+    model.lm_head.weight.data = model.lm_head.weight.data * 2
+    assert policy.update() and not policy.update()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "completions", "reference", "message"),
+    [
+        ([[3]], [], None, "completions: wanted 1, one for each of prompts, have 0"),
+        ([[3]], [[4]], [], "reference: wanted 1, one for each of completions, have 0"),
+        ([[3]], [[4, 5]], [[0.0]], r"reference\[0\]: wanted 2, one for each of completions\[0\], have 1"),
+    ],
+)
+def test_refusals(
+    open_llm: Callable[..., LLM], model: Any, prompts: Any, completions: Any, reference: Any, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        OnPolicy(open_llm(), model).logprobs(prompts, completions, reference=reference)
