@@ -23,3 +23,4 @@ html_theme_options = {"navigation_with_keys": True}
 smartquotes = False  # options begin with two dashes
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
 html_static_path, html_css_files = ["_static"], ["site.css"]
+html_extra_path = ["results"]  # board.html
