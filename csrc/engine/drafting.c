@@ -18,6 +18,7 @@ enum rc drafter_create(struct drafter *d, const struct engine_config *config, st
     d->source = config->draft_source ? config->draft_source : d->own;
     d->adapts = !config->drafts.k;
     d->is_recurrent = config->layout.n_state_pages > 0;
+    d->overlaps = config->runner.is_async && !config->is_serial;
     return rc;
 }
 
@@ -104,14 +105,26 @@ bool drafter_takes(struct scheduler *s, struct sequence *q, const struct sample_
     return at <= drafts->n_accepted;
 }
 
+/* Whether no step carries drafts at present. */
+static bool is_plain(const struct drafter *d)
+{
+    return d->adapts && d->overlaps && d->paces[d->batch_size].is_plain;
+}
+
+void drafter_enter(const struct drafter *d, struct sequence *q)
+{
+    if (is_plain(d))
+        q->drafts.n_wanted = 0;
+}
+
 /* Sets the number of drafts of the next step, if that adapts. */
 static void adapt(const struct drafter *d, struct sequence *q)
 {
     struct drafts *drafts = &q->drafts;
     float cost = step_costs_of_row(&d->costs) * (d->is_recurrent ? RECURRENT_COST : 1);
-    drafts->n_wanted = drafts_worth(q->draft_rates, ADAPTIVE_DRAFTS, cost);
+    drafts->n_wanted = is_plain(d) ? 0 : drafts_worth(q->draft_rates, ADAPTIVE_DRAFTS, cost);
     drafts->n_idle = drafts->n_wanted ? 0 : drafts->n_idle + 1;
-    if (drafts->n_idle == TRIAL_TOKENS) {
+    if (drafts->n_idle >= TRIAL_TOKENS && !is_plain(d)) {
         drafts->n_idle = 0;
         drafts->n_wanted = 1;
     }
@@ -152,10 +165,21 @@ float step_costs_of_row(const struct step_costs *c)
     return (float)(slope * c->tokens / c->us);
 }
 
-void drafter_observe(struct drafter *d, const struct step_record *record)
+static void note_pace(struct drafter *d, const struct step_record *record, double us)
+{
+    double most_us = MOST_OFF * ((double)record->device_us + (double)record->host_us);
+    if (record->n_prompt + record->n_redone > record->n_decode)
+        return;
+    for (d->batch_size = 0; d->batch_size < N_BATCH_SIZES - 1 && record->n_decode >> (d->batch_size + 1);)
+        d->batch_size++;
+    draft_pace_note(&d->paces[d->batch_size], us < most_us ? us : most_us, record->n_tokens);
+}
+
+void drafter_observe(struct drafter *d, const struct step_record *record, double period_us)
 {
     struct step_costs *c = &d->costs;
     double rows = record->n_rows, us = (double)record->device_us;
+    note_pace(d, record, period_us);
     if (record->n_prompt || record->n_redone || us <= 0)
         return;
     if (record->n_decode * c->n > OTHER_BATCH * c->seqs || OTHER_BATCH * record->n_decode * c->n < c->seqs)

@@ -7,6 +7,7 @@
 #define LLMPY_DRAFTING_H
 
 #include "draft.h"
+#include "draft_pace.h"
 #include "scheduler.h"
 #include "statistics.h"
 
@@ -15,16 +16,23 @@ struct step_costs {
     double n, seqs, rows, us, rows_rows, rows_us, tokens;
 };
 
+#define N_BATCH_SIZES 16u /* size i: batches of 2^i sequences or more, but fewer than 2^(i + 1) */
+
 struct drafter {
     const struct draft_source *source; /* NULL: no speculation */
     struct draft_source *own;          /* the same, if the engine made it */
     bool adapts, is_recurrent;
+    bool overlaps;                     /* a step without drafts is scheduled while the step before is computed */
     struct step_costs costs;
+    struct draft_pace paces[N_BATCH_SIZES];
+    uint32_t batch_size;               /* of the last step, as in N_BATCH_SIZES */
 };
 
 enum rc drafter_create(struct drafter *drafter, const struct engine_config *config, struct err *err);
 void drafter_destroy(struct drafter *drafter);
 
+/* The sequence enters the scheduler. */
+void drafter_enter(const struct drafter *drafter, struct sequence *sequence);
 /* Adds rows for drafts to the step being built. No other step may be in flight. */
 void drafter_schedule(const struct drafter *drafter, struct scheduler *scheduler);
 /* Takes up the next result of a sequence with drafts; results: this one and those behind it. The first call returns the rows of
@@ -34,7 +42,8 @@ bool drafter_takes(struct scheduler *scheduler, struct sequence *sequence, const
 /* Notes a sequence's new token, after its stop rules. */
 void drafter_note(const struct drafter *drafter, struct sequence *sequence, int32_t id);
 void drafter_end(const struct drafter *drafter, struct sequence *sequence); /* the sequence has finished */
-void drafter_observe(struct drafter *drafter, const struct step_record *record);
+/* Learns from a step. us: time from the results of the step before, or from the step's beginning if the engine was idle. */
+void drafter_observe(struct drafter *drafter, const struct step_record *record, double us);
 
 /* The number of drafts that pay. rates[i]: estimated share of the drafts at place i that are accepted if those before them are.
  * cost: time of one more row, in tokens that the engine draws in that time. */

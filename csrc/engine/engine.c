@@ -322,6 +322,7 @@ static void enter(struct engine *e, struct request *r)
             take_matcher(e, r, q);
         enum finish already = q->finish; /* e.g. by a stop rule that the prior output meets */
         bool scores_first = sequence_is_scoring(q) && already != FINISH_ERROR && already != FINISH_ABORT;
+        drafter_enter(&e->drafter, q);
         scheduler_add(&e->scheduler, q);
         if (already != FINISH_NONE && scores_first)
             q->matcher = NULL; /* no token will be drawn */
@@ -562,6 +563,7 @@ static enum rc end_flight(struct engine *e, struct err *err)
     flight->batch.n_tasks = 0;
     e->n_ended++;
     show_events(e, flight->n_kv_events);
+    double period_us = (done - e->last_done) * 1e6;
     e->last_done = done;
     double host_seconds = flight->host_seconds + (seconds_now() - done);
     record->n_tokens = (uint32_t)(e->stats->generation_tokens - n_tokens);
@@ -570,7 +572,7 @@ static enum rc end_flight(struct engine *e, struct err *err)
     record->host_us = (float)(host_seconds * 1e6);
     e->stats->num_steps++;
     if (e->drafter.source)
-        drafter_observe(&e->drafter, record);
+        drafter_observe(&e->drafter, record, period_us);
     statistics_observe(e->statistics, HISTOGRAM_STEP_ROWS, record->n_rows);
     e->stats->num_replayed_steps += record->is_replayed;
     e->stats->last_step_ms = (done - from) * 1e3;

@@ -300,12 +300,12 @@ TEST(the_cost_of_a_row_is_learnt_from_steps)
         struct step_record record = {.n_rows = 1 + i % 4, .n_decode = 1, .device_us = 1000 + 100 * (float)(1 + i % 4), .n_tokens = 2};
         if (i % 10 == 0)
             record.n_prompt = record.n_rows = 500; /* not a step to learn from */
-        drafter_observe(&drafter, &record);
+        drafter_observe(&drafter, &record, (double)record.device_us);
     }
     float cost = step_costs_of_row(&drafter.costs); /* nearly 100 us, at 2 tokens in about 1250 us */
     CHECK(cost > 0.12f && cost < 0.165f);
     for (uint32_t i = 0; i < 200; i++) /* 32 sequences, whose rows cost all of the time */
-        drafter_observe(&drafter, &(struct step_record){.n_rows = 32 + i % 4, .n_decode = 32, .device_us = 100 * (float)(32 + i % 4), .n_tokens = 32});
+        drafter_observe(&drafter, &(struct step_record){.n_rows = 32 + i % 4, .n_decode = 32, .device_us = 100 * (float)(32 + i % 4), .n_tokens = 32}, 3300);
     cost = step_costs_of_row(&drafter.costs);
     CHECK(cost > 0.8f && cost <= 1.0f);
 }
@@ -327,6 +327,73 @@ TEST(the_number_of_drafts_adapts)
         CHECK(n_wrong ? stats_of(&b).draft_rows < 60 : stats_of(&b).drafts[3] > 0);
         bench_close(&b, &job, 1);
     }
+}
+
+/* ---- whether drafts pay at all ---- */
+
+/* Microseconds and tokens of a step, by kind: [0] without drafts, [1] with. */
+struct machine {
+    double us[2], tokens[2];
+};
+
+/* Notes n steps on a machine with noise. Returns the time for a token, relative to that of the machine's faster kind. */
+static double run_paces(struct draft_pace *pace, const struct machine *machine, uint32_t n, uint32_t *n_plain)
+{
+    uint64_t random = 3;
+    double us = 0, tokens = 0, best = machine->us[0] / machine->tokens[0], other = machine->us[1] / machine->tokens[1];
+    *n_plain = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t kind = !pace->is_plain, n_tokens = (uint32_t)(machine->tokens[kind] + check_below(&random, 100) / 100.0);
+        double noise = 0.97 + 0.06 * check_below(&random, 100) / 100.0;
+        *n_plain += pace->is_plain;
+        us += machine->us[kind] * noise;
+        tokens += n_tokens;
+        draft_pace_note(pace, machine->us[kind] * noise, n_tokens);
+    }
+    return us / tokens / (best < other ? best : other);
+}
+
+/* 256 sequences lose with drafts, one sequence gains; the texts of the last kind begin to repeat themselves later. */
+TEST(steps_carry_drafts_while_that_is_faster)
+{
+    const struct machine large = {{9000, 12700}, {256, 307}}, one = {{3500, 3900}, {1, 3.1}}, idle = {{3500, 3650}, {1, 1}};
+    uint32_t n_plain;
+    struct draft_pace pace = {0};
+    run_paces(&pace, &large, 40, &n_plain);
+    CHECK(pace.is_plain && n_plain >= 20);
+    CHECK(run_paces(&pace, &large, 4000, &n_plain) < 1.01);
+    CHECK(n_plain > 3800 && n_plain < 4000); /* it looks again */
+    pace = (struct draft_pace){0};
+    run_paces(&pace, &one, 40, &n_plain);
+    CHECK(!pace.is_plain && n_plain == 10);
+    CHECK(run_paces(&pace, &one, 4000, &n_plain) < 1.02);
+    CHECK(n_plain > 0 && n_plain < 60);
+    run_paces(&pace, &idle, 2000, &n_plain);
+    CHECK(pace.is_plain && n_plain > 1000);
+    CHECK(run_paces(&pace, &one, 1000, &n_plain) < 1.3);
+    CHECK(!pace.is_plain && n_plain < 150);
+}
+
+/* Each size of a batch has phases of its own. */
+TEST(a_sequence_that_enters_a_phase_without_drafts_wants_none)
+{
+    const struct machine large = {{9000, 12700}, {256, 307}};
+    struct drafter drafter = {.adapts = true, .overlaps = true};
+    struct sequence sequence = {.drafts.n_wanted = 1};
+    for (uint32_t i = 0; i < 40; i++) {
+        uint32_t kind = !drafter.paces[8].is_plain;
+        struct step_record record = {.n_rows = 256 + 64 * kind, .n_decode = 256, .device_us = (float)large.us[kind],
+                                     .n_tokens = (uint32_t)large.tokens[kind]};
+        drafter_observe(&drafter, &record, large.us[kind]);
+        record.n_prompt = 1000; /* mostly a prompt: says nothing */
+        drafter_observe(&drafter, &record, 1e6);
+    }
+    drafter_enter(&drafter, &sequence);
+    CHECK_EQ(sequence.drafts.n_wanted, 0);
+    sequence.drafts.n_wanted = 1;
+    drafter_observe(&drafter, &(struct step_record){.n_rows = 1, .n_decode = 1, .device_us = 3500, .n_tokens = 1}, 3500);
+    drafter_enter(&drafter, &sequence);
+    CHECK_EQ(sequence.drafts.n_wanted, 1);
 }
 
 /* ---- the index ---- */
