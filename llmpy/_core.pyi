@@ -15,7 +15,7 @@ class DeviceTraits(TypedDict):
     quantised_dtype: str  # of activations, where the weights are quantised
     library_rows: int  # cuBLASLt may serve linears of more rows; 0: no library is used
 
-# Numbers of enums of the core.
+# Enums and limits of the core.
 PAUSE_WAIT: int
 PAUSE_KEEP: int
 PAUSE_ABORT: int
@@ -33,6 +33,8 @@ DRIVER_PAUSED: int
 DRIVER_DEAD: int
 DRIVER_CLOSED: int
 DRIVER_BOUNDARY: int
+ADAPTIVE_DRAFTS: int
+MOST_GRAPH_ROWS: int
 
 def build_info() -> dict[str, str]: ...
 def cpu_isas() -> list[str]: ...

@@ -1,7 +1,7 @@
-/* draft_pace.h: whether a step may carry drafts at all, where their number adapts and steps overlap. The host waits for a step's
- * results before it schedules a step with drafts, and a large step with drafts replays no graph. What that costs is measured: an
- * engine alternates between phases of steps with and without drafts and stays in the faster kind. Short probes of the other kind
- * come the rarer, the more they cost. Pure functions: the time comes from the caller. */
+/* draft_pace.h: whether a step may carry drafts at all, where their number adapts and steps overlap. The host waits for a
+ * step's results before it schedules a step with drafts, and a large step with drafts replays no graph. What that costs is
+ * measured: an engine alternates between phases of steps with and without drafts and stays in the faster kind. Short probes of
+ * the other kind come the rarer, the more they cost. Pure functions: the time comes from the caller. */
 #ifndef LLMPY_DRAFT_PACE_H
 #define LLMPY_DRAFT_PACE_H
 

@@ -168,7 +168,7 @@ static enum rc for_graphs(struct model *m, graph_function call, struct err *err)
 }
 
 /* Rows of the graphs of steps with drafts: one to eight sequences of two to eight rows fit closely. */
-static const uint32_t DRAFT_ROWS[] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64};
+static const uint32_t DRAFT_ROWS[] = {2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, MOST_GRAPH_ROWS};
 #define N_DRAFT_ROWS (sizeof DRAFT_ROWS / sizeof *DRAFT_ROWS)
 
 /* Lists the graphs of steps with drafts. The rows of a sequence run side by side, so a recurrent state has none. */

@@ -10,6 +10,8 @@
 #include "program.h"
 #include "weights.h"
 
+#define MOST_GRAPH_ROWS 64u /* of a captured step with drafts */
+
 struct model;
 struct lora;
 

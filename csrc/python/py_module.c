@@ -5,6 +5,7 @@
 #include "../base/mem.h"
 #include "../engine/driver.h"
 #include "../program/backend_library.h"
+#include "../program/model.h"
 
 #include <stdio.h>
 
@@ -112,7 +113,7 @@ static PyObject *fail_allocation_after(PyObject *self, PyObject *number)
     Py_RETURN_NONE;
 }
 
-/* Adds the enum values that Python needs, under their names in C. */
+/* Adds the numbers that Python needs, under their names in C. */
 static int add_numbers(PyObject *module)
 {
 #define NUMBER(name) {#name, name}
@@ -123,7 +124,7 @@ static int add_numbers(PyObject *module)
         NUMBER(PAUSE_WAIT), NUMBER(PAUSE_KEEP), NUMBER(PAUSE_ABORT), NUMBER(PART_WEIGHTS), NUMBER(PART_POOL),
         NUMBER(PART_SCHEDULING), NUMBER(HOLD_UPDATE), NUMBER(HOLD_TORN), NUMBER(HOLD_SCHEDULING), NUMBER(HOLD_WEIGHTS),
         NUMBER(HOLD_POOL), NUMBER(DRIVER_IDLE), NUMBER(DRIVER_HAS_ROOM), NUMBER(DRIVER_PAUSED), NUMBER(DRIVER_DEAD),
-        NUMBER(DRIVER_CLOSED), NUMBER(DRIVER_BOUNDARY),
+        NUMBER(DRIVER_CLOSED), NUMBER(DRIVER_BOUNDARY), NUMBER(ADAPTIVE_DRAFTS), NUMBER(MOST_GRAPH_ROWS),
     };
 #undef NUMBER
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)

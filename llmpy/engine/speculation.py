@@ -17,8 +17,7 @@ METHODS = ("ngram", "suffix")
 LATER = ("draft", "draft_model", "eagle", "eagle3", "medusa", "mtp")
 """Methods that need a second model or more of the first one."""
 VLLM_KEYS = {"num_speculative_tokens": "k", "prompt_lookup_min": "min", "prompt_lookup_max": "max"}
-MOST_DRAFTS, ADAPTIVE_DRAFTS, LONGEST_MATCH, MOST_LENGTHS = 16, 8, 32, 8
-MOST_GRAPH_ROWS = 64
+MOST_DRAFTS, LONGEST_MATCH, MOST_LENGTHS = 16, 32, 8
 SHARED_BYTES = 64 << 20
 """Memory for finished outputs with `shared=True`."""
 
@@ -86,11 +85,13 @@ def _complete_lengths(given: dict[str, Any]) -> None:
 
 def most_draft_rows(config: EngineConfig) -> int:
     """Most rows of a step with drafts for which the model captures a graph; 0 without speculation."""
+    from .. import _core
+
     if config.speculative_config is None:
         return 0
     k = config.speculative_config["k"]
     seqs, tokens = config.max_num_seqs or 1, config.max_num_batched_tokens or 1
-    return min(MOST_GRAPH_ROWS, seqs * (1 + (ADAPTIVE_DRAFTS if k == "auto" else k)), tokens)
+    return min(_core.MOST_GRAPH_ROWS, seqs * (1 + (_core.ADAPTIVE_DRAFTS if k == "auto" else k)), tokens)
 
 
 def core_options(config: Mapping[str, Any] | None) -> dict[str, Any]:
