@@ -63,8 +63,8 @@ class EngineConfig:
         kv_cache_memory_bytes: Size of the cache of each rank of each replica, in bytes or as "4GiB"; None on the CPU: all of
             them share a quarter of the memory, at most 4 GiB.
         host_cache_bytes: 0: preempted sequences are recomputed.
-        kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with a scale of 1;
-            "int8" = a scale for each token and head.
+        kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with the
+            checkpoint's scales or 1; "int8" = a scale for each token and head.
         activation_dtype: Arithmetic of quantised weights: "auto", "int8", "fp8" (CUDA), "float".
         block_size: Tokens of a cache block: 16, 32 or 64. Never changes a result.
         enable_prefix_caching: Whether equal prefixes are computed once. Never changes a result.

@@ -124,8 +124,9 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     checkpoint = None if dummy and files.kind != "gguf" else models.open_checkpoint(files, config.hf_overrides)
     wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
     compiled = models.load(
-        files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted, quantization=config.quantization
-    )
+        files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted, quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+    )  # fmt: skip
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     _check_adapters(config, compiled.spec)
     result.pooler = pooling.pooler_of(files, compiled)

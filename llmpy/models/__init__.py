@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ConfigError, UnsupportedError
-from . import gguf, quantise, quantized, registry
+from . import cache_scales, gguf, quantise, quantized, registry
 from .blocks import Block, Model
 from .config import ModelConfig, Raw
 from .program import Spec, Tensors, Value
@@ -87,6 +87,7 @@ def load(
     hf_overrides: Overrides | None = None,
     max_model_len: int | None = None,
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> Compiled:
     """Writes the program of a model.
 
@@ -95,7 +96,7 @@ def load(
         checkpoint: The checkpoint's tensors; None for dummy weights: no shape is checked.
         hf_overrides: Fields that replace those of the configuration, or a function from the old configuration to the new one.
         max_model_len: Longest sequence to serve, in tokens; None: the model's own limit.
-        quantization: As in EngineConfig.
+        quantization, kv_cache_dtype: As in EngineConfig.
 
     Returns:
         The program and the configuration.
@@ -122,7 +123,10 @@ def load(
         code = getattr(found.build, "__code__", None)
         model.function = f"{code.co_filename if code else found.build.__module__}: {getattr(found.build, '__name__', '')}"
     model.orders = {} if checkpoint is None else _orders(checkpoint)
+    if checkpoint is not None and kv_cache_dtype.startswith("fp8"):
+        model.cache_scales = cache_scales.read(raw.get("quantization_config"), checkpoint, where)
     found.build(config, model)
+    model.cache_scales.finish()
     spec = model.finish((*found.ignore, *unused, *scales))
     if quantization is not None:
         quantise.mark(spec, tensors, quantization)
@@ -132,8 +136,7 @@ def load(
 
 def _orders(checkpoint: _core.Checkpoint) -> dict[str, np.ndarray]:
     """The columns' order of the tensors whose columns the core sorts."""
-    names = [name for name, (dtype, _, _) in checkpoint.tensors().items() if dtype.startswith(("int4_g", "int8_g"))]
-    orders = {name: np.frombuffer(checkpoint.column_order(name), np.uint32) for name in names}
+    orders = {name: np.frombuffer(checkpoint.column_order(name), np.uint32) for name in checkpoint.tensors()}
     return {name: order.astype(np.float32) for name, order in orders.items() if order.size}
 
 

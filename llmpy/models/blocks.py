@@ -12,6 +12,7 @@ from ..errors import UnsupportedError
 from .block_latent import LatentBlock
 from .block_mixture import MixtureBlock
 from .block_norm import NormBlock
+from .cache_scales import CacheScales
 from .config import ModelConfig
 from .pieces import Piece, pieces_of
 from .program import Tensors, Writer, kinds_of
@@ -212,10 +213,12 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         if sinks is not None:
             weights.append(m.vector("attention", [(self.prefix + sinks, n_heads)]))
         m.spec["layers"].append((n_heads, n_kv_heads, m.head_dim, chunk or window))
-        scale = m.head_dim**-0.5 if scale is None else scale
+        k_scale, v_scale = m.cache_scales.of(self.prefix)
+        scale = (m.head_dim**-0.5 if scale is None else scale) * k_scale
         layer = len(m.spec["layers"]) - 1
-        inputs = [q, k, v]
-        return m.emit("attention", inputs, q.width, weights=weights, layer=layer, chunk=chunk, scale=scale, softcap=softcap)
+        inputs = [q, self.scale(k, [1 / k_scale]), self.scale(v, [1 / v_scale])]
+        out = m.emit("attention", inputs, q.width, weights=weights, layer=layer, chunk=chunk, scale=scale, softcap=softcap)
+        return self.scale(out, [v_scale])
 
     def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
         """Bidirectional attention: every row attends to all rows of its prompt. There is no cache, so a prompt is computed in
@@ -380,6 +383,7 @@ class Model(Writer, Block):
         self.tasks: tuple[str, ...] = ()
         self.generates = False
         self.pooling = "last"
+        self.cache_scales = CacheScales()
 
     def embed(self, name: str, *, scale: float = 1.0, width: int | None = None) -> Value:
         """Row NAME.weight[token id] times scale, [rows, width]; width None means hidden_size."""

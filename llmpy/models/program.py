@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
@@ -71,6 +71,19 @@ class Spec(TypedDict):
 
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file
+
+
+class Reader(Protocol):
+    """What the checks of a scheme need of a checkpoint."""
+
+    def tensors(self) -> Tensors:
+        """Types, shapes and files by name."""
+
+    def read(self, name: str, /) -> bytes:
+        """A tensor's bytes."""
+
+    def read_float32(self, name: str, /) -> bytes:
+        """A tensor's values as float32."""
 
 
 NEAR = 3  # most names in the error for a missing tensor

@@ -1,13 +1,13 @@
 """Which schemes of `quantization_config` load, and the checks of their tensors (docs/use/quantization.md)."""
 
 from collections.abc import Mapping
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from ..errors import UnsupportedError
-from . import packed
+from . import cache_scales, packed
 from .config import Raw
 from .packed import FLOATS, Options, fail
-from .program import Tensors
+from .program import Reader, Tensors
 
 BLOCK = 128
 """Rows and columns of a weight that share one scale."""
@@ -15,7 +15,8 @@ GROUPS = (-1, 32, 64, 128, 256, 512, 1024)
 """Columns of a row that share one scale; -1: all."""
 
 _SCALES = ("_scale_inv", "_scale")
-_KEPT = "weights stay quantised and activations in float"
+_OF_INPUTS = (".input_scale", ".activation_scale", ".input_zero_point", ".input_scale_ub")
+"""Endings of static scales of activations. They are checked and not used: activations are rounded less, or not at all."""
 _FORMATS = {"float-quantized": "float", "naive-quantized": "float", "pack-quantized": "packed", "int-quantized": "int"}
 _STRATEGIES = {
     "float": ("tensor", "channel", "block"),
@@ -23,16 +24,6 @@ _STRATEGIES = {
     "int": ("tensor", "channel"),
 }
 _NUMBERS = {"float": ("float", (8,)), "packed": ("int", (4, 8)), "int": ("int", (8,))}
-
-
-class Reader(Protocol):
-    """What the checks need of a checkpoint."""
-
-    def tensors(self) -> Tensors:
-        """Types, shapes and files by name."""
-
-    def read(self, name: str, /) -> bytes:
-        """A tensor's bytes."""
 
 
 def scheme_of(raw: Raw) -> str:
@@ -80,7 +71,11 @@ def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
     if method == "compressed-tensors":
         packed.check(packed.ROWS, False, lambda module: _group_of(scheme, module, where), tensors, reader.read)
     _check_scales(tensors, "int8" if method == "compressed-tensors" else "f8_e4m3")
-    return tuple(f"*{ending}" for ending in (*packed.ROWS.endings, *(f".weight{scale}" for scale in _SCALES)))
+    for name in tensors:
+        if name.endswith((".input_scale", ".activation_scale")):
+            cache_scales.read_scale(name, tensors, reader)
+    scales = (f".weight{scale}" for scale in _SCALES)
+    return (*(f"*{ending}" for ending in (*packed.ROWS.endings, *scales, *_OF_INPUTS)), *cache_scales.PATTERNS)
 
 
 def dummies_are_mxfp4(raw: Raw, source: str) -> bool:
@@ -110,8 +105,7 @@ def _among(scheme: Options, where: str, option: str, wanted: tuple[object, ...],
 
 def _check_fp8(scheme: Options, where: str) -> None:
     """Options of quant_method "fp8"."""
-    if scheme.get("activation_scheme", "dynamic") != "dynamic":
-        _refuse(where, "activation_scheme", scheme["activation_scheme"], f"'dynamic': {_KEPT}")
+    _among(scheme, where, "activation_scheme", ("dynamic", "static"), "dynamic")
     if scheme.get("weight_block_size") not in (None, [BLOCK, BLOCK]):
         _refuse(where, "weight_block_size", scheme["weight_block_size"], f"[{BLOCK}, {BLOCK}] or none")
     if scheme.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
@@ -147,8 +141,6 @@ def _check_compressed(scheme: Options, where: str) -> None:
     """Options of quant_method "compressed-tensors"."""
     if scheme.get("format") != "mixed-precision":
         _among(scheme, where, "format", tuple(_FORMATS))
-    if scheme.get("kv_cache_scheme"):
-        _refuse(where, "kv_cache_scheme", scheme["kv_cache_scheme"], "null: the KV cache stays in float")
     sparsity = scheme.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
         _refuse(where, "sparsity_config format", sparsity["format"], "'dense'")
@@ -165,7 +157,7 @@ def _groups(scheme: Options) -> dict[str, Options]:
 def _check_group(group: Options, stored: str, where: str) -> None:
     if stored not in _FORMATS:
         _refuse(where, "format", stored, " or ".join(map(repr, _FORMATS)))
-    weights, inputs = group.get("weights"), group.get("input_activations")
+    weights = group.get("weights")
     weights = weights if isinstance(weights, Mapping) else {}
     kind, bits = _NUMBERS[_FORMATS[stored]]
     if weights.get("type", "int") != kind or weights.get("num_bits") not in bits:
@@ -180,11 +172,18 @@ def _check_group(group: Options, stored: str, where: str) -> None:
         _among(weights, f"{where}: weights of 8 bits", "symmetric", (True,), True)
     if weights.get("block_structure") not in (None, [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
         _refuse(where, "block_structure of weights", weights["block_structure"], f"[{BLOCK}, {BLOCK}]")
-    if isinstance(inputs, Mapping) and not inputs.get("dynamic"):
-        _refuse(where, "dynamic of input_activations", inputs.get("dynamic"), f"true: {_KEPT}")
 
 
-_METHODS = {"fp8": _check_fp8, "gptq": _check_gptq, "awq": _check_awq, "compressed-tensors": _check_compressed}
+def _check_modelopt(scheme: Options, where: str) -> None:
+    """Options of quant_method "modelopt": one FP8 scale a tensor."""
+    inner = scheme.get("quantization")
+    _among(inner if isinstance(inner, Mapping) else scheme, where, "quant_algo", ("FP8",))
+
+
+_METHODS = {
+    "fp8": _check_fp8, "fbgemm_fp8": _check_fp8, "modelopt": _check_modelopt, "gptq": _check_gptq,
+    "awq": _check_awq, "compressed-tensors": _check_compressed,
+}  # fmt: skip
 
 
 # ---- the options of one module
@@ -237,11 +236,6 @@ def _check_scales(tensors: Tensors, also: str) -> None:
             is_packed = f"{weight}_packed" in tensors
             if name.endswith(f".weight{ending}") and not is_packed and _type_of(weight, tensors) not in _SCALED:
                 _fail_scale(name, weight, file, tensors)
-        if name.endswith(".input_scale"):
-            raise UnsupportedError(
-                f"tensor {name}: a static scale of activations is not supported ({_KEPT}); convert the checkpoint with "
-                "dynamic activations"
-            )
 
 
 _SCALED = ("fp8", "int8_g128", "f8_e4m3", "int8")

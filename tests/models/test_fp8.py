@@ -161,6 +161,7 @@ def test_memory_and_types(make: Callable[..., Path]) -> None:
 
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
 SCALE = f"{WEIGHT}_scale_inv"
+INPUT = WEIGHT.replace("weight", "input_scale")
 
 
 @pytest.mark.parametrize(("name", "value", "error", "text"), [
@@ -171,36 +172,57 @@ SCALE = f"{WEIGHT}_scale_inv"
     (SCALE, torch.ones(2, 3, dtype=torch.int32), UnsupportedError, f"{SCALE}: scales of type int32"),
     (WEIGHT, torch.full((160, 288), torch.nan).to(torch.float8_e4m3fn), CheckpointError, f"{WEIGHT}.*have a NaN"),
     (WEIGHT, torch.ones(160, 288), CheckpointError, f"{SCALE}: wanted a weight {WEIGHT}"),
-    (WEIGHT.replace("weight", "input_scale"), torch.ones(1), UnsupportedError, "input_scale: a static scale"),
-], ids=range(8))  # fmt: skip
+    (INPUT, torch.zeros(1), CheckpointError, f"{INPUT}: wanted a scale from"),
+    (INPUT, torch.ones(1, dtype=torch.int32), CheckpointError, f"{INPUT}: wanted one number of type"),
+], ids=range(9))  # fmt: skip
 def test_malformed(make: Callable[..., Path], name: str, value: torch.Tensor | None, error: type[Exception], text: str) -> None:
     path = make("blocks")
     change(path / "packed", lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value}))
     with pytest.raises(error, match=text) as caught:
         open_llm(path / "packed")
     if error is CheckpointError:
-        assert caught.value.tensor in (WEIGHT, SCALE)
+        assert caught.value.tensor in (WEIGHT, SCALE, INPUT)
         assert Path(caught.value.file or "").suffix == ".safetensors"
 
 
 @pytest.mark.parametrize(("scheme", "text"), [
-    ({**FP8, "activation_scheme": "static"}, r"\(fp8\): activation_scheme 'static'"),
+    ({**FP8, "activation_scheme": "token"}, "activation_scheme 'token' is not supported; wanted 'dynamic' or 'static'"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"\(modelopt\): quant_algo 'NVFP4'"),
     ({**FP8, "weight_block_size": [64, 64]}, r"\(fp8\): weight_block_size \[64, 64\]"),
     ({**FP8, "fmt": "e5m2"}, "fmt 'e5m2'"),
     ({**COMPRESSED, "format": "marlin-24"}, r"\(compressed-tensors\): format 'marlin-24'"),
     ({**COMPRESSED, "format": "pack-quantized"}, r"config_groups\['group_0'\]: weights .* for format 'pack-quantized'"),
-    ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
     ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "int", "num_bits": 8}}}}, r"config_groups\['g'\]: weights"),
     ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}}, "strategy"),
-    ({**COMPRESSED, "config_groups": {"g": {
-        "weights": {"type": "float", "num_bits": 8, "strategy": "tensor"}, "input_activations": {"dynamic": False}}}},
-     "dynamic of input_activations"),
 ])  # fmt: skip
 def test_unsupported_options(make: Callable[..., Path], scheme: dict[str, object], text: str) -> None:
     path = make("blocks")
     configure(path / "packed", quantization_config=scheme)
     with pytest.raises(UnsupportedError, match=text):
         open_llm(path / "packed")
+
+
+@pytest.mark.parametrize(("layout", "ending", "scheme"), [
+    ("tensor", "input_scale", {**FP8, "activation_scheme": "static"}),
+    ("tensor", "activation_scale", {**FP8, "activation_scheme": "static"}),
+    ("tensor", "input_scale", {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    ("rows", "input_scale_ub", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
+    ("one", "input_scale", {**COMPRESSED, "config_groups": {"group_0": {
+        "targets": ["Linear"], "weights": {"type": "float", "num_bits": 8, "strategy": "tensor"},
+        "input_activations": {"type": "float", "num_bits": 8, "dynamic": False, "strategy": "tensor"}}}}),
+])  # fmt: skip
+def test_static_scales(make: Callable[..., Path], layout: str, ending: str, scheme: dict[str, object], prompts) -> None:
+    """Static scales of activations change nothing: activations are in float, or have scales of their own."""
+    path = make(layout) / "packed"
+    wanted = answers(path, prompts)
+    configure(path, quantization_config=scheme)
+
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "weight_scale" in name]:
+            tensors[name.replace("weight_scale", ending)] = torch.tensor(0.02)
+
+    change(path, edit)
+    assert answers(path, prompts) == wanted
 
 
 def test_dummy_weights(make: Callable[..., Path]) -> None:

@@ -1,5 +1,6 @@
 """Packed checkpoints that are malformed, or that llmpy does not support: errors that name the tensor and its file."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,7 +63,6 @@ def test_malformed(make: Callable[..., Path], layout: str, ending: str, value: t
     ("gptq-8", ".qzeros", torch.full((3, 40), 5, dtype=torch.int32), "MODULE.qzeros: row \\d+ .*zeros of 8-bit numbers"),
     ("rows", ".weight_scale", torch.full((160, 3), 0.1), "MODULE.weight_scale: row \\d+ .*more than 16 significant bits"),
     ("int8", ".weight_scale", torch.ones(160, 1, dtype=torch.int32), "MODULE.weight_scale: scales of type int32"),
-    ("int8", ".input_scale", torch.ones(1), "MODULE.input_scale: a static scale of activations"),
 ])  # fmt: skip
 def test_unsupported_tensors(make: Callable[..., Path], layout: str, ending: str, value: torch.Tensor, text: str) -> None:
     path = make(layout)
@@ -85,7 +85,7 @@ GROUP = LAYOUTS["rows"].config["config_groups"]["group_0"]  # type: ignore[index
     ("awq", {"bits": 8}, r"\(awq\): bits 8"),
     ("awq", {"version": "gemv"}, "version 'gemv' is not supported; wanted 'gemm'"),
     ("awq", {"zero_point": False}, "zero_point False"),
-    ("awq", {"quant_method": "hqq"}, "quant_method 'hqq' is not supported; awq, compressed-tensors, fp8, gptq and GGUF"),
+    ("awq", {"quant_method": "hqq"}, "quant_method 'hqq' is not supported; awq, compressed-tensors, .* and GGUF"),
     ("rows", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
     ("rows", {"format": "mixed-precision"}, r"config_groups\['group_0'\]: format 'mixed-precision'"),
     ("rows", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config format 'sparse-24-bitmask'"),
@@ -95,14 +95,24 @@ GROUP = LAYOUTS["rows"].config["config_groups"]["group_0"]  # type: ignore[index
     ("rows-8", {"config_groups": {"g": {**GROUP, "weights": {
         **GROUP["weights"], "num_bits": 8, "symmetric": False}}}}, "weights of 8 bits: symmetric False"),
     ("int8", {"config_groups": {"g": {"weights": {"type": "int", "num_bits": 8, "strategy": "group"}}}}, "strategy of weights"),
-    ("int8", {"config_groups": {"g": {"weights": {"type": "int", "num_bits": 8, "strategy": "channel"},
-                                      "input_activations": {"dynamic": False}}}}, "dynamic of input_activations"),
 ])  # fmt: skip
 def test_unsupported_options(make: Callable[..., Path], layout: str, changes: dict[str, object], text: str) -> None:
     path = make(layout)
     configure(path, quantization_config={**LAYOUTS[layout].config, **changes})
     with pytest.raises(UnsupportedError, match=text):
         open_llm(path)
+
+
+def test_static_scales(make: Callable[..., Path], prompts) -> None:
+    """Static scales and zeros of INT8 activations change nothing."""
+    path = make("int8")
+    wanted = answers(path, prompts)
+    config = copy.deepcopy(LAYOUTS["int8"].config)
+    config["config_groups"]["group_0"]["input_activations"] |= {"dynamic": False, "symmetric": False}  # type: ignore[index]
+    configure(path, quantization_config=config)
+    added = {f"{MODULE}.input_scale": torch.tensor([0.02]), f"{MODULE}.input_zero_point": torch.tensor([3], dtype=torch.int8)}
+    change(path, lambda tensors: tensors.update(added))
+    assert answers(path, prompts) == wanted
 
 
 def test_order_by_module(make: Callable[..., Path], prompts) -> None:
