@@ -275,28 +275,26 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
     mem_free(matrix);
 }
 
-/* Do the products of the matrix round their activations to FP8? The tensor cores want parts of one type; those of experts whole
- * 64s of columns, for which the scratch of `experts` has room, and whole eights of rows, because gate and up alternate. */
-static bool rounds_to_fp8(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
-{
-    bool fits = !(desc->use & MATRIX_EXPERTS) || matrix->n_cols % 64 == 0;
-    for (uint32_t i = 0; i < matrix->n_parts; i++)
-        fits = fits && (!(desc->use & MATRIX_EXPERTS) || matrix->parts[i].n_rows % 8 == 0);
-    return fits && desc->arithmetic != ARITHMETIC_FLOAT && cuda->dtype != DTYPE_F32 && matrix->is_whole && matrix->n_rows &&
-           matrix->parts[0].dtype == DTYPE_FP8;
-}
-
-/* Do they round them to INT8? */
-static bool rounds_to_int8(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
-{
-    return desc->arithmetic != ARITHMETIC_FLOAT && cuda->dtype != DTYPE_F32 && !(desc->use & MATRIX_EXPERTS) &&
-           matrix->is_whole && matrix->n_rows && matrix->parts[0].dtype == DTYPE_INT8_G128;
-}
-
 /* Weights of this type alone have products with activations of 8 bits; DTYPE_NONE: the arithmetic is another one. */
 static uint32_t type_of_bytes(uint32_t arithmetic)
 {
     return arithmetic == ARITHMETIC_FP8 ? DTYPE_FP8 : arithmetic == ARITHMETIC_INT8 ? DTYPE_INT8_G128 : DTYPE_NONE;
+}
+
+/* What the products of the matrix round their activations to: ARITHMETIC_FP8, ARITHMETIC_INT8 or, if they do not round,
+ * ARITHMETIC_FLOAT. The tensor cores want parts of one type; those of experts have kernels for FP8 alone, which want whole 64s
+ * of columns, for which the scratch of `experts` has room, and whole eights of rows, because gate and up alternate. */
+static uint32_t arithmetic_of_bytes(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
+{
+    const bool is_of_experts = desc->use & MATRIX_EXPERTS;
+    bool fits = desc->arithmetic != ARITHMETIC_FLOAT && cuda->dtype != DTYPE_F32 && matrix->is_whole && matrix->n_rows;
+    fits = fits && (!is_of_experts || matrix->n_cols % 64 == 0);
+    for (uint32_t i = 0; i < matrix->n_parts; i++)
+        fits = fits && (!is_of_experts || matrix->parts[i].n_rows % 8 == 0);
+    for (uint32_t arithmetic : {ARITHMETIC_FP8, ARITHMETIC_INT8})
+        if (fits && matrix->parts[0].dtype == type_of_bytes(arithmetic) && (!is_of_experts || arithmetic == ARITHMETIC_FP8))
+            return arithmetic;
+    return ARITHMETIC_FLOAT;
 }
 
 /* Can all of the matrix lie in packed.cuh's order, for the context's type of activations? */
@@ -362,12 +360,12 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->bytes += part->n_rows * part->row_bytes;
     }
     matrix->is_packed = can_pack((struct cuda *)ctx, matrix, desc->use);
+    matrix->arithmetic = arithmetic_of_bytes((struct cuda *)ctx, matrix, desc);
     if (has_units((struct cuda *)ctx, matrix, desc)) {
         matrix->is_packed = true;
+        matrix->arithmetic = ARITHMETIC_AUTO;
         matrix->bytes = units_bytes(matrix->parts[0].dtype, matrix->n_rows, matrix->n_cols);
     }
-    matrix->rounds_to_fp8 = rounds_to_fp8((struct cuda *)ctx, matrix, desc);
-    matrix->rounds_to_int8 = rounds_to_int8((struct cuda *)ctx, matrix, desc);
     enum rc rc = cuda_pool_create(ctx, MEMORY_WEIGHTS, matrix->bytes, (void **)&matrix->data, err);
     if (rc) {
         matrix_destroy(ctx, matrix);
@@ -398,9 +396,8 @@ static size_t matrix_bytes(const struct matrix *matrix)
 
 static uint32_t matrix_arithmetic(const struct matrix *matrix, uint32_t part)
 {
-    if (matrix->is_packed && is_int4(matrix->parts[part].dtype))
-        return ARITHMETIC_AUTO; /* no other value asks for units */
-    return matrix->rounds_to_fp8 ? ARITHMETIC_FP8 : matrix->rounds_to_int8 ? ARITHMETIC_INT8 : ARITHMETIC_FLOAT;
+    (void)part;
+    return matrix->arithmetic;
 }
 
 /* Stores rows of a part: pack(context, the first row's number in the matrix) if the matrix is packed, otherwise

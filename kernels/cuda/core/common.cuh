@@ -96,10 +96,9 @@ struct matrix {
     bool is_whole;             /* all parts are of one type: one launch reads them */
     bool is_router;            /* its products have router.cuh's chain */
     bool is_logits;            /* its products are logits */
-    bool rounds_to_fp8;        /* its products round activations to FP8 */
-    bool rounds_to_int8;       /* its products round activations to INT8 */
     bool is_packed;            /* all parts in one: MXFP4 of experts as packed.cuh has it, or 4 bits in groups as int4_units.cuh
                                 * has them; row_bytes mean nothing then */
+    uint32_t arithmetic;       /* of its products, enum arithmetic: FP8 and INT8 round activations; AUTO: that of units */
     uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;
     char *data;
@@ -107,6 +106,12 @@ struct matrix {
     struct fp8_matrix *fp8;    /* linear_fp8.cuh's, where products round activations; else NULL */
     struct cuda_part parts[1]; /* [n_parts] */
 };
+
+/* Do its products round activations to the 8 bits of its numbers? */
+static inline bool rounds_to_bytes(const struct matrix *matrix)
+{
+    return matrix->arithmetic == ARITHMETIC_FP8 || matrix->arithmetic == ARITHMETIC_INT8;
+}
 
 /* Makes the context's device current for one call and gives the caller's context back. */
 struct device_scope {

@@ -29,8 +29,6 @@
 #include "experts_rows8_mxfp4.cuh"
 #include "experts_streamed.cuh"
 
-#include <math.h>
-
 #define SORTERS 1024u
 #define COMBINERS 128u
 
@@ -127,58 +125,6 @@ static __global__ void __launch_bounds__(COMBINERS) experts_combine(struct mixtu
 
 /* ---- one operation ------------------------------------------------------------------------------------------------------- */
 
-/* A running operation: its arguments, and its scratch between its kernels: the rows that go down, by place; the rows gathered
- * to go up (later the experts' results); the places. */
-struct running_mixture {
-    struct cuda *cuda;
-    const struct experts_args *args;
-    struct mixture m;
-    expert_product product;
-    bool is_product;
-    uint32_t inner, width; /* columns of down and of up */
-    uint32_t first;        /* expert that is held; m.n_experts are */
-    uint32_t part_columns; /* of y, for a route; 0: y gets the sum of the routes */
-    uint32_t eights;       /* of rows of x in a unit of streamed products; 0: experts have too many rows for them */
-    struct view middle, outer;
-    char *rounded; /* rows of x or of the middle in FP8, and their scales, if a linear rounds them */
-};
-
-/* The linears of all experts on the way up, or down. */
-struct expert_linear {
-    const struct matrix *w;
-    struct view x, y;
-    const float *bias;
-    bool is_product, is_place; /* x by places, or the batch's rows */
-    bool is_behind;            /* the kernel before starts this one once it has seen the routes */
-    uint32_t rows_each;        /* of w, an expert */
-};
-
-static struct output output_of(const struct expert_linear *linear)
-{
-    struct output out = {};
-    out.y = (char *)linear->y.data;
-    out.bias = linear->bias;
-    out.y_stride = linear->y.stride;
-    out.n_out = linear->y.width;
-    return out;
-}
-
-/* is_gathered: the rows of x lie by places, in `outer`. */
-static struct expert_linear up_of(const struct running_mixture *run, bool is_gathered)
-{
-    const struct experts_args *args = run->args;
-    return {args->up, is_gathered ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_gathered, false,
-            args->up->n_rows / run->m.n_experts};
-}
-
-static struct expert_linear down_of(const struct running_mixture *run)
-{
-    const struct experts_args *args = run->args;
-    struct view results = run->outer;
-    results.width = results.stride = run->part_columns ? run->part_columns : args->y.width;
-    return {args->down, run->middle, results, args->down_bias, false, true, false, results.width};
-}
-
 template <class T, uint32_t N> static void launch_plain(const struct running_mixture *run, const struct expert_linear *linear)
 {
     const struct cuda_part *part = &linear->w->parts[0];
@@ -210,14 +156,6 @@ static enum rc run_plain(const struct running_mixture *run, const struct expert_
     return RC_OK;
 }
 
-/* Experts that have a route, on the average of random ones. */
-static float wanted_experts(const struct mixture *m)
-{
-    float n = (float)m->n_experts;
-    float wanted = n * (1 - powf(1 - (float)m->n_chosen / n, (float)m->n_rows));
-    return wanted < (float)m->n_chosen ? (float)m->n_chosen : wanted;
-}
-
 /* Rows of x, in eights, that units of the few have; 0: experts have too many. */
 static uint32_t eights_of(const struct mixture *m)
 {
@@ -225,32 +163,6 @@ static uint32_t eights_of(const struct mixture *m)
     if (m->n_rows <= 8)
         return 1;
     return most <= 8 ? 1 : most <= 16 ? 2 : most <= 32 ? 4 : most <= 64 ? 8 : 0;
-}
-
-/* A map of something in the experts' rows of weights from `data` on, in blocks block_bytes apart and tiles of tile_rows. In
- * tiles of a product, gate and up alternate. */
-static enum rc map_rows_of(const struct running_mixture *run, const struct expert_linear *linear, struct map_form form,
-                           const char *data, uint32_t n_blocks, uint32_t block_bytes, uint32_t tile_rows, uint32_t stage_blocks,
-                           struct tensor_map *map, struct err *err)
-{
-    const uint32_t half = linear->rows_each / 2;
-    const uint64_t row_bytes = linear->w->parts[0].row_bytes;
-    struct map_dims sums = {2, {linear->w->n_rows, n_blocks}, {row_bytes, block_bytes}, {tile_rows, stage_blocks}};
-    struct map_dims pairs = {4,
-                             {8, 2, (linear->w->n_rows - half) / 8, n_blocks},
-                             {row_bytes, half * row_bytes, 8 * row_bytes, block_bytes},
-                             {8, 2, tile_rows / 16, stage_blocks}};
-    return map_make_as(run->cuda->experts->encode, form, data, linear->is_product ? &pairs : &sums, map, err);
-}
-
-/* Of weights, in blocks of 128 bytes. */
-static enum rc map_weights(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
-                           uint32_t stage_blocks, struct tensor_map *map, struct err *err)
-{
-    const struct cuda_part *part = &linear->w->parts[0];
-    const uint32_t n_blocks = part->dtype == DTYPE_FP8 ? fp8_slabs(linear->w->n_cols) : linear->w->n_cols / 64;
-    return map_rows_of(run, linear, {map_type(run->cuda->dtype), 64, CU_TENSOR_MAP_SWIZZLE_128B}, part->data, n_blocks, 128,
-                       tile_rows, stage_blocks, map, err);
 }
 
 /* The same for packed weights: a tile has eights of rows beside each other, a tile of a product pairs of eights. */
@@ -274,22 +186,6 @@ static enum rc map_rows(const struct running_mixture *run, const struct expert_l
     const uint64_t row_bytes = (uint64_t)linear->x.stride * 2;
     struct map_dims rows = {2, {n_rows, linear->w->n_cols / 64}, {row_bytes, 128}, {box_rows, stage_blocks}};
     return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->x.data, &rows, map, err);
-}
-
-/* From one expert's weights to the next in their map. */
-static uint32_t expert_step(const struct expert_linear *linear)
-{
-    return linear->is_product ? linear->rows_each / 8 : linear->rows_each;
-}
-
-static struct skinny_shape tiles_of(const struct running_mixture *run, const struct expert_linear *linear)
-{
-    struct skinny_shape w = {};
-    w.n_blocks = linear->w->rounds_to_fp8 ? fp8_slabs(linear->w->n_cols) : linear->w->n_cols / 64;
-    w.tile_rows = streamed_tile_rows(linear->rows_each, wanted_experts(&run->m), linear->is_product ? 16 : 8, 64,
-                                     run->cuda->n_processors);
-    w.n_tiles = ceil_div(linear->rows_each, w.tile_rows);
-    return w;
 }
 
 typedef void (*streamed_kernel)(CUtensorMap, CUtensorMap, struct streamed_shape, struct mixture, bool, struct output,
@@ -361,78 +257,6 @@ static enum rc run_grouped(const struct running_mixture *run, const struct exper
                                                : experts_grouped<__nv_bfloat16, false>,
                     dim3(n_clusters * s.across), s.across, GROUPED_THREADS, SHARED_BYTES,
                     grouped_maps{map_of(&w), map_of(&x)}, run->m, s, output_of(linear), run->product);
-    return RC_OK;
-}
-
-/* ---- FP8 ----------------------------------------------------------------------------------------------------------------- */
-
-/* Rounds the rows of x, and makes the maps of weights, rounded rows and the scales of both. */
-static enum rc round_and_map(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
-                             uint32_t box_rows, uint32_t stage_slabs, struct fp8_expert_maps *maps, struct err *err)
-{
-    const map_encoder encode = run->cuda->experts->encode;
-    const struct cuda_part *part = &linear->w->parts[0];
-    const uint32_t n_rows = linear->is_place ? run->m.n_routes : run->m.n_rows, n_cols = linear->w->n_cols;
-    const struct fp8_places x = fp8_places_at(run->rounded, n_rows, n_cols);
-    const struct map_form scales = {map_type(run->cuda->dtype), FP8_CHUNK * 2, CU_TENSOR_MAP_SWIZZLE_NONE};
-    const struct map_dims rows = {2, {n_rows, fp8_slabs(n_cols)}, {x.row_bytes, FP8_SLAB}, {box_rows, stage_slabs}};
-    const struct map_dims chunks = {2, {n_rows, fp8_chunks(n_cols)}, {x.chunk_bytes, FP8_CHUNK * 4}, {box_rows, 1}};
-    struct tensor_map made[4];
-    enum rc rc = map_weights(run, linear, tile_rows, stage_slabs, &made[0], err);
-    rc = rc ? rc : map_rows_of(run, linear, scales, part->data - part->lead_bytes, part->lead_bytes / (FP8_CHUNK * 4),
-                               FP8_CHUNK * 4, tile_rows, 1, &made[1], err);
-    rc = rc ? rc : map_make(encode, run->cuda->dtype, x.numbers, &rows, &made[2], err);
-    rc = rc ? rc : map_make_as(encode, scales, x.scales, &chunks, &made[3], err);
-    if (rc)
-        return rc;
-    *maps = {map_of(&made[0]), map_of(&made[1]), map_of(&made[2]), map_of(&made[3])};
-    fp8_round_places(run->cuda, &linear->x, n_rows, x);
-    return RC_OK;
-}
-
-static enum rc run_fp8_streamed(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
-{
-    struct cuda *cuda = run->cuda;
-    const uint32_t eights = run->eights;
-    const uint32_t max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
-    struct fp8_streamed_shape f = {{tiles_of(run, linear), expert_step(linear), 0, max_units, true},
-                                   linear->w->parts[0].lead_bytes / (FP8_CHUNK * 4)};
-    const uint32_t bytes = fp8_streamed_cut_memory(&f.s, eights);
-    struct fp8_expert_maps maps;
-    enum rc rc = round_and_map(run, linear, f.s.w.tile_rows, 8 * eights, fp8_unit_slabs(eights), &maps, err);
-    if (rc)
-        return rc;
-    fp8_streamed_kernel kernel = cuda->dtype == DTYPE_F16 ? fp8_streamed_of<__half>(eights, linear->is_product)
-                                                          : fp8_streamed_of<__nv_bfloat16>(eights, linear->is_product);
-    launch(cuda, kernel, min(max_units * f.s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, maps, f, run->m,
-           linear->is_place, output_of(linear), run->product);
-    return RC_OK;
-}
-
-static enum rc run_fp8_grouped(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
-{
-    struct cuda *cuda = run->cuda;
-    struct fp8_grouped_shape f = {};
-    struct grouped_shape *s = &f.s;
-    s->n_blocks = fp8_slabs(linear->w->n_cols);
-    s->n_tiles = ceil_div(linear->rows_each, GROUPED_ROWS);
-    s->across = s->n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
-    s->expert_step = expert_step(linear);
-    s->is_product = linear->is_product;
-    s->is_wide = map_fits(linear->y.data, (size_t)linear->y.stride * 2) && linear->y.width % 8 == 0;
-    s->is_behind = true;
-    f.n_chunks = linear->w->parts[0].lead_bytes / (FP8_CHUNK * 4);
-    fp8_grouped_cut_memory(s, FP8_GROUPED_UNIT);
-    struct fp8_expert_maps maps;
-    enum rc rc = round_and_map(run, linear, GROUPED_ROWS, GROUPED_BOX, 1, &maps, err);
-    if (rc)
-        return rc;
-    const uint32_t n_units = run->m.n_routes / s->unit + min(run->m.n_experts, run->m.n_routes);
-    const uint32_t n_clusters = min(n_units * (s->n_tiles / s->across),
-                                    s->across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
-    launch_clusters(cuda, cuda->dtype == DTYPE_F16 ? experts_fp8_grouped<__half> : experts_fp8_grouped<__nv_bfloat16>,
-                    dim3(n_clusters * s->across), s->across, GROUPED_THREADS, SHARED_BYTES, maps, run->m, f, output_of(linear),
-                    run->product);
     return RC_OK;
 }
 
@@ -555,7 +379,7 @@ enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4, ROUNDED = 8 };
 static enum experts_weights weights_of(const struct cuda *cuda, const struct matrix *w)
 {
     const bool is_streamed = cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0;
-    return w->is_packed ? PACKED : w->rounds_to_fp8 ? ROUNDED : is_streamed ? TWO_BYTE : OTHER;
+    return w->is_packed ? PACKED : rounds_to_bytes(w) ? ROUNDED : is_streamed ? TWO_BYTE : OTHER;
 }
 
 static bool is_scratch_aligned(const struct running_mixture *run)
@@ -704,7 +528,7 @@ static bool fits_row_2byte(const struct running_mixture *run)
 /* Rows that are rounded are read where they were rounded to. */
 static bool fits_unsorted(const struct running_mixture *run)
 {
-    return run->args->up && run->args->up->rounds_to_fp8 ? is_scratch_aligned(run) : fits_in_place(run);
+    return run->args->up && rounds_to_bytes(run->args->up) ? is_scratch_aligned(run) : fits_in_place(run);
 }
 
 static enum rc run_unsorted(struct running_mixture *run, struct err *err)
@@ -776,7 +600,7 @@ static enum rc check_widths(const struct running_mixture *run, struct err *err)
 /* Bytes of a linear's rounded rows; 0: it rounds none. */
 static size_t rounded_bytes(const struct matrix *w, uint32_t n_rows)
 {
-    return w && w->rounds_to_fp8 ? n_rows * fp8_place_bytes(w->n_cols) : 0;
+    return w && rounds_to_bytes(w) ? n_rows * fp8_place_bytes(w->n_cols) : 0;
 }
 
 /* Cuts the scratch; the tables lie behind the rows, rounded rows behind the tables. */

@@ -13,7 +13,7 @@
 #include "../core/eight.cuh"
 #include "../core/wgmma_fp8.cuh"
 #include "../linear/linear_fp8.cuh"
-#include "experts.cuh"
+#include "experts_linear.cuh"
 
 /* Rounded rows, by places or the batch's. */
 struct fp8_places {
@@ -74,6 +74,30 @@ static inline void fp8_round_places(const struct cuda *cuda, const struct view *
                FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
     };
     cuda->dtype == DTYPE_F16 ? start(__half()) : start(__nv_bfloat16());
+}
+
+/* Rounds the rows of x, and makes the maps of weights, rounded rows and the scales of both. */
+static enum rc round_and_map(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
+                             uint32_t box_rows, uint32_t stage_slabs, struct fp8_expert_maps *maps, struct err *err)
+{
+    const map_encoder encode = run->cuda->experts->encode;
+    const struct cuda_part *part = &linear->w->parts[0];
+    const uint32_t n_rows = linear->is_place ? run->m.n_routes : run->m.n_rows, n_cols = linear->w->n_cols;
+    const struct fp8_places x = fp8_places_at(run->rounded, n_rows, n_cols);
+    const struct map_form scales = {map_type(run->cuda->dtype), FP8_CHUNK * 2, CU_TENSOR_MAP_SWIZZLE_NONE};
+    const struct map_dims rows = {2, {n_rows, fp8_slabs(n_cols)}, {x.row_bytes, FP8_SLAB}, {box_rows, stage_slabs}};
+    const struct map_dims chunks = {2, {n_rows, fp8_chunks(n_cols)}, {x.chunk_bytes, FP8_CHUNK * 4}, {box_rows, 1}};
+    struct tensor_map made[4];
+    enum rc rc = map_weights(run, linear, tile_rows, stage_slabs, &made[0], err);
+    rc = rc ? rc : map_rows_of(run, linear, scales, part->data - part->lead_bytes, part->lead_bytes / (FP8_CHUNK * 4),
+                               FP8_CHUNK * 4, tile_rows, 1, &made[1], err);
+    rc = rc ? rc : map_make(encode, run->cuda->dtype, x.numbers, &rows, &made[2], err);
+    rc = rc ? rc : map_make_as(encode, scales, x.scales, &chunks, &made[3], err);
+    if (rc)
+        return rc;
+    *maps = {map_of(&made[0]), map_of(&made[1]), map_of(&made[2]), map_of(&made[3])};
+    fp8_round_places(run->cuda, &linear->x, n_rows, x);
+    return RC_OK;
 }
 
 #endif

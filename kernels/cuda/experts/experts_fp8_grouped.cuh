@@ -113,35 +113,16 @@ struct fp8_grouped_worker {
             barrier_arrive_in(w.empty + 8 * at.stage);
     }
     /* Between the products of one warpgroup and those of the other. */
-    __device__ __forceinline__ void take_turn(void) const { meet(2 + w.group, 256); }
-    __device__ __forceinline__ void pass_turn(void) const { reach(3 - w.group, 256); }
+    __device__ __forceinline__ void take(void) const { meet(2 + w.group, 256); }
+    __device__ __forceinline__ void pass(void) const { reach(3 - w.group, 256); }
 
     template <uint32_t N>
     __device__ __forceinline__ void sum_tile(float (&sum)[N], float (&p)[N], float (&q)[N], uint32_t n_slabs) const
     {
-        uint32_t slab = 0;
-        for (; slab + 1 < n_slabs; slab += 2) {
-            struct ring_place next = w.at;
-            room.ring.next(next);
-            take_turn();
-            multiply(p, w.at);
-            multiply(q, next);
-            pass_turn();
-            wgmma_wait<1>();
-            fold(sum, p, w.at, slab);
-            wgmma_wait<0>();
-            fold(sum, q, next, slab + 1);
-            w.at = next;
-            room.ring.next(w.at);
-        }
-        if (slab == n_slabs)
-            return;
-        take_turn();
-        multiply(p, w.at);
-        pass_turn();
-        wgmma_wait<0>();
-        fold(sum, p, w.at, slab);
-        room.ring.next(w.at);
+        typedef float sums[N];
+        fp8_sum_stages<1>(
+            p, q, room.ring, w.at, n_slabs, [&](sums &part, const struct ring_place &at, uint32_t) { multiply(part, at); },
+            [&](sums &part, const struct ring_place &at, uint32_t slab) { fold(sum, part, at, slab); }, *this);
     }
 };
 
@@ -170,35 +151,14 @@ experts_fp8_grouped(const __grid_constant__ struct fp8_expert_maps maps, const _
     const uint32_t full = data + tables_at + (uint32_t)sizeof(struct grouped_tables);
     const struct fp8_grouped_room room = {{data, full, full + 8 * s.n_stages, s.n_stages, s.stage_bytes}, data + scales_at,
                                           fp8_grouped_scales(s.unit)};
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     struct grouped_tables *t = (struct grouped_tables *)(shared + tables_at);
-    room.ring.make_barriers(2, 8 * s.across);
-    barriers_made();
-    if (!s.is_behind)
-        wait_for_input();
-    if (threadIdx.x == 0)
-        start_next();
-    if (warp == 0)
-        grouped_count(m, t, s.unit);
-    __syncthreads();
-    cluster_meet();
-    /* Two warpgroups of 232 registers and the loading one fill the processor's. */
-    if (warp >= 8) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp < 10 && lane == 0)
-            fp8_grouped_load(maps, m, f, t, room, warp == 8);
+    const auto load = [&](bool is_weight) { fp8_grouped_load(maps, m, f, t, room, is_weight); };
+    if (!grouped_begin(m, s, t, room.ring, load))
         return;
-    }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    wait_for_input();
-    struct grouped_worker w = {};
-    w.ring = room.ring;
-    w.piece = data + pieces_at + warp * GROUPED_PIECE_BYTES;
-    w.empty = lane < s.across ? address_in(room.ring.empty, lane) : 0;
-    w.group = warp / 4;
+    struct grouped_worker w = grouped_worker_at(room.ring, data + pieces_at, s.across);
     const struct fp8_grouped_worker worker = {room, w};
     if (w.group == 1)
-        worker.pass_turn();
+        worker.pass();
     for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
         const struct grouped_place p = grouped_place_of(m, s, t, turn, cluster_rank());
         switch (fp8_grouped_columns(p)) {
@@ -218,6 +178,33 @@ static inline void fp8_grouped_cut_memory(struct grouped_shape *s, uint32_t unit
     s->unit = unit;
     s->stage_bytes = FP8_GROUPED_W_BYTES + unit * FP8_SLAB;
     s->n_stages = min((SHARED_BYTES - fixed) / (s->stage_bytes + fp8_grouped_scales(unit) + 16), GROUPED_STAGES);
+}
+
+static enum rc run_fp8_grouped(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    struct fp8_grouped_shape f = {};
+    struct grouped_shape *s = &f.s;
+    s->n_blocks = fp8_slabs(linear->w->n_cols);
+    s->n_tiles = ceil_div(linear->rows_each, GROUPED_ROWS);
+    s->across = s->n_tiles % 2 == 0 && cuda->experts->n_pairs ? 2 : 1;
+    s->expert_step = expert_step(linear);
+    s->is_product = linear->is_product;
+    s->is_wide = map_fits(linear->y.data, (size_t)linear->y.stride * 2) && linear->y.width % 8 == 0;
+    s->is_behind = true;
+    f.n_chunks = linear->w->parts[0].lead_bytes / (FP8_CHUNK * 4);
+    fp8_grouped_cut_memory(s, FP8_GROUPED_UNIT);
+    struct fp8_expert_maps maps;
+    enum rc rc = round_and_map(run, linear, GROUPED_ROWS, GROUPED_BOX, 1, &maps, err);
+    if (rc)
+        return rc;
+    const uint32_t n_units = run->m.n_routes / s->unit + min(run->m.n_experts, run->m.n_routes);
+    const uint32_t n_clusters = min(n_units * (s->n_tiles / s->across),
+                                    s->across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
+    launch_clusters(cuda, cuda->dtype == DTYPE_F16 ? experts_fp8_grouped<__half> : experts_fp8_grouped<__nv_bfloat16>,
+                    dim3(n_clusters * s->across), s->across, GROUPED_THREADS, SHARED_BYTES, maps, run->m, f, output_of(linear),
+                    run->product);
+    return RC_OK;
 }
 
 #endif

@@ -165,26 +165,11 @@ static __device__ __forceinline__ void fp8_streamed_sum(float (&sum)[4 * EIGHTS]
                                                         const struct fp8_streamed_room &room, struct ring_place &at,
                                                         const struct skinny_shape &w)
 {
-    const uint32_t slabs = fp8_unit_slabs(EIGHTS);
-    uint32_t slab = 0;
-    for (; slab + slabs < w.n_blocks; slab += 2 * slabs) {
-        struct ring_place next = at;
-        room.w.next(next);
-        fp8_streamed_multiply(first, room, at, w.tile_rows);
-        fp8_streamed_multiply(second, room, next, w.tile_rows);
-        wgmma_wait<1>();
-        fp8_streamed_fold(sum, first, room, at, slab, w);
-        wgmma_wait<0>();
-        fp8_streamed_fold(sum, second, room, next, slab + slabs, w);
-        at = next;
-        room.w.next(at);
-    }
-    if (slab >= w.n_blocks)
-        return;
-    fp8_streamed_multiply(first, room, at, w.tile_rows);
-    wgmma_wait<0>();
-    fp8_streamed_fold(sum, first, room, at, slab, w);
-    room.w.next(at);
+    typedef struct fp8_streamed_sums<EIGHTS> sums;
+    fp8_sum_stages<fp8_unit_slabs(EIGHTS)>(
+        first, second, room.w, at, w.n_blocks,
+        [&](sums &p, const struct ring_place &from, uint32_t) { fp8_streamed_multiply(p, room, from, w.tile_rows); },
+        [&](sums &p, const struct ring_place &from, uint32_t slab) { fp8_streamed_fold(sum, p, room, from, slab, w); });
 }
 
 /* is_place: rows of x are places, else the rows of the batch. */
@@ -256,6 +241,25 @@ template <class T> static fp8_streamed_kernel fp8_streamed_of(uint32_t eights, b
     case 4: return is_product ? experts_fp8_streamed<T, 4, true> : experts_fp8_streamed<T, 4, false>;
     default: return is_product ? experts_fp8_streamed<T, 8, true> : experts_fp8_streamed<T, 8, false>;
     }
+}
+
+static enum rc run_fp8_streamed(const struct running_mixture *run, const struct expert_linear *linear, struct err *err)
+{
+    struct cuda *cuda = run->cuda;
+    const uint32_t eights = run->eights;
+    const uint32_t max_units = min(run->m.n_experts, run->m.n_routes) + run->m.n_routes / (8 * eights);
+    struct fp8_streamed_shape f = {{tiles_of(run, linear), expert_step(linear), 0, max_units, true},
+                                   linear->w->parts[0].lead_bytes / (FP8_CHUNK * 4)};
+    const uint32_t bytes = fp8_streamed_cut_memory(&f.s, eights);
+    struct fp8_expert_maps maps;
+    enum rc rc = round_and_map(run, linear, f.s.w.tile_rows, 8 * eights, fp8_unit_slabs(eights), &maps, err);
+    if (rc)
+        return rc;
+    fp8_streamed_kernel kernel = cuda->dtype == DTYPE_F16 ? fp8_streamed_of<__half>(eights, linear->is_product)
+                                                          : fp8_streamed_of<__nv_bfloat16>(eights, linear->is_product);
+    launch(cuda, kernel, min(max_units * f.s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, maps, f, run->m,
+           linear->is_place, output_of(linear), run->product);
+    return RC_OK;
 }
 
 #endif

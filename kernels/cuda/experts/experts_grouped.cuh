@@ -286,18 +286,13 @@ static __device__ __forceinline__ void grouped_tile_of(uint32_t columns, const s
     grouped_tile<T, IS_PACKED, N>(s, out, product, p, w);
 }
 
-template <class T, bool IS_PACKED>
-static __global__ void __launch_bounds__(GROUPED_THREADS, 1)
-experts_grouped(const __grid_constant__ struct grouped_maps maps, const __grid_constant__ struct mixture m,
-                const __grid_constant__ struct grouped_shape s, const __grid_constant__ struct output out,
-                const __grid_constant__ expert_product product)
+/* What a kernel does before its tiles: the ring, and the list of units. load(is weight) runs in the two threads that fetch.
+ * Returns true in the threads that multiply. */
+template <class LOAD>
+static __device__ __forceinline__ bool grouped_begin(const struct mixture &m, const struct grouped_shape &s,
+                                                     struct grouped_tables *t, const struct ring &ring, LOAD load)
 {
-    extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t tables_at = s.n_stages * s.stage_bytes + 8 * GROUPED_PIECE_BYTES, data = shared_address(shared);
-    const uint32_t full = data + tables_at + (uint32_t)sizeof(struct grouped_tables);
-    const struct ring ring = {data, full, full + 8 * s.n_stages, s.n_stages, s.stage_bytes};
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    struct grouped_tables *t = (struct grouped_tables *)(shared + tables_at);
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     ring.make_barriers(2, 8 * s.across);
     barriers_made();
     if (!s.is_behind)
@@ -311,17 +306,43 @@ experts_grouped(const __grid_constant__ struct grouped_maps maps, const __grid_c
     /* Two warpgroups of 232 registers and the loading one fill the processor's. */
     if (warp >= 8) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp < 10 && lane == 0)
-            grouped_load<IS_PACKED>(maps, m, s, t, ring, warp == 8);
-        return;
+        if (warp < 10 && threadIdx.x % 32 == 0)
+            load(warp == 8);
+        return false;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_input();
+    return true;
+}
+
+/* pieces: address of the warps' pieces. */
+static __device__ __forceinline__ struct grouped_worker grouped_worker_at(const struct ring &ring, uint32_t pieces,
+                                                                          uint32_t across)
+{
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     struct grouped_worker w = {};
     w.ring = ring;
-    w.piece = data + s.n_stages * s.stage_bytes + warp * GROUPED_PIECE_BYTES;
-    w.empty = lane < s.across ? address_in(ring.empty, lane) : 0;
+    w.piece = pieces + warp * GROUPED_PIECE_BYTES;
+    w.empty = lane < across ? address_in(ring.empty, lane) : 0;
     w.group = warp / 4;
+    return w;
+}
+
+template <class T, bool IS_PACKED>
+static __global__ void __launch_bounds__(GROUPED_THREADS, 1)
+experts_grouped(const __grid_constant__ struct grouped_maps maps, const __grid_constant__ struct mixture m,
+                const __grid_constant__ struct grouped_shape s, const __grid_constant__ struct output out,
+                const __grid_constant__ expert_product product)
+{
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t tables_at = s.n_stages * s.stage_bytes + 8 * GROUPED_PIECE_BYTES, data = shared_address(shared);
+    const uint32_t full = data + tables_at + (uint32_t)sizeof(struct grouped_tables);
+    const struct ring ring = {data, full, full + 8 * s.n_stages, s.n_stages, s.stage_bytes};
+    struct grouped_tables *t = (struct grouped_tables *)(shared + tables_at);
+    const auto load = [&](bool is_weight) { grouped_load<IS_PACKED>(maps, m, s, t, ring, is_weight); };
+    if (!grouped_begin(m, s, t, ring, load))
+        return;
+    struct grouped_worker w = grouped_worker_at(ring, data + s.n_stages * s.stage_bytes, s.across);
     for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
         const struct grouped_place p = grouped_place_of(m, s, t, turn, cluster_rank());
         grouped_tile_of<T, IS_PACKED>(grouped_columns(p, grouped_weights<IS_PACKED>::least_columns), s, out, product, p, w);

@@ -163,7 +163,7 @@ void linear_drop(struct cuda *cuda, const struct matrix *matrix)
 
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
 {
-    if (matrix->rounds_to_fp8 || matrix->rounds_to_int8)
+    if (rounds_to_bytes(matrix))
         return fp8_take(cuda, cuda->linear->encode, &cuda->linear->fp8, matrix, err);
     if (cuda->dtype == DTYPE_F32 || !matrix->is_whole || matrix->parts[0].dtype != cuda->dtype || !matrix->n_rows ||
         matrix->n_cols % 64)

@@ -22,6 +22,7 @@
 #include "../core/eight.cuh"
 #include "../core/fp8_rows.cuh"
 #include "../core/launch.cuh"
+#include "../core/ring.cuh"
 #include "../core/shared.cuh"
 #include "../core/tensor_map.cuh"
 
@@ -95,24 +96,76 @@ static __device__ __forceinline__ void fp8_round_slab(float (&values)[8], uint32
         to.scales[(size_t)slab * to.n_padded + row] = scale;
 }
 
-/* Blocks: [rows][parts of a row]; FP8_LANES threads have a slab, and FP8_TURNS of them at a time. Bound by the bytes of x; of
- * few rows by the launch. */
-template <class T, class N, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(FP8_QUANTISERS) linear_fp8_quantise(rows<T> x, uint32_t n_slabs, struct fp8_rows to)
+/* Rounds slabs first, first + step, ... of a row, FP8_TURNS at a time; FP8_LANES threads have a slab. load(column, values)
+ * reads eight values from a column on, zeros beyond the row. */
+template <class N, class LOAD>
+static __device__ __forceinline__ void fp8_round_slabs(uint32_t row, uint32_t first, uint32_t step, uint32_t n_slabs,
+                                                       const struct fp8_rows &to, LOAD load)
 {
-    const uint32_t step = gridDim.y * (FP8_QUANTISERS / FP8_LANES), lane = threadIdx.x % FP8_LANES;
-    start_next();
-    wait_for_input();
-    for (uint32_t first = (blockIdx.y * FP8_QUANTISERS + threadIdx.x) / FP8_LANES; first < n_slabs; first += FP8_TURNS * step) {
+    const uint32_t lane = threadIdx.x % FP8_LANES;
+    for (; first < n_slabs; first += FP8_TURNS * step) {
         float values[FP8_TURNS][8];
 #pragma unroll
         for (uint32_t i = 0; i < FP8_TURNS; i++)
-            load_part<IS_ALIGNED>(x.at(blockIdx.x, 0), (first + i * step) * FP8_SLAB + lane * 8, x.width, values[i]);
+            load((first + i * step) * FP8_SLAB + lane * 8, values[i]);
 #pragma unroll
         for (uint32_t i = 0; i < FP8_TURNS; i++)
             if (first + i * step < n_slabs)
-                fp8_round_slab<N>(values[i], blockIdx.x, first + i * step, to);
+                fp8_round_slab<N>(values[i], row, first + i * step, to);
     }
+}
+
+/* Blocks: [rows][parts of a row]. Bound by the bytes of x; of few rows by the launch. */
+template <class T, class N, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(FP8_QUANTISERS) linear_fp8_quantise(rows<T> x, uint32_t n_slabs, struct fp8_rows to)
+{
+    start_next();
+    wait_for_input();
+    fp8_round_slabs<N>(blockIdx.x, (blockIdx.y * FP8_QUANTISERS + threadIdx.x) / FP8_LANES,
+                       gridDim.y * (FP8_QUANTISERS / FP8_LANES), n_slabs, to, [&](uint32_t column, float (&values)[8]) {
+                           load_part<IS_ALIGNED>(x.at(blockIdx.x, 0), column, x.width, values);
+                       });
+}
+
+/* ---- sums ---------------------------------------------------------------------------------------------------------------- */
+
+/* Warpgroups that do not take turns. */
+struct no_turns {
+    __device__ __forceinline__ void take(void) const {}
+    __device__ __forceinline__ void pass(void) const {}
+};
+
+/* Sums n_slabs slabs that come in stages of so many. Two stages of sums are under way: while one is folded, the tensor cores
+ * make the other. multiply(sums, place, slab) starts the products of a stage whose first slab is `slab`, and
+ * fold(sums, place, slab) adds those of a finished one and gives it back. turns: between the products of one warpgroup and
+ * those of the next. */
+template <uint32_t SLABS, class S, class M, class F, class T = no_turns>
+static __device__ __forceinline__ void fp8_sum_stages(S &even, S &odd, const struct ring &ring, struct ring_place &at,
+                                                      uint32_t n_slabs, M multiply, F fold, T turns = T())
+{
+    uint32_t slab = 0;
+    for (; slab + SLABS < n_slabs; slab += 2 * SLABS) {
+        struct ring_place next = at;
+        ring.next(next);
+        turns.take();
+        multiply(even, at, slab);
+        multiply(odd, next, slab + SLABS);
+        turns.pass();
+        wgmma_wait<1>();
+        fold(even, at, slab);
+        wgmma_wait<0>();
+        fold(odd, next, slab + SLABS);
+        at = next;
+        ring.next(at);
+    }
+    if (slab >= n_slabs)
+        return;
+    turns.take();
+    multiply(even, at, slab);
+    turns.pass();
+    wgmma_wait<0>();
+    fold(even, at, slab);
+    ring.next(at);
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */

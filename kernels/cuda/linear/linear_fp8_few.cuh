@@ -210,26 +210,11 @@ static __device__ __forceinline__ void fp8_few_sum(float (&sum)[4 * EIGHTS], str
                                                    struct fp8_few_sums<N, EIGHTS> &odd, const struct fp8_few_room &room,
                                                    struct ring_place &at, const struct skinny_shape &s)
 {
-    const uint32_t slabs = fp8_stage_slabs(EIGHTS);
-    uint32_t slab = 0;
-    for (; slab + slabs < s.n_blocks; slab += 2 * slabs) {
-        struct ring_place next = at;
-        room.w.next(next);
-        fp8_few_multiply(even, room, at, s.tile_rows);
-        fp8_few_multiply(odd, room, next, s.tile_rows);
-        wgmma_wait<1>();
-        fp8_few_fold(sum, even, room, at, slab, s);
-        wgmma_wait<0>();
-        fp8_few_fold(sum, odd, room, next, slab + slabs, s);
-        at = next;
-        room.w.next(at);
-    }
-    if (slab >= s.n_blocks)
-        return;
-    fp8_few_multiply(even, room, at, s.tile_rows);
-    wgmma_wait<0>();
-    fp8_few_fold(sum, even, room, at, slab, s);
-    room.w.next(at);
+    typedef struct fp8_few_sums<N, EIGHTS> sums;
+    fp8_sum_stages<fp8_stage_slabs(EIGHTS)>(
+        even, odd, room.w, at, s.n_blocks,
+        [&](sums &p, const struct ring_place &from, uint32_t) { fp8_few_multiply(p, room, from, s.tile_rows); },
+        [&](sums &p, const struct ring_place &from, uint32_t slab) { fp8_few_fold(sum, p, room, from, slab, s); });
 }
 
 /* The rounded sums of a warp, 16 outputs of every row of x, through its piece: lines of 32 bytes instead of single values. */

@@ -114,14 +114,15 @@ static __device__ __forceinline__ void fp8_many_load(const struct fp8_maps &maps
     ring.drain(at);
 }
 
-/* The scales of a slab that a thread needs before its products end: shared ones of W. */
-struct fp8_two {
+/* The sums of a slab, and the scales that a thread needs before they are made: shared ones of W. */
+template <class N, uint32_t WIDTH> struct fp8_many_sums {
+    typename N::sum p[WIDTH / 2];
     float first, second;
 };
 
 /* One warpgroup's side of the ring and of the turns. */
 template <class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many_worker {
-    typedef typename N::sum part; /* of a slab */
+    typedef struct fp8_many_sums<N, WIDTH> sums;
     const struct fp8_many_room &room;
     uint32_t free_in, group, row_of_x; /* row_of_x: of the block's tile, this thread's first of two, eight apart */
     const float *shared[2];            /* of a tile, the scales before the numbers of its first row and of its second kind */
@@ -135,93 +136,74 @@ template <class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct
         shared[1] = (const float *)(f.w + min(second, n_rows - 1) * f.w_row_bytes) - 1;
     }
     /* Starts the products of a slab. */
-    __device__ __forceinline__ struct fp8_two multiply(part (&p)[WIDTH / 2], const struct ring_place &at, uint32_t slab) const
+    __device__ __forceinline__ void multiply(sums &made, const struct ring_place &at, uint32_t slab) const
     {
         room.ring.wait_full(at);
         const uint64_t a = wgmma_rows(room.ring.data_of(at) + group * 64 * FP8_SLAB);
         const uint64_t b = wgmma_rows(room.ring.data_of(at) + GROUPS * 64 * FP8_SLAB);
         wgmma_begin();
-        wgmma_fp8_slab(p, a, b);
+        wgmma_fp8_slab(made.p, a, b);
         wgmma_commit();
         if (KIND == EACH_ROW)
-            return {};
-        return {__ldg(shared[0] - slab), __ldg(shared[1] - slab)};
+            return;
+        made.first = __ldg(shared[0] - slab);
+        made.second = __ldg(shared[1] - slab);
     }
     /* Adds a finished slab. */
-    __device__ __forceinline__ void add_shared(float (&sum)[WIDTH / 2], const part (&p)[WIDTH / 2], const struct fp8_two &w,
-                                               float low, float high) const
+    __device__ __forceinline__ void add_shared(float (&sum)[WIDTH / 2], const sums &made, float low, float high) const
     {
-        const float factors[2][2] = {{low * w.first, high * w.first}, {low * w.second, high * w.second}};
+        const float factors[2][2] = {{low * made.first, high * made.first}, {low * made.second, high * made.second}};
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH / 2; i++)
-            sum[i] = fmaf((float)p[i], factors[KIND == SHARED_PAIRS ? i / 4 % 2 : i / 32][i / 2 % 2], sum[i]);
+            sum[i] = fmaf((float)made.p[i], factors[KIND == SHARED_PAIRS ? i / 4 % 2 : i / 32][i / 2 % 2], sum[i]);
     }
-    __device__ __forceinline__ void add_each(float (&sum)[WIDTH / 2], const part (&p)[WIDTH / 2], uint32_t w_at, float low,
+    __device__ __forceinline__ void add_each(float (&sum)[WIDTH / 2], const sums &made, uint32_t w_at, float low,
                                              float high) const
     {
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH / 2; i += 4) {
             const float even = load_float(w_at + i / 4 * 8 * FP8_CHUNK * 4);
             const float odd = load_float(w_at + (i / 4 * 8 + 1) * FP8_CHUNK * 4);
-            sum[i] = fmaf((float)p[i], low * even, sum[i]);
-            sum[i + 1] = fmaf((float)p[i + 1], low * odd, sum[i + 1]);
-            sum[i + 2] = fmaf((float)p[i + 2], high * even, sum[i + 2]);
-            sum[i + 3] = fmaf((float)p[i + 3], high * odd, sum[i + 3]);
+            sum[i] = fmaf((float)made.p[i], low * even, sum[i]);
+            sum[i + 1] = fmaf((float)made.p[i + 1], low * odd, sum[i + 1]);
+            sum[i + 2] = fmaf((float)made.p[i + 2], high * even, sum[i + 2]);
+            sum[i + 3] = fmaf((float)made.p[i + 3], high * odd, sum[i + 3]);
         }
     }
     /* Adds a finished slab and gives its stage back. */
-    __device__ __forceinline__ void fold(float (&sum)[WIDTH / 2], part (&p)[WIDTH / 2], const struct fp8_two &w,
-                                         const struct ring_place &at, uint32_t slab) const
+    __device__ __forceinline__ void fold(float (&sum)[WIDTH / 2], sums &made, const struct ring_place &at, uint32_t slab) const
     {
         const uint32_t x_at = room.x_scales + at.stage * GROUPS * 256 + row_of_x * 4;
         const uint32_t w_at = room.w_scales + (at.stage * WIDTH + threadIdx.x % 4 * 2) * FP8_CHUNK * 4 +
                               (FP8_CHUNK - 1 - slab % FP8_CHUNK) * 4;
         const float low = load_float(x_at), high = load_float(x_at + 32);
-        wgmma_made(p);
+        wgmma_made(made.p);
         if (KIND == EACH_ROW)
-            add_each(sum, p, w_at, low, high);
+            add_each(sum, made, w_at, low, high);
         __syncwarp();
         if (free_in)
             barrier_arrive_in(free_in + 8 * at.stage);
         if (KIND != EACH_ROW)
-            add_shared(sum, p, w, low, high);
+            add_shared(sum, made, low, high);
     }
     /* Between the products of one warpgroup and those of the next. */
-    __device__ __forceinline__ void take_turn(void) const
+    __device__ __forceinline__ void take(void) const
     {
         if (GROUPS > 1)
             meet(2 + group, 256);
     }
-    __device__ __forceinline__ void pass_turn(void) const
+    __device__ __forceinline__ void pass(void) const
     {
         if (GROUPS > 1)
             reach(2 + (group + 1) % GROUPS, 256);
     }
-    __device__ __forceinline__ void sum_tile(float (&sum)[WIDTH / 2], part (&p)[WIDTH / 2], part (&q)[WIDTH / 2],
-                                             struct ring_place &at, uint32_t n_slabs) const
+    __device__ __forceinline__ void sum_tile(float (&sum)[WIDTH / 2], sums &even, sums &odd, struct ring_place &at,
+                                             uint32_t n_slabs) const
     {
-        uint32_t slab = 0;
-        for (; slab + 1 < n_slabs; slab += 2) {
-            struct ring_place next = at;
-            room.ring.next(next);
-            take_turn();
-            const struct fp8_two w = multiply(p, at, slab), v = multiply(q, next, slab + 1);
-            pass_turn();
-            wgmma_wait<1>();
-            fold(sum, p, w, at, slab);
-            wgmma_wait<0>();
-            fold(sum, q, v, next, slab + 1);
-            at = next;
-            room.ring.next(at);
-        }
-        if (slab == n_slabs)
-            return;
-        take_turn();
-        const struct fp8_two w = multiply(p, at, slab);
-        pass_turn();
-        wgmma_wait<0>();
-        fold(sum, p, w, at, slab);
-        room.ring.next(at);
+        fp8_sum_stages<1>(
+            even, odd, room.ring, at, n_slabs,
+            [&](sums &p, const struct ring_place &from, uint32_t slab) { multiply(p, from, slab); },
+            [&](sums &p, const struct ring_place &from, uint32_t slab) { fold(sum, p, from, slab); }, *this);
     }
 };
 
@@ -239,15 +221,15 @@ static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f
     const uint32_t free_in = lane < s.down + s.across - 1 ? address_in(room.ring.empty, owner) : 0;
     struct fp8_many_worker<N, KIND, GROUPS, WIDTH> worker = {room, free_in, warp / 4, warp * 16 + lane / 4, {}};
     struct ring_place at = RING_READ;
-    typename N::sum p[WIDTH / 2] = {}, q[WIDTH / 2] = {};
+    struct fp8_many_sums<N, WIDTH> even = {}, odd = {};
     if (warp / 4 == GROUPS - 1)
-        worker.pass_turn();
+        worker.pass();
     for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
         float sum[WIDTH / 2] = {};
         struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
         if (KIND != EACH_ROW)
             worker.begin_tile(f, place.column, out.n_out << s.is_product);
-        worker.sum_tile(sum, p, q, at, s.n_blocks);
+        worker.sum_tile(sum, even, odd, at, s.n_blocks);
         uint32_t row = place.row + warp * 16;
         wait_for_input(); /* before reading the rows that the sums are added to; x has waited already */
         if (out.bias)

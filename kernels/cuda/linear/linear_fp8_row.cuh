@@ -30,20 +30,13 @@ template <class T, class N>
 static __device__ __forceinline__ void fp8_round_row(const T *x, uint32_t width, bool is_aligned, uint32_t n_slabs,
                                                      const struct fp8_rows &to, uint32_t there)
 {
-    const uint32_t step = FP8_ROW_WORKERS / FP8_LANES, lane = threadIdx.x % FP8_LANES;
-    for (uint32_t first = threadIdx.x / FP8_LANES; first < n_slabs; first += FP8_TURNS * step) {
-        float values[FP8_TURNS][8];
-#pragma unroll
-        for (uint32_t i = 0; i < FP8_TURNS; i++)
-            if (is_aligned)
-                load_part<true>(x, (first + i * step) * FP8_SLAB + lane * 8, width, values[i]);
-            else
-                load_part<false>(x, (first + i * step) * FP8_SLAB + lane * 8, width, values[i]);
-#pragma unroll
-        for (uint32_t i = 0; i < FP8_TURNS; i++)
-            if (first + i * step < n_slabs)
-                fp8_round_slab<N>(values[i], 0, first + i * step, to);
-    }
+    fp8_round_slabs<N>(0, threadIdx.x / FP8_LANES, FP8_ROW_WORKERS / FP8_LANES, n_slabs, to,
+                       [&](uint32_t column, float (&values)[8]) {
+                           if (is_aligned)
+                               load_part<true>(x, column, width, values);
+                           else
+                               load_part<false>(x, column, width, values);
+                       });
     shared_written();
     barrier_arrive(there);
     barrier_wait(there, 0);
@@ -95,26 +88,11 @@ static __device__ __forceinline__ void fp8_row_sum(float (&sum)[4], struct fp8_f
                                                    struct fp8_few_sums<N, 1> &odd, const struct fp8_few_room &room,
                                                    struct ring_place &at, const struct skinny_shape &s)
 {
-    const uint32_t slabs = fp8_stage_slabs(1);
-    uint32_t slab = 0;
-    for (; slab + slabs < s.n_blocks; slab += 2 * slabs) {
-        struct ring_place next = at;
-        room.w.next(next);
-        fp8_row_multiply(even, room, at, slab, s);
-        fp8_row_multiply(odd, room, next, slab + slabs, s);
-        wgmma_wait<1>();
-        fp8_row_fold(sum, even, room, at, slab, s);
-        wgmma_wait<0>();
-        fp8_row_fold(sum, odd, room, next, slab + slabs, s);
-        at = next;
-        room.w.next(at);
-    }
-    if (slab >= s.n_blocks)
-        return;
-    fp8_row_multiply(even, room, at, slab, s);
-    wgmma_wait<0>();
-    fp8_row_fold(sum, even, room, at, slab, s);
-    room.w.next(at);
+    typedef struct fp8_few_sums<N, 1> sums;
+    fp8_sum_stages<fp8_stage_slabs(1)>(
+        even, odd, room.w, at, s.n_blocks,
+        [&](sums &p, const struct ring_place &from, uint32_t slab) { fp8_row_multiply(p, room, from, slab, s); },
+        [&](sums &p, const struct ring_place &from, uint32_t slab) { fp8_row_fold(sum, p, room, from, slab, s); });
 }
 
 /* As fp8_few_barriers. */
