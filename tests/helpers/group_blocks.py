@@ -45,3 +45,21 @@ def int4_rows(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray, group:
     raw[:, :, 4:] = (padded[:, ::2] | padded[:, 1::2] << 4).reshape(rows, groups, -1)
     wide = [each.repeat(group, 1)[:, : numbers.shape[1]] for each in (zeros.astype(np.float32), words.view(np.float32))]
     return raw.reshape(rows, -1), (numbers.astype(np.float32) - wide[0]) * wide[1]
+
+
+def q4_0_rows(numbers: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of Q4_0 blocks.
+
+    Args:
+        numbers: [rows, columns] from 0 to 15; columns are a multiple of 32.
+        scales: [rows, groups], rounded to float16.
+
+    Returns:
+        The rows as a file has them, and their values in float32.
+    """
+    rows, groups = scales.shape
+    halves, blocks = scales.astype(np.float16), numbers.astype(np.uint8).reshape(rows, groups, 32)
+    raw = np.zeros((rows, groups, 18), np.uint8)
+    raw[:, :, :2] = halves[..., None].view(np.uint8)
+    raw[:, :, 2:] = blocks[..., :16] | blocks[..., 16:] << 4
+    return raw.reshape(rows, -1), (numbers.astype(np.float32) - 8) * halves.astype(np.float32).repeat(32, 1)

@@ -1,4 +1,4 @@
-"""Linears of 4-bit weights in groups with bfloat16 activations, on a CUDA device: one order of sums for all kernels and rows.
+"""Linears of 4-bit weights (groups, Q4_0) with bfloat16 activations, on a CUDA device: one order of sums for all kernels.
 
 Where values have few bits, the tensor cores' sums are exact, so NumPy gives the bits; otherwise float64 gives the values.
 """
@@ -9,14 +9,14 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
-from group_blocks import int4_rows
+from group_blocks import int4_rows, q4_0_rows
 
 from binding import Backend
 from llmpy import hardware
 
 Array = np.ndarray
 BF16 = ml_dtypes.bfloat16
-TYPES = {"int4_g128": 128, "int4_g32": 32}
+TYPES = {"int4_g128": 128, "int4_g32": 32, "q4_0": 32}
 LINEAR, EMBED, EXPERTS, LOGITS, READ_ROWS = 1, 2, 4, 16, 32  # enum matrix_use
 AUTO, FLOAT = 0, 1  # enum arithmetic
 ROWS = (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 191, 300)
@@ -67,7 +67,12 @@ def random_weights(dtype: str, n: int, k: int, rng: np.random.Generator) -> tupl
     """(rows of the file, values): scales of both signs, zeros from 0 to 16."""
     groups = -(-k // TYPES[dtype])
     scales = rng.uniform(1e-3, 1e-2, (n, groups)) * rng.choice([-1, 1], (n, groups))
-    return int4_rows(rng.integers(0, 16, (n, k)), scales, rng.integers(0, 17, (n, groups)), TYPES[dtype])
+    return rows_of(dtype, rng.integers(0, 16, (n, k)), scales, rng.integers(0, 17, (n, groups)))
+
+
+def rows_of(dtype: str, numbers: Array, scales: Array, zeros: Array) -> tuple[Array, Array]:
+    """(rows of the file, values). Q4_0 has zeros of 8 whatever they are."""
+    return q4_0_rows(numbers, scales) if dtype == "q4_0" else int4_rows(numbers, scales, zeros, TYPES[dtype])
 
 
 def linear(backend: Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
@@ -134,10 +139,11 @@ def test_order(n: int, k: int, dtype: str, backend: Backend) -> None:
     rng, group = np.random.default_rng(k), TYPES[dtype]
     groups = -(-k // group)
     numbers, zeros = rng.integers(0, 16, (n, k)), rng.integers(0, 17, (n, groups))
-    scales = rng.uniform(1e-3, 1e-2, (n, groups)).astype(np.float32)
+    zeros = np.full_like(zeros, 8) if dtype == "q4_0" else zeros
+    scales = rng.uniform(1e-3, 1e-2, (n, groups)).astype(np.float16 if dtype == "q4_0" else np.float32).astype(np.float32)
     scales = (scales.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)
     x = rng.integers(-128, 129, (150, k)).astype(np.float32)
-    matrix = backend.matrix([(dtype, n, int4_rows(numbers, scales, zeros, group)[0])], k)
+    matrix = backend.matrix([(dtype, n, rows_of(dtype, numbers, scales, zeros)[0])], k)
     wanted = fold(x, numbers - zeros.repeat(group, 1)[:, :k], scales, group)
     for rows in (1, 8, 16, 30, 64, 65, 150):
         got = linear(backend, matrix, x[:rows].astype(BF16), n, is_float_out=True)
@@ -256,7 +262,7 @@ def test_where_the_plain_chain_serves(dtype: str, backend: Backend, cuda: str) -
     half = Backend(cuda, dtype="float16", library=hardware.cuda_library())
     for of, k, use, arithmetic in (
         (backend, 256, LINEAR, FLOAT), (backend, 256, LINEAR | EMBED, AUTO), (backend, 256, LINEAR | READ_ROWS, AUTO),
-        (backend, 256, LINEAR | EXPERTS, AUTO), (backend, 200, LINEAR, AUTO), (half, 256, LINEAR, AUTO),
+        (backend, 256, LINEAR | EXPERTS, AUTO), (backend, 224, LINEAR, AUTO), (half, 256, LINEAR, AUTO),
     ):  # fmt: skip
         raw, values = random_weights(dtype, 24, k, rng)
         matrix = of.matrix([(dtype, 24, raw)], k, use, arithmetic)

@@ -4,7 +4,8 @@
  *   word [step / 4][lane][step % 4]   the eight numbers of a step that a lane holds; four steps of a lane are 16 bytes
  *   byte [pair][eight] of a word      columns 2 (lane % 4) + pair + 8 eight: row lane / 4 in the low half, and 8 further on in
  *                                     the high half
- *   header [group][row]               as in the file: a float32 scale, its lowest byte the zero
+ *   header [group][row]               a float32 scale, its lowest byte the zero: as in the file, or of Q4_0 (whose scale is a
+ *                                     float16) the scale with a zero of 8
  *
  * The units of a panel follow each other. The rows of a matrix are divided into halves, gate and up where they are multiplied,
  * and a panel has eight of each: one thread of a kernel has both sums of a product. Where halves are no whole eights, the 16
@@ -19,7 +20,7 @@
 
 static __host__ __device__ constexpr bool is_int4(uint32_t dtype)
 {
-    return dtype == DTYPE_INT4_G128 || dtype == DTYPE_INT4_G32;
+    return dtype == DTYPE_INT4_G128 || dtype == DTYPE_INT4_G32 || dtype == DTYPE_Q4_0;
 }
 
 static __host__ __device__ constexpr uint32_t unit_groups(uint32_t dtype)

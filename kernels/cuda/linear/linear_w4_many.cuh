@@ -338,7 +338,7 @@ static const struct w4_form *w4_many_choose(const struct cuda *cuda, const struc
     float least = INFINITY;
     for (const struct w4_form &form : W4_FORMS) {
         const float us = ceil_div(w4_tiles(&form, n_rows, w.n_panels()), cuda->n_processors) * form.slab_us;
-        if (form.dtype == matrix->parts[0].dtype && us < least) {
+        if (unit_groups(form.dtype) == unit_groups(matrix->parts[0].dtype) && us < least) {
             least = us;
             best = &form;
         }

@@ -1,5 +1,5 @@
 /* Weight matrices with dummy values, filled on the device, and the conversion of experts' MXFP4 into packed.cuh's order, of
- * 4-bit weights into int4_units.cuh's, and back.
+ * 4-bit weights (groups, Q4_0) into int4_units.cuh's, and back.
  *
  * Dummy values: element (r, c) of a part is csrc/base/dummy.h's value of (key, s, c), rounded once to the part's type; s is
  * the row's number in the checkpoint's tensor. MXFP4 has dummy blocks. Bound by the hash, some 20 instructions a value: the
@@ -115,12 +115,42 @@ struct unit_row {
         const uint32_t step = k % UNIT_COLUMNS / 16, lane = r % 8 * 4 + k % 8 / 2;
         return (uint32_t *)(units + (size_t)(k / UNIT_COLUMNS) * unit_bytes) + step / 4 * 128 + lane * 4 + step % 4;
     }
+    __device__ uint32_t number(uint32_t k) const
+    {
+        return *word(k & ~9u) >> (r / 8 * 4 + k / 8 % 2 * 8 + k % 2 * 16) & 15;
+    }
     __device__ uint32_t *header(uint32_t k, uint32_t group) const
     {
         return (uint32_t *)(units + (size_t)(k / UNIT_COLUMNS) * unit_bytes + UNIT_WORDS_BYTES) +
                k % UNIT_COLUMNS / group * 16 + r;
     }
 };
+
+/* The bytes of a file's block: where numbers begin, the two columns of a byte, its header as units have it. */
+template <uint32_t DTYPE> struct unit_block { /* int4 */
+    static const uint32_t numbers_at = 4, columns_apart = 1;
+    static __device__ uint32_t column(uint32_t byte) { return 2 * byte; }
+    static __device__ uint32_t header(const uint8_t *block) { return *(const uint32_t *)block; }
+    static __device__ void put_header(uint8_t *block, uint32_t header) { *(uint32_t *)block = header; }
+};
+template <> struct unit_block<DTYPE_Q4_0> {
+    static const uint32_t numbers_at = 2, columns_apart = 16;
+    static __device__ uint32_t column(uint32_t byte) { return byte; }
+    static __device__ uint32_t header(const uint8_t *block) { return (__float_as_uint(half_at(block)) & 0xffffff00u) | 8; }
+    static __device__ void put_header(uint8_t *block, uint32_t header)
+    {
+        /* Not byte by byte: ptxas 13.0 turns the store of a conversion's low byte into a conversion to uint8. */
+        *(__half *)block = __float2half_rn(__uint_as_float(header & 0xffffff00u));
+    }
+};
+
+/* Number v of a file's block. */
+template <class W> static __device__ __forceinline__ uint32_t unit_number(const uint8_t *block, uint32_t v)
+{
+    typedef unit_block<W::dtype> form;
+    const bool is_high = v / form::columns_apart % 2;
+    return block[form::numbers_at + (form::columns_apart == 1 ? v / 2 : v % 16)] >> 4 * is_high & 15;
+}
 
 /* A block packs row first_row + blockIdx.x. Two rows share the bytes of a word, so they are set by atomic operations. */
 template <class W>
@@ -131,16 +161,18 @@ static __global__ void matrix_pack_units(const uint8_t *rows, uint32_t n_blocks,
     const struct unit_row to(units, first_row + blockIdx.x, W::dtype);
     const uint32_t shift = to.r / 8 * 4, n_cols = units.n_slabs * UNIT_COLUMNS;
     for (uint32_t i = threadIdx.x; i < n_cols / 4; i += blockDim.x) {
-        const uint32_t k = i / 4 * 16 + i % 4 * 2, block = k / W::n_values;
-        const uint8_t *pairs = row + (size_t)block * W::n_bytes + 4 + k % W::n_values / 2;
-        const uint32_t low = block < n_blocks ? pairs[0] : 0, high = block < n_blocks ? pairs[4] : 0;
-        const uint32_t bits = (low & 15) | (high & 15) << 8 | (low >> 4) << 16 | (high >> 4) << 24;
+        const uint32_t k = i / 4 * 16 + i % 4 * 2, block = k / W::n_values, v = k % W::n_values;
+        const uint8_t *from = row + (size_t)block * W::n_bytes;
+        uint32_t bits = 0;
+        if (block < n_blocks)
+            bits = unit_number<W>(from, v) | unit_number<W>(from, v + 8) << 8 | unit_number<W>(from, v + 1) << 16 |
+                   unit_number<W>(from, v + 9) << 24;
         atomicAnd(to.word(k), ~(0x0f0f0f0fu << shift));
         atomicOr(to.word(k), bits << shift);
     }
     for (uint32_t block = threadIdx.x; block < n_cols / W::n_values; block += blockDim.x)
         *to.header(block * W::n_values, W::n_values) =
-            block < n_blocks ? *(const uint32_t *)(row + (size_t)block * W::n_bytes) : 0;
+            block < n_blocks ? unit_block<W::dtype>::header(row + (size_t)block * W::n_bytes) : 0;
 }
 
 template <class W>
@@ -148,12 +180,15 @@ static __global__ void matrix_unpack_units(const struct int4_units units, uint32
 {
     uint8_t *row = rows + (size_t)blockIdx.x * n_blocks * W::n_bytes;
     const struct unit_row from(units, first_row + blockIdx.x, W::dtype);
+    typedef unit_block<W::dtype> form;
     for (uint32_t i = threadIdx.x; i < n_blocks * W::n_values / 2; i += blockDim.x) {
-        const uint32_t k = 2 * i, block = k / W::n_values, bits = *from.word(k & ~8u) >> (from.r / 8 * 4 + k / 8 % 2 * 8);
-        row[(size_t)block * W::n_bytes + 4 + k % W::n_values / 2] = (uint8_t)((bits & 15) | (bits >> 16 & 15) << 4);
+        const uint32_t block = i / (W::n_values / 2), byte = i % (W::n_values / 2);
+        const uint32_t k = block * W::n_values + form::column(byte);
+        row[(size_t)block * W::n_bytes + form::numbers_at + byte] =
+            (uint8_t)(from.number(k) | from.number(k + form::columns_apart) << 4);
     }
     for (uint32_t block = threadIdx.x; block < n_blocks; block += blockDim.x)
-        *(uint32_t *)(row + (size_t)block * W::n_bytes) = *from.header(block * W::n_values, W::n_values);
+        form::put_header(row + (size_t)block * W::n_bytes, *from.header(block * W::n_values, W::n_values));
 }
 
 /* Calls f with the format of a type that lies in units; does nothing for other types. */
