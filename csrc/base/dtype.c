@@ -463,6 +463,32 @@ static void int8_g32_block(const uint8_t *b, float *y)
     int8_values(b, 32, y);
 }
 
+static void table_values(const float *table, const uint8_t *b, float *y)
+{
+    float scale = f32_from_bits(load_u32(b));
+    for (int j = 0; j < 64; j++)
+        y[j] = table[b[4 + j / 2] >> j % 2 * 4 & 15] * scale;
+}
+
+/* Quantiles of a normal distribution, of bitsandbytes. */
+static void nf4_block(const uint8_t *b, float *y)
+{
+    static const float table[16] = {
+        -1, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
+        -0.09105003625154495f, 0, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+        0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1};
+    table_values(table, b, y);
+}
+
+/* 4-bit floats of bitsandbytes: 0, 1/16, 8, 12, 4, 6, 2, 3, all divided by 12, then their negatives. */
+static void fp4_block(const uint8_t *b, float *y)
+{
+    static const float table[16] = {
+        0, 0.0625f / 12, 8.0f / 12, 1, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f,
+        0, -0.0625f / 12, -8.0f / 12, -1, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f};
+    table_values(table, b, y);
+}
+
 typedef void (*values_reader)(const uint8_t *stored, float *values, size_t n);
 typedef void (*block_reader)(const uint8_t *block, float *values);
 
@@ -508,6 +534,8 @@ static const struct {
     [DTYPE_INT4_G32] = {{"int4_g32", 32, 20}, NULL, int4_g32_block},
     [DTYPE_INT8_G128] = {{"int8_g128", 128, 132}, NULL, int8_g128_block},
     [DTYPE_INT8_G32] = {{"int8_g32", 32, 36}, NULL, int8_g32_block},
+    [DTYPE_NF4] = {{"nf4", 64, 36}, NULL, nf4_block},
+    [DTYPE_FP4] = {{"fp4", 64, 36}, NULL, fp4_block},
 };
 #define N_TYPES (sizeof TYPES / sizeof *TYPES)
 

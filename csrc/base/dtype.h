@@ -47,6 +47,8 @@ enum dtype {
     DTYPE_INT4_G32 = 68,  /* the same with 32 nibbles */
     DTYPE_INT8_G128 = 69, /* a float32 scale, then 128 signed bytes */
     DTYPE_INT8_G32 = 70,  /* the same with 32 bytes */
+    DTYPE_NF4 = 71,       /* a float32 scale, then 64 nibbles, the first in the low half, that choose one of 16 values */
+    DTYPE_FP4 = 72,       /* the same with other values */
     DTYPE_NONE = 255
 };
 

@@ -30,6 +30,11 @@ static void prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n
     prepare_blocks(x, stride, n_rows, n_cols, 32, strip);
 }
 
+static void prepare_64(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+{
+    prepare_blocks(x, stride, n_rows, n_cols, 64, strip);
+}
+
 static void prepare_128(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
 {
     prepare_blocks(x, stride, n_rows, n_cols, 128, strip);
@@ -141,6 +146,7 @@ V_INLINE void float_gemv(weights *load, const size_t k_bytes, const uint32_t n_p
     }
 
 TILES(f32, f32_weights, 32)
+TILES(f32_64, f32_weights, 64)
 TILES(f32_128, f32_weights, 128)
 TILES(f32_k, f32_weights, 256)
 TILES(f16, f16_weights, 32)
@@ -286,6 +292,8 @@ VALUES_TYPE(iq1_m, "iq1_m", DTYPE_IQ1_M, 8, 896, f32_k);
 VALUES_TYPE(tq1_0, "tq1_0", DTYPE_TQ1_0, 8, 864, f32_k);
 VALUES_TYPE(tq2_0, "tq2_0", DTYPE_TQ2_0, 8, 1056, f32_k);
 UNPACKED_TYPE(fp8, "fp8", DTYPE_FP8, 4, 2112, f32_128, linear_fp8_gemv_avx2, prepare_128);
+UNPACKED_TYPE(nf4, "nf4", DTYPE_NF4, 2, 576, f32_64, linear_nf4_gemv_avx2, prepare_64);
+UNPACKED_TYPE(fp4, "fp4", DTYPE_FP4, 2, 576, f32_64, linear_fp4_gemv_avx2, prepare_64);
 UNPACKED_TYPE(int4_g128, "int4_g128", DTYPE_INT4_G128, 4, GROUP_BLOCK_BYTES(4, 128), f32_128, linear_int4_g128_gemv_avx2,
               prepare_128);
 UNPACKED_TYPE(int4_g32, "int4_g32", DTYPE_INT4_G32, 1, GROUP_BLOCK_BYTES(4, 32), f32, linear_int4_g32_gemv_avx2, prepare);

@@ -71,6 +71,9 @@ static inline size_t linear_scratch_bytes(uint32_t max_rows, size_t max_cols)
     M(iq3_xxs) M(iq3_s) M(iq2_xxs) M(iq2_xs) M(iq2_s) M(iq1_s) M(iq1_m) M(tq1_0) M(tq2_0)
 #define EACH_ROW_TYPE(M) M(iq4_nl) M(iq4_xs) EACH_GRID_TYPE(M)
 
+/* The types of linear_table_avx2.c, which has no kernels of AVX-512. */
+#define EACH_TABLE_TYPE(M) M(nf4) M(fp4)
+
 /* In linear_types_avx2.c and linear_types_avx512.c. Returns NULL if the type does not have this arithmetic. linear_type_avx512
  * may return a type of AVX2. */
 const struct linear_type *linear_type_avx2(uint32_t dtype, uint32_t arithmetic);

@@ -5,6 +5,9 @@
 extern const struct linear_type linear_fp8_float_avx2; /* the same on AVX2 */
 #define DECLARE(type) extern const struct linear_type linear_##type##_float_avx2, linear_##type##_int8_avx2;
 EACH_GRID_TYPE(DECLARE)
+#define DECLARE_TABLE(type) extern const struct linear_type linear_##type##_float_avx2;
+EACH_TABLE_TYPE(DECLARE_TABLE)
+#define TABLE(type) &linear_##type##_float_avx2,
 #define BOTH(type) &linear_##type##_float_avx2, &linear_##type##_int8_avx2,
 
 #define FLOAT_ONLY(type, bits, columns) &linear_##type##_float_avx512,
@@ -21,6 +24,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_fp8_float_avx512,
     EACH_GRID_TYPE(BOTH)
     EACH_GROUP_TYPE(FLOAT_ONLY)
+    EACH_TABLE_TYPE(TABLE)
 };
 
 const struct linear_type *linear_type_avx512(uint32_t dtype, uint32_t arithmetic)

@@ -14,7 +14,15 @@ FLOATS = ["float32", "float16", "bfloat16"]
 QUANTS = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 QUANTS += ["iq4_nl", "iq4_xs", "iq3_xxs", "iq3_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_s", "iq1_m", "tq1_0", "tq2_0"]
 GROUPS = ["int4_g128", "int4_g32", "int8_g128", "int8_g32"]
-CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4", "fp8", *GROUPS]] + [(name, INT8) for name in QUANTS]
+TABLES = {  # bitsandbytes
+    "nf4": [
+        -1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+        -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1,
+    ],
+    "fp4": [sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)],
+}  # fmt: skip
+CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4", "fp8", *GROUPS, *TABLES]] + [(name, INT8) for name in QUANTS]
 # (bytes of a block, values of a block, offsets of its float16 fields)
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q5_0": (22, 32, [0]),
@@ -24,7 +32,7 @@ BLOCKS = {
     "iq3_s": (110, 256, [0]), "iq2_xxs": (66, 256, [0]), "iq2_xs": (74, 256, [0]), "iq2_s": (82, 256, [0]),
     "iq1_s": (50, 256, [0]), "iq1_m": (56, 256, []), "tq1_0": (54, 256, [52]), "tq2_0": (66, 256, [64]),
     "int4_g128": (68, 128, []), "int4_g32": (20, 32, []), "int8_g128": (132, 128, []),
-    "int8_g32": (36, 32, []),
+    "int8_g32": (36, 32, []), "nf4": (36, 64, []), "fp4": (36, 64, []),
 }  # fmt: skip
 GGUF_TYPES = {"q2_k": "Q2_K", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 
@@ -52,6 +60,8 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
         return random_fp8(raw, cols, rng)
     if dtype in GROUPS:
         return random_group(raw, 4 if "int4" in dtype else 8, cols, rng)
+    if dtype in TABLES:
+        return random_table(raw, TABLES[dtype], rng)
     raw = raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)
@@ -85,6 +95,15 @@ def random_group(raw: Array, bits: int, cols: int, rng: np.random.Generator) -> 
     raw[:, :, :4] = (scales.view(np.uint32) | zeros)[..., None].view(np.uint8)
     values = (numbers - zeros.astype(np.float32)[..., None]) * scales[..., None]
     return raw.reshape(len(raw), -1), np.ascontiguousarray(values.reshape(len(raw), -1)[:, :cols])
+
+
+def random_table(raw: Array, table: list[float], rng: np.random.Generator) -> tuple[Array, Array]:
+    """Gives random blocks random scales."""
+    scales = rng.uniform(0.01, 0.1, raw.shape[:2]).astype(np.float32)
+    raw[:, :, :4] = scales[..., None].view(np.uint8)
+    numbers = np.stack([raw[:, :, 4:] & 15, raw[:, :, 4:] >> 4], -1).reshape(*raw.shape[:2], -1)
+    values = np.asarray(table, np.float32)[numbers] * scales[..., None]
+    return raw.reshape(len(raw), -1), values.reshape(len(raw), -1)
 
 
 @pytest.fixture(scope="module")

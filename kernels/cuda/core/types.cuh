@@ -37,6 +37,8 @@ static constexpr struct cuda_type CUDA_TYPES[] = {
     {DTYPE_INT4_G32,   false, false,    1,        DTYPE_NONE},
     {DTYPE_INT8_G128,  false, false,    1,        DTYPE_NONE},
     {DTYPE_INT8_G32,   false, false,    1,        DTYPE_NONE},
+    {DTYPE_NF4,        false, false,    1,        DTYPE_NONE},
+    {DTYPE_FP4,        false, false,    1,        DTYPE_NONE},
 };
 #define N_CUDA_TYPES (sizeof CUDA_TYPES / sizeof *CUDA_TYPES)
 

@@ -225,6 +225,29 @@ template <> struct weight_format<DTYPE_INT8_G128> : weight_block<DTYPE_INT8_G128
     }
 };
 
+/* One of 16 values times a block's first word. */
+template <> struct weight_format<DTYPE_NF4> : weight_block<DTYPE_NF4, 64, 36> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        static const float table[16] = {
+            -1, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+            -0.18477343022823334f, -0.09105003625154495f, 0, 0.07958029955625534f, 0.16093020141124725f,
+            0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1};
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        return table[b[4 + k % 64 / 2] >> k % 2 * 4 & 15] * *(const float *)b;
+    }
+};
+template <> struct weight_format<DTYPE_FP4> : weight_block<DTYPE_FP4, 64, 36> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        static const float table[16] = {
+            0, 0.0625f / 12, 8.0f / 12, 1, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f,
+            0, -0.0625f / 12, -8.0f / 12, -1, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f};
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        return table[b[4 + k % 64 / 2] >> k % 2 * 4 & 15] * *(const float *)b;
+    }
+};
+
 /* Calls f with the format of a type, by the rows of CUDA_TYPES; does nothing for other types. */
 template <size_t ROW = 0, class F> static void visit_weight(uint32_t dtype, F f)
 {
