@@ -6,6 +6,7 @@
 #include "gguf.h"
 #include "packed.h"
 #include "safetensors.h"
+#include "tables.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -196,9 +197,10 @@ static enum rc read_scaled(const struct checkpoint *checkpoint, const struct che
         if (!rc)
             rc = read_scales(checkpoint, tensor, scale_bytes, first + i * step, step, n, scales, err);
         for (uint64_t j = 0; j < n && !rc; j++) {
-            enum companion_fault fault = companion_join(tensor, scales + j * scale_bytes, both + j * stored,
+            uint64_t row = first + (i + j) * step;
+            enum companion_fault fault = companion_join(tensor, row, scales + j * scale_bytes, both + j * stored,
                                                         rows + (i + j) * row_bytes);
-            rc = fault ? bad_row(checkpoint, tensor, fault, first + (i + j) * step, err) : RC_OK;
+            rc = fault ? bad_row(checkpoint, tensor, fault, row, err) : RC_OK;
         }
     }
     mem_free(both);
@@ -255,6 +257,8 @@ enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct check
         rc = open_file(checkpoint, paths[i], n_paths, err);
     if (rc == RC_OK)
         rc = companions_pair(&checkpoint->list, checkpoint->files, err);
+    if (rc == RC_OK)
+        rc = tables_pair(&checkpoint->list, checkpoint->files, err);
     if (rc == RC_OK)
         *result = checkpoint;
     else

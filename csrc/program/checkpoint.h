@@ -46,6 +46,7 @@ struct checkpoint_tensor {
      * scales. checkpoint_rows joins both into blocks of `dtype`. */
     const struct companion *companion;
     struct checkpoint_scales scales;
+    struct nested_scales *nested;         /* of 8-bit scales (tables.c); NULL: none */
     /* Not NULL: numbers, scales and zeros lie packed in the pieces. checkpoint_rows joins them into blocks of `dtype`. */
     const struct packing *packing;
     struct checkpoint_piece pieces[3];    /* numbers, scales, zeros; a piece without a name is absent */

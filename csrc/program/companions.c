@@ -6,19 +6,6 @@
 
 #define BLOCK 128u
 
-struct companion {
-    const char *numbers, *scales; /* endings of both names */
-    const char *name;             /* ending of the joined tensor's name; as `numbers`: it takes their place in the list */
-    const char *file_type;        /* of the numbers */
-    const char *type;             /* of the joined tensor */
-    uint32_t dtype;
-    uint32_t values, bytes;       /* a row of numbers takes `bytes` for every so many values */
-    /* Whether the scales' shape and type fit. Sets the joined shape, and cols and rows_each of the scales. */
-    bool (*fits)(const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined);
-    enum companion_fault (*join)(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
-                                 uint8_t *to);
-};
-
 /* ---- MXFP4: blocks [..., n, 16] of nibbles in the order of the values, exponents [..., n] ---- */
 
 static bool mxfp4_fits(const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined)
@@ -34,9 +21,10 @@ static bool mxfp4_fits(const struct checkpoint_tensor *scales, struct checkpoint
     return true;
 }
 
-static enum companion_fault mxfp4_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
-                                       uint8_t *to)
+static enum companion_fault mxfp4_join(const struct checkpoint_tensor *tensor, uint64_t row, const uint8_t *scales,
+                                       const uint8_t *numbers, uint8_t *to)
 {
+    (void)row;
     for (uint64_t b = 0; b < tensor->scales.cols; b++, numbers += 16, to += 17) {
         to[0] = scales[b];
         for (uint32_t j = 0; j < 16; j++) /* from values 2j, 2j + 1 in a byte to values j, j + 16 */
@@ -73,9 +61,9 @@ static bool has_nan(const uint8_t *numbers, uint64_t n)
     return found;
 }
 
-/* Bytes with a float32 scale before each block. */
-static enum companion_fault bytes_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
-                                       uint8_t *to)
+/* Bytes with a float32 scale before each block, which is the file's divided by `by`. */
+static enum companion_fault put_bytes(const struct checkpoint_tensor *tensor, float by, const uint8_t *scales,
+                                      const uint8_t *numbers, uint8_t *to)
 {
     uint64_t cols = tensor->shape[1];
     size_t item = dtype_info(tensor->scales.dtype)->block_bytes;
@@ -85,6 +73,7 @@ static enum companion_fault bytes_join(const struct checkpoint_tensor *tensor, c
         dtype_to_float(tensor->scales.dtype, scales, &scale, 1);
         if (!__builtin_isfinite(scale))
             return COMPANION_BAD_SCALE;
+        scale /= by;
         memcpy(to, &scale, 4);
         memcpy(to + 4, numbers + first, n);
         memset(to + 4 + n, 0, BLOCK - n);
@@ -94,10 +83,33 @@ static enum companion_fault bytes_join(const struct checkpoint_tensor *tensor, c
     return COMPANION_FINE;
 }
 
-static enum companion_fault fp8_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
-                                     uint8_t *to)
+static enum companion_fault fp8_join(const struct checkpoint_tensor *tensor, uint64_t row, const uint8_t *scales,
+                                     const uint8_t *numbers, uint8_t *to)
 {
-    return has_nan(numbers, tensor->shape[1]) ? COMPANION_BAD_NUMBER : bytes_join(tensor, scales, numbers, to);
+    (void)row;
+    return has_nan(numbers, tensor->shape[1]) ? COMPANION_BAD_NUMBER : put_bytes(tensor, 1, scales, numbers, to);
+}
+
+static enum companion_fault int8_join(const struct checkpoint_tensor *tensor, uint64_t row, const uint8_t *scales,
+                                      const uint8_t *numbers, uint8_t *to)
+{
+    (void)row;
+    return put_bytes(tensor, 1, scales, numbers, to);
+}
+
+/* bitsandbytes stores the largest magnitude of each row. */
+static bool largest_fit(const struct checkpoint_tensor *largest, struct checkpoint_tensor *joined)
+{
+    joined->scales.cols = joined->scales.rows_each = 1;
+    return joined->n_dims == 2 && joined->shape[1] && largest->dtype == DTYPE_F32 && largest->n_dims == 1 &&
+           largest->shape[0] == joined->shape[0];
+}
+
+static enum companion_fault largest_join(const struct checkpoint_tensor *tensor, uint64_t row, const uint8_t *scales,
+                                         const uint8_t *numbers, uint8_t *to)
+{
+    (void)row;
+    return put_bytes(tensor, 127, scales, numbers, to);
 }
 
 /* ---- the table -------------------------------------------------------------------------------------------------------- */
@@ -106,7 +118,8 @@ static const struct companion COMPANIONS[] = {
     {"_blocks", "_scales", "", "U8", "MXFP4", DTYPE_MXFP4, 32, 16, mxfp4_fits, mxfp4_join},
     {".weight", ".weight_scale_inv", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, bytes_fit, fp8_join},
     {".weight", ".weight_scale", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, bytes_fit, fp8_join},
-    {".weight", ".weight_scale", ".weight", "I8", "I8", DTYPE_INT8_G128, 1, 1, bytes_fit, bytes_join},
+    {".weight", ".weight_scale", ".weight", "I8", "I8", DTYPE_INT8_G128, 1, 1, bytes_fit, int8_join},
+    {".weight", ".SCB", ".weight", "I8", "I8", DTYPE_INT8_G128, 1, 1, largest_fit, largest_join},
 };
 
 /* Finds stem + ending in the list. */
@@ -117,6 +130,17 @@ static const struct checkpoint_tensor *find(const struct tensor_list *list, char
     return index == NAME_ABSENT ? NULL : &list->tensors[index];
 }
 
+void companion_take(const struct companion *way, const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined)
+{
+    joined->scales.name = scales->name;
+    joined->scales.file = scales->file;
+    joined->scales.dtype = scales->dtype;
+    joined->scales.offset = scales->offset;
+    joined->companion = way;
+    joined->type = way->type;
+    joined->dtype = way->dtype;
+}
+
 /* Pairs tensor i by one row of the table. name: room for the longest name. */
 static enum rc pair(struct tensor_list *list, const struct file_view *files, const struct companion *way, uint32_t i,
                     size_t stem, char *name, struct err *err)
@@ -125,13 +149,7 @@ static enum rc pair(struct tensor_list *list, const struct file_view *files, con
     const struct checkpoint_tensor *scales = find(list, name, stem, way->scales);
     if (!scales || !way->fits(scales, &joined))
         return RC_OK;
-    joined.scales.name = scales->name;
-    joined.scales.file = scales->file;
-    joined.scales.dtype = scales->dtype;
-    joined.scales.offset = scales->offset;
-    joined.companion = way;
-    joined.type = way->type;
-    joined.dtype = way->dtype;
+    companion_take(way, scales, &joined);
     if (strcmp(way->name, way->numbers) != 0) {
         enum rc rc = tensor_list_add(list, &files[joined.file], name, stem + strlen(way->name), &made, err);
         if (rc)
@@ -174,8 +192,8 @@ size_t companion_row_bytes(const struct companion *companion, uint64_t cols)
     return cols / companion->values * companion->bytes;
 }
 
-enum companion_fault companion_join(const struct checkpoint_tensor *tensor, const uint8_t *scales, const uint8_t *numbers,
-                                    uint8_t *to)
+enum companion_fault companion_join(const struct checkpoint_tensor *tensor, uint64_t row, const uint8_t *scales,
+                                    const uint8_t *numbers, uint8_t *to)
 {
-    return tensor->companion->join(tensor, scales, numbers, to);
+    return tensor->companion->join(tensor, row, scales, numbers, to);
 }

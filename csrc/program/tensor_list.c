@@ -80,8 +80,10 @@ enum rc file_view_need(struct file_view *file, uint64_t n_bytes, struct err *err
 void tensor_list_destroy(struct tensor_list *list)
 {
     name_table_destroy(&list->names);
-    for (uint32_t i = 0; i < list->n; i++)
+    for (uint32_t i = 0; i < list->n; i++) {
         mem_free(list->tensors[i].order);
+        mem_free(list->tensors[i].nested);
+    }
     mem_free(list->tensors);
     *list = (struct tensor_list){0};
 }

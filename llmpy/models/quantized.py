@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from ..errors import UnsupportedError
-from . import cache_scales, packed
+from . import cache_scales, packed, tables
 from .config import Raw
 from .packed import FLOATS, Options, fail
 from .program import Reader, Tensors
@@ -65,6 +65,9 @@ def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
     _METHODS[method](scheme, where)
     if reader is None:
         return ()
+    if method == "bitsandbytes":
+        tables.check(reader)
+        return tables.PATTERNS
     if method in ("gptq", "awq"):
         return _check_columns(scheme, method == "awq", reader, where)
     tensors = reader.tensors()
@@ -182,7 +185,7 @@ def _check_modelopt(scheme: Options, where: str) -> None:
 
 _METHODS = {
     "fp8": _check_fp8, "fbgemm_fp8": _check_fp8, "modelopt": _check_modelopt, "gptq": _check_gptq,
-    "awq": _check_awq, "compressed-tensors": _check_compressed,
+    "bitsandbytes": tables.check_options, "awq": _check_awq, "compressed-tensors": _check_compressed,
 }  # fmt: skip
 
 
