@@ -2,6 +2,7 @@
 #include "update.h"
 
 #include "../base/mem.h"
+#include "../base/quantise.h"
 #include "../base/name_table.h"
 #include "layout.h"
 #include "model_state.h"
@@ -266,10 +267,10 @@ static bool is_float(uint32_t dtype)
 /* Whether tensors of floats are quantised when they are written to the piece. */
 static bool is_quantised(const struct update *u, const struct piece *piece)
 {
-    return weight_of(u, piece)->quantised && stored_type(u, piece) == weight_of(u, piece)->quantised;
+    return quantise_has(stored_type(u, piece));
 }
 
-/* Checks that a tensor can be written to the entry's weights: shape, type, and no weight that the file stores quantised. */
+/* Checks that a tensor can be written to the entry's weights: shape, type, and a stored type that floats are rounded to. */
 static enum rc check_tensor(const struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
                             struct err *err)
 {

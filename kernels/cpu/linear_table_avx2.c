@@ -1,6 +1,6 @@
 /* NF4 and FP4 weights: 64 columns of 4 bits that choose one of 16 values, and a float32 scale. A panel's block is 576 bytes,
  * [32 pairs of adjacent columns][16 rows] bytes, the first column in the low half, then the scales of the 16 rows. The file's
- * bits are moved, never changed. A value is one product, rounded once, as in dtype.c. Bound by instructions: 3 for 8 lookups. */
+ * bits are moved, never changed. A value is one product, rounded once, as in dtype.c. Bound: 3 instructions for 8 lookups. */
 #include "linear_quants_avx2.h"
 
 #include <string.h>

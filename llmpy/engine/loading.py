@@ -367,7 +367,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "synchronous": environment.is_synchronous(),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
         "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,
-        "dummy_mxfp4": config.load_format == "dummy" and quantized.dummies_are_mxfp4(model.raw, model.file),
+        "dummy_mxfp4": config.load_format == "dummy" and quantized.dummies_are_mxfp4(model.raw),
     }
 
 

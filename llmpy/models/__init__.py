@@ -128,9 +128,12 @@ def load(
     found.build(config, model)
     model.cache_scales.finish()
     spec = model.finish((*found.ignore, *unused, *scales))
+    types = quantized.type_of(raw, where) if checkpoint is None and quantization is None else None
     if quantization is not None:
         quantise.mark(spec, tensors, quantization)
-    config.dtype = "quantized" if quantization else _stored_dtype(spec, tensors, config)
+    elif types is not None:
+        quantise.mark_dummies(spec, types)
+    config.dtype = "quantized" if quantization or types else _stored_dtype(spec, tensors, config)
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
 
 

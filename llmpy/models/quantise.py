@@ -1,6 +1,6 @@
 """Quantisation at load: which matrices of a program a scheme rounds, and to which stored type (docs/use/quantization.md)."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from ..errors import ConfigError
 from .program import Spec, Tensors, Weight
@@ -39,6 +39,19 @@ def mark(spec: Spec, tensors: Tensors | None, scheme: str) -> None:
         )
     for weight in matrices:
         if not stored:
+            weight["quantised"] = wanted
+
+
+def mark_dummies(spec: Spec, type_of: Callable[[str], str]) -> None:
+    """Marks the dummy matrices that a checkpoint would hold quantised.
+
+    Args:
+        spec: A program; its weights are changed.
+        type_of: The type of a module's weight; "": floats.
+    """
+    for weight in matrices_of(spec, LINEARS):
+        types = {type_of(part.source.removesuffix(".weight")) for part in weight["parts"]}
+        if len(types) == 1 and (wanted := types.pop()):
             weight["quantised"] = wanted
 
 

@@ -1,6 +1,7 @@
 """Which schemes of `quantization_config` load, and the checks of their tensors (docs/use/quantization.md)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import NoReturn
 
 from ..errors import UnsupportedError
@@ -81,16 +82,56 @@ def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
     return (*(f"*{ending}" for ending in (*packed.ROWS.endings, *scales, *_OF_INPUTS)), *cache_scales.PATTERNS)
 
 
-def dummies_are_mxfp4(raw: Raw, source: str) -> bool:
-    """Whether dummy weights of experts are MXFP4; UnsupportedError for a scheme that dummies do not have."""
+def dummies_are_mxfp4(raw: Raw) -> bool:
+    """Whether dummy weights of experts are MXFP4."""
     scheme = raw.get("quantization_config")
-    method = scheme.get("quant_method") if isinstance(scheme, Mapping) else scheme
-    if isinstance(method, str) and method in _METHODS:
+    return isinstance(scheme, Mapping) and scheme.get("quant_method") == "mxfp4"
+
+
+def type_of(raw: Raw, source: str) -> Callable[[str], str] | None:
+    """The type that the scheme of a configuration gives to a module's weight, for dummies; "": floats.
+
+    Args:
+        raw: A configuration that `check` has accepted.
+        source: The configuration's file, for messages.
+
+    Returns:
+        A function from a module's name to the name of a type, or None: there is no scheme.
+
+    Raises:
+        UnsupportedError: dummies do not have the scheme's types.
+    """
+    scheme = raw.get("quantization_config")
+    method = scheme.get("quant_method") if isinstance(scheme, Mapping) else None
+    if not isinstance(scheme, Mapping) or method not in _METHODS:
+        return None
+    if method == "bitsandbytes":
         raise UnsupportedError(
-            f"{source}: load_format='dummy' cannot make weights of quant_method {method!r}; remove quantization_config "
-            "with hf_overrides"
+            f"{source}: load_format='dummy' cannot make weights of quant_method 'bitsandbytes'; remove quantization_config "
+            "with hf_overrides, or set quantization"
         )
-    return bool(scheme)
+    excluded = [str(each) for key in _EXCLUDED for each in scheme.get(key) or ()]
+    dynamic = scheme.get("dynamic")
+    excluded += [f"re:{each[2:]}" for each in (dynamic if isinstance(dynamic, Mapping) else ()) if each.startswith("-:")]
+
+    def choose(module: str) -> str:
+        if any(packed.matches(each, module) or f".{each}." in f".{module}." or fnmatchcase(module, each) for each in excluded):
+            return ""
+        if method in ("gptq", "awq"):
+            options: Options | None = _gptq_options(scheme, module)
+        else:
+            options = _find_group(scheme, module) if method == "compressed-tensors" else {"type": "float"}
+        if options is None:
+            return ""
+        if options.get("type") == "float":
+            return "fp8"
+        group = options.get("group_size")
+        return f"int{options.get('bits')}_g{32 if group in (32, 64) else 128}"
+
+    return choose
+
+
+_EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 
 
 def _refuse(where: str, option: str, value: object, wanted: str) -> NoReturn:
@@ -201,8 +242,8 @@ def _gptq_options(scheme: Options, module: str) -> Options:
     return scheme
 
 
-def _group_of(scheme: Options, module: str, where: str) -> Options:
-    """Bits and columns of a group of a packed module: of the group that names it, or of the one for all linears."""
+def _find_group(scheme: Options, module: str) -> Options | None:
+    """Type, bits and columns of a group of a module: of the group that names it, or of the one for all linears."""
     groups = _groups(scheme)
     for is_class in (False, True):
         for group in groups.values():
@@ -211,9 +252,17 @@ def _group_of(scheme: Options, module: str, where: str) -> Options:
                 is_meant = target == "Linear" if is_class else packed.matches(str(target), module)
                 weights = group.get("weights")
                 if is_meant and isinstance(weights, Mapping):
-                    has_groups = weights.get("strategy") == "group"
-                    return {"bits": weights.get("num_bits"), "group_size": weights.get("group_size") if has_groups else -1}
-    raise UnsupportedError(f"{where}: no target of config_groups names the packed module {module}; wanted one that does")
+                    group_size = weights.get("group_size") if weights.get("strategy") == "group" else -1
+                    return {"type": weights.get("type"), "bits": weights.get("num_bits"), "group_size": group_size}
+    return None
+
+
+def _group_of(scheme: Options, module: str, where: str) -> Options:
+    """`_find_group` of a packed module."""
+    found = _find_group(scheme, module)
+    if found is None:
+        raise UnsupportedError(f"{where}: no target of config_groups names the packed module {module}; wanted one that does")
+    return found
 
 
 # ---- the tensors

@@ -225,13 +225,17 @@ def test_static_scales(make: Callable[..., Path], layout: str, ending: str, sche
     assert answers(path, prompts) == wanted
 
 
-def test_dummy_weights(make: Callable[..., Path]) -> None:
-    with pytest.raises(UnsupportedError, match="load_format='dummy' cannot make weights of quant_method 'fp8'"):
-        open_llm(make("blocks") / "packed", load_format="dummy")
-
-
-def test_updates(make: Callable[..., Path]) -> None:
-    """FP8 weights do not change in place; the refusal leaves them as they are."""
-    path = make("blocks")
-    with open_llm(path / "packed") as llm, pytest.raises(UnsupportedError, match=WEIGHT):
-        llm.update_weights([(WEIGHT, np.ones((160, 288), np.float32))], partial=True)
+@pytest.mark.parametrize("layout", ["blocks", "rows"])
+def test_dummies_and_updates(make: Callable[..., Path], layout: str, prompts) -> None:
+    """Dummies have the types of the checkpoint. Updates round floats as quantisation at load does."""
+    path = make(layout)
+    (file,) = (path / "plain").glob("*.safetensors")
+    floats = safetensors.numpy.load_file(file)
+    with open_llm(path / "packed") as llm:
+        types = {info["name"]: info["dtype"] for info in llm.weight_info()}
+        llm.update_weights(floats.items())
+        updated = llm.weight_checksum()
+    with open_llm(path / "plain", quantization="fp8") as llm:
+        assert llm.weight_checksum() == updated
+    with open_llm(path / "packed", load_format="dummy") as llm:
+        assert {info["name"]: info["dtype"] for info in llm.weight_info()} == types

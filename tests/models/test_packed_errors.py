@@ -140,11 +140,35 @@ def test_biases(make: Callable[..., Path], prompts) -> None:
         open_llm(path)
 
 
-def test_dummies_and_updates(make: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(("layout", "scheme"), [("gptq", "int4"), ("awq-32", "int4_g32"), ("rows-8", "int8"), ("int8", "int8")])
+def test_dummies_and_updates(make: Callable[..., Path], layout: str, scheme: str) -> None:
+    """Dummies have the types of the checkpoint. Updates round floats as quantisation at load does."""
+    path = make(layout)
+    (file,) = (path.parent / "plain").glob("*.safetensors")
+    with open_llm(path) as llm:
+        types = {info["name"]: info["dtype"] for info in llm.weight_info()}
+        llm.update_weights(safetensors.numpy.load_file(file).items())
+        updated = llm.weight_checksum()
+    with open_llm(path.parent / "plain", quantization=scheme) as llm:
+        assert llm.weight_checksum() == updated
+    with open_llm(path, load_format="dummy") as llm:
+        assert {info["name"]: info["dtype"] for info in llm.weight_info()} == types
+
+
+def test_dummies_of_modules(make: Callable[..., Path]) -> None:
+    """Excluded modules are floats, and other groups have their own type."""
     path = make("gptq")
-    with pytest.raises(UnsupportedError, match="load_format='dummy' cannot make weights of quant_method 'gptq'"):
-        open_llm(path, load_format="dummy")
-    with open_llm(path) as llm, pytest.raises(UnsupportedError, match=f"{MODULE}.weight"):
+    changes = {"+:.*mlp\\..*": {"bits": 8}, "-:.*o_proj": {}}
+    configure(path, quantization_config={**LAYOUTS["gptq"].config, "dynamic": changes})
+    with open_llm(path, load_format="dummy") as llm:
+        types = {info["name"].split(".")[-2]: info["dtype"] for info in llm.weight_info() if ".layers." in info["name"]}
+    assert types["o_proj"] == "float32" and types["q_proj"] == "int4_g128" and types["up_proj"] == "int8_g128"
+
+
+def test_act_order_takes_no_updates(make: Callable[..., Path]) -> None:
+    path = make("gptq")
+    change(path, lambda tensors: tensors[f"{MODULE}.g_idx"].copy_(torch.arange(288).flip(0) // 128))
+    with open_llm(path) as llm, pytest.raises(UnsupportedError, match="act-order"):
         llm.update_weights([(f"{MODULE}.weight", np.ones((160, 288), np.float32))], partial=True)
 
 
