@@ -59,7 +59,11 @@ class CheckpointError(LlmpyError, ValueError):
 
 
 class UnsupportedError(LlmpyError, NotImplementedError):
-    """llmpy does not support something; the message names the thing and the knob."""
+    """llmpy does not support something; the message names the thing and the knob. Of a class of transformers that cannot be
+    converted it also has the module and the node of the traced graph."""
+
+    module: str | None = None
+    node: str | None = None
 
 
 class RequestFailedError(LlmpyError, RuntimeError):

@@ -116,7 +116,7 @@ def load(
     where = file if source.is_gguf else f"{files.directory}/config.json"
     raw = _overridden(raw, hf_overrides)
     scales = quantized.check(raw, checkpoint, where)
-    found = registry.find(ModelConfig(raw, where).architecture)
+    found = registry.lookup(ModelConfig(raw, where).architecture) or _converted(raw, where, source)
     config = ModelConfig(found.fields(raw), where, max_model_len)
     model = Model(config, tensors, source, file)
     if not found.build.__module__.startswith(f"{__name__}."):
@@ -135,6 +135,15 @@ def load(
         quantise.mark_dummies(spec, types)
     config.dtype = "quantized" if quantization or types else _stored_dtype(spec, tensors, config)
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
+
+
+def _converted(raw: Raw, where: str, source: Source) -> registry.Architecture:
+    """The program of a class that only transformers knows."""
+    if source.is_gguf:
+        raise registry.unknown(ModelConfig(raw, where).architecture)
+    from .. import export
+
+    return export.find(raw, where)
 
 
 def _orders(checkpoint: _core.Checkpoint) -> dict[str, np.ndarray]:

@@ -19,17 +19,18 @@ PLUGINS = "llmpy.architectures"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A registered architecture function."""
+    """A registered architecture function. `fixed` are fields that replace those of config.json."""
 
     build: Build
     defaults: Mapping[str, object] = field(default_factory=dict)
     ignore: Sequence[str] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
 
     def fields(self, raw: Mapping[str, object]) -> dict[str, object]:
         """A configuration with the names that all families share, and with the architecture's defaults."""
         named = {self.renames.get(name, name): value for name, value in raw.items() if value is not None}
-        return {**self.defaults, **raw, **named}
+        return {**self.defaults, **raw, **named, **self.fixed}
 
 
 _REGISTRY: dict[str, Architecture] = {}
@@ -66,15 +67,31 @@ def architecture(
 
 def find(name: str) -> Architecture:
     """Finds an architecture by its name, also in installed packages; UnsupportedError shows the name and similar ones."""
+    found = lookup(name)
+    if found is None:
+        raise unknown(name)
+    return found
+
+
+def lookup(name: str) -> Architecture | None:
+    """Like `find`; None: there is no function for the name."""
     if name not in _REGISTRY:
         _load_plugin(name)
-    if name not in _REGISTRY:
-        raise UnsupportedError(
-            f"architecture {name!r} is not supported{similar(name, _REGISTRY)}; docs/use/models.md lists those that are. "
-            "A function with @llmpy.architecture adds one (docs/develop/adding-an-architecture.md): import its file before "
-            "LLM(), or name it with --import FILE"
-        )
-    return _REGISTRY[name]
+    return _REGISTRY.get(name)
+
+
+def unknown(name: str, why: str = "") -> UnsupportedError:
+    """The error for an architecture without a function.
+
+    Args:
+        name: The architecture.
+        why: Why it is not converted from transformers either, as a sentence.
+    """
+    return UnsupportedError(
+        f"architecture {name!r} is not supported{similar(name, _REGISTRY)}; docs/use/models.md lists those that are. "
+        f"{why}{' ' * bool(why)}A function with @llmpy.architecture adds one (docs/develop/adding-an-architecture.md): import "
+        "its file before LLM(), or name it with --import FILE"
+    )
 
 
 def similar(name: str, known: Iterable[str]) -> str:

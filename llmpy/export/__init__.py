@@ -1,0 +1,125 @@
+"""Programs of models that only transformers knows: their class is traced once, and the program is kept in a file.
+
+`find` runs in the engine's process and needs no torch. Conversion runs in a child process (`python -m llmpy.export`), so that torch
+and the changes that a trace needs stay out of the engine's process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from .. import environment
+from ..errors import CheckpointError, UnsupportedError
+from ..models.config import ModelConfig
+from ..models.registry import Architecture, unknown
+from . import stored
+
+__all__ = ["converted", "find", "place"]
+
+logger = logging.getLogger("llmpy")
+
+CONVERTER = 1
+"""Version of the conversion; a change that gives another program raises it, so that programs in the cache are made again."""
+
+OLDEST = (5, 17)  # transformers
+_NO_MEANING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_commit_hash")
+
+
+def find(raw: Mapping[str, object], where: str) -> Architecture:
+    """The program of a class of transformers: from the cache, else converted and put there.
+
+    Args:
+        raw: The fields of config.json.
+        where: Path of config.json, for messages.
+
+    Raises:
+        UnsupportedError: the class cannot be converted, or torch or transformers is missing.
+    """
+    name = ModelConfig(dict(raw), where).architecture
+    path = place(raw, name)
+    if path.is_file():
+        try:
+            found = stored.read(path)
+            logger.info("%s: the program of transformers' class, from %s", name, path)
+            return found
+        except (CheckpointError, OSError) as error:
+            logger.warning("%s; it is converted again", error)
+    if (missing := _missing(name)) is not None:
+        raise unknown(name, missing)
+    logger.info("%s: converting transformers' class to a program, once, to %s", name, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+        part = Path(file.name)
+    try:
+        part.write_text(json.dumps(converted(raw), separators=(",", ":")), encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return stored.read(path)
+
+
+def place(raw: Mapping[str, object], architecture: str) -> Path:
+    """The file of a converted program in the cache; its name has what the program depends on."""
+    fields = {name: value for name, value in raw.items() if name not in _NO_MEANING}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
+    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    folder = environment.cache_dir() / "programs"
+    stem = f"{architecture}-{key}-{CONVERTER}.{stored.FORMAT}"
+    try:
+        return folder / f"{stem}-{version('transformers')}.json"
+    except PackageNotFoundError:  # a program that any version of transformers gave
+        return max(folder.glob(f"{stem}-*.json"), default=folder / f"{stem}.json")
+
+
+def _missing(name: str) -> str | None:
+    """What the conversion of a class lacks, as a sentence; None: nothing. Nothing is imported, because that takes seconds."""
+    lacking = [package for package in ("torch", "transformers") if find_spec(package) is None]
+    if lacking:
+        return f"If transformers has the class, `pip install {' '.join(lacking)}` converts it, once (docs/use/export.md)."
+    have = version("transformers")
+    if tuple(int(part) for part in have.split(".")[:2] if part.isdecimal()) < OLDEST:
+        return f"transformers {have} is too old to convert classes; `pip install 'transformers>=5.17'`."
+    spec = find_spec("transformers")
+    table = Path(str(spec.origin if spec else "")).parent / "models/auto/modeling_auto.py"
+    if f'"{name}"' not in table.read_text(encoding="utf-8"):
+        return f"transformers {have} does not have it either."
+    return None
+
+
+def converted(raw: Mapping[str, object]) -> dict[str, object]:
+    """Converts a class in a child process.
+
+    Args:
+        raw: The fields of config.json.
+
+    Returns:
+        The contents of the program's file.
+
+    Raises:
+        UnsupportedError: the class cannot be converted.
+    """
+    search = [entry or os.getcwd() for entry in sys.path]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "TRANSFORMERS_VERBOSITY": "error"}
+    child = subprocess.run(
+        [sys.executable, "-m", __name__], input=json.dumps(raw, default=str), env=variables, capture_output=True, text=True
+    )
+    if child.returncode:
+        raise UnsupportedError(
+            f"the conversion of {raw.get('architectures')} ended with status {child.returncode}: "
+            f"{child.stderr.strip()[-2000:] or 'no message'}"
+        )
+    answer = json.loads(child.stdout.splitlines()[-1])
+    if "error" in answer:
+        raise UnsupportedError(answer["error"], module=answer["module"], node=answer["node"])
+    program: dict[str, object] = answer["program"]
+    return program

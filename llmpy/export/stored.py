@@ -1,0 +1,190 @@
+"""The file of a converted program: JSON, without code and without weights. No torch is needed to read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckpointError, UnsupportedError
+from ..models.blocks import Model
+from ..models.config import ModelConfig
+from ..models.pieces import Piece
+from ..models.program import Operands, Spec, Value, Weight
+from ..models.registry import COMPUTED_BUFFERS, Architecture
+
+FORMAT = 1
+LARGEST = 64 << 20  # bytes of a file
+MOST = 1_000_000  # operations, values or weights
+
+# Fields of a configuration that the engine reads beside the program, under the names that all families share.
+FIELDS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings")
+
+
+def fields_of(config: Any) -> dict[str, object]:
+    """The fields that the engine reads, from a configuration object of transformers."""
+    fields: dict[str, object] = {name: getattr(config, name, None) for name in FIELDS}
+    for name in ("head_dim", "rope_parameters"):
+        fields[name] = getattr(config, name, None)
+    longest = ModelConfig({**fields, "architectures": [""]}, "config.json").max_position_embeddings
+    head_dim = fields["head_dim"] or int(config.hidden_size) // int(config.num_attention_heads)
+    return {**fields, "max_position_embeddings": longest, "head_dim": head_dim, "rope_parameters": {}, "rope_scaling": {}}
+
+
+def written(m: Model, config: Any, ignored: list[str], prefix: str) -> dict[str, object]:
+    """A program as the contents of a file.
+
+    Args:
+        m: The program.
+        config: transformers' configuration object.
+        ignored: Tensors that checkpoints may hold although the program does not use them.
+        prefix: Name of the base model within the class; checkpoints of the base model alone lack it.
+    """
+    spec = m.spec
+    operations = {number: op for op, operands in reversed(spec["ops"]) for number in operands["weights"]}
+    return {
+        "format": FORMAT,
+        "architecture": spec["architecture"],
+        "fields": fields_of(config.get_text_config()),
+        "ignored": ignored,
+        "prefix": prefix,
+        "values": spec["values"],
+        "operations": [[op, operands] for op, operands in spec["ops"] if op != "states"],
+        "weights": [_weight(each, operations.get(i, "")) for i, each in enumerate(spec["weights"])],
+        "ropes": [{**rope, "inv_freq": rope["inv_freq"].hex()} for rope in spec["ropes"]],
+        "layers": spec["layers"],
+        "vocab_size": spec["vocab_size"],
+        "states": spec["ops"][-1][1]["in"][0],
+    }
+
+
+def _weight(weight: Weight, operation: str) -> dict[str, object]:
+    if weight["values"] is not None:
+        return {"values": weight["values"].hex()}
+    pieces = [
+        [part.name, list(part.shape), part.rows, part.base, part.inner, part.stride, part.transposed] for part in weight["parts"]
+    ]
+    made = {"kind": weight["kind"], "cols": weight["cols"], "pieces": pieces, "operation": operation}
+    return {**made, "offset": weight["offset"]} if weight["offset"] else made
+
+
+def read(path: Path) -> Architecture:
+    """A converted program as a registered architecture.
+
+    Raises:
+        CheckpointError: the file is damaged.
+        UnsupportedError: another version of llmpy wrote it.
+    """
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise CheckpointError(f"{path}: wanted a program of at most {LARGEST} bytes, have {size}", file=str(path))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError("it is no object")
+        if found.get("format") != FORMAT:
+            raise UnsupportedError(f"{path}: wanted format {FORMAT}, have {found.get('format')!r}; convert the model again")
+        program = Program(found, str(path))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: it is no converted program: {type(error).__name__}: {error}", file=str(path)) from error
+    return Architecture(program.build, ignore=(*COMPUTED_BUFFERS, *program.ignored), fixed=program.fields)
+
+
+class Program:
+    """The contents of a file, checked.
+
+    Args:
+        found: The contents.
+        file: Its path, for messages.
+    """
+
+    def __init__(self, found: Mapping[str, Any], file: str) -> None:
+        self.file, self.architecture = file, str(found["architecture"])
+        self.fields: dict[str, object] = dict(found["fields"])
+        self.ignored = [str(name) for name in found["ignored"]]
+        self.prefix = str(found["prefix"])
+        self.vocab_size, self.states = int(found["vocab_size"]), int(found["states"])
+        self.values = [(int(width), int(of), int(offset)) for width, of, offset in found["values"]]
+        self.ops: list[tuple[str, Operands]] = [(str(op), _operands(operands)) for op, operands in found["operations"]]
+        self.weights = [_Stored(each) for each in found["weights"]]
+        self.layers = [tuple(map(int, layer)) for layer in found["layers"]]
+        self.ropes = [
+            {
+                "inv_freq": bytes.fromhex(rope["inv_freq"]), "magnitude": float(rope["magnitude"]),
+                "interleaved": bool(rope["interleaved"]),
+            }
+            for rope in found["ropes"]
+        ]  # fmt: skip
+        if max(map(len, (self.values, self.ops, self.weights))) > MOST:
+            raise ValueError(f"wanted at most {MOST} operations, values and weights")
+        if not 0 <= self.states < len(self.values) or any(len(layer) != 4 for layer in self.layers):
+            raise ValueError("a number of a value or a layer is wrong")
+
+    def build(self, cfg: ModelConfig, m: Model) -> None:
+        """The architecture function: writes the program; every tensor is compared with the checkpoint."""
+        cfg.counts_rope_scaling = True
+        stem = ""
+        if self.prefix and (first := self._first_of(self.prefix)):
+            stem = m.stem(f"{self.prefix}.", first)
+        cut = f"{self.prefix}." if self.prefix and stem == "" else ""
+        spec: Any = m.spec
+        for weight in self.weights:
+            weight.write(m, cut)
+        added: dict[str, Any] = {"values": self.values, "ops": self.ops, "layers": self.layers, "ropes": self.ropes}
+        for name, rows in added.items():
+            spec[name].extend(rows)
+        spec["vocab_size"] = self.vocab_size
+        m.generates = True
+        m.states(Value(m, self.states, self.values[self.states][0]))
+
+    def _first_of(self, prefix: str) -> str:
+        """Name of a module with a weight below a prefix, without the prefix."""
+        names = (piece.name for weight in self.weights for piece in weight.pieces)
+        own = (name for name in names if name.startswith(f"{prefix}.") and name.endswith(".weight"))
+        return next(own, "").removeprefix(f"{prefix}.").removesuffix(".weight")
+
+
+class _Stored:
+    """A weight of a file."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self.values = np.frombuffer(bytes.fromhex(found["values"]), np.float32) if "values" in found else None
+        self.kind, self.op = str(found.get("kind", "vector")), str(found.get("operation", ""))
+        self.cols, self.offset = int(found.get("cols", 1)), float(found.get("offset", 0.0))
+        self.pieces = [
+            Piece(str(name), tuple(map(int, shape)), int(rows), int(base), int(inner), int(stride), bool(transposed))
+            for name, shape, rows, base, inner, stride, transposed in found.get("pieces", ())
+        ]
+        if self.kind not in ("matrix", "vector") or (self.values is None and not self.pieces):
+            raise ValueError(f"a weight of kind {self.kind!r} with {len(self.pieces)} pieces")
+
+    def write(self, m: Model, cut: str) -> None:
+        """Adds the weight to a program; `cut` is the beginning of names that the checkpoint lacks."""
+        pieces = [piece._replace(name=piece.name.removeprefix(cut)) for piece in self.pieces]
+        if self.values is not None:
+            m.constant(self.values)
+        elif self.kind == "matrix":
+            m.matrix(self.op, pieces, self.cols)
+        else:
+            m.vector(self.op, pieces, self.offset)
+
+
+def _operands(found: Mapping[str, Any]) -> Operands:
+    attributes = dict(found["attributes"])
+    for name, value in attributes.items():
+        if not isinstance(value, str | int | float):
+            raise TypeError(f"attribute {name} is {value!r}")
+    return {
+        "in": list(map(int, found["in"])), "out": list(map(int, found["out"])), "weights": list(map(int, found["weights"])),
+        "attributes": attributes,
+    }  # fmt: skip
+
+
+def same_operations(a: Spec, b: Spec) -> bool:
+    """Whether two programs have the same operations with the same attributes."""
+    return [(op, operands["attributes"]) for op, operands in a["ops"]] == [(op, operands["attributes"]) for op, operands in b["ops"]]
