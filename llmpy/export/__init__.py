@@ -1,7 +1,7 @@
 """Programs of models that only transformers knows: their class is traced once, and the program is kept in a file.
 
-`find` runs in the engine's process and needs no torch. Conversion runs in a child process (`python -m llmpy.export`), so that torch
-and the changes that a trace needs stay out of the engine's process.
+`find` runs in the engine's process and needs no torch. Conversion runs in a child process (`python -m llmpy.export`), so that
+torch and the changes that a trace needs stay out of the engine's process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The child process of a conversion: the fields of config.json on standard input, the program or the error on standard output."""
+"""The child process of a conversion: reads the fields of config.json, writes the program or the error."""
 
 import json
 import sys

@@ -111,7 +111,8 @@ def _scaled_by_weight(walk: Walk, node: Any, x: object, weight: Parameter) -> Co
 
 def _times(walk: Walk, node: Any, x: object, factor: float) -> object:
     if isinstance(x, Trig):
-        return replace(x, frequency=x.frequency * factor) if x.kind == kinds.PLAIN else replace(x, magnitude=x.magnitude * factor)
+        is_angle = x.kind == kinds.PLAIN
+        return replace(x, frequency=x.frequency * factor) if is_angle else replace(x, magnitude=x.magnitude * factor)
     if isinstance(x, Parameter):
         return replace(x, offset=x.offset * factor, factor=x.factor * factor)
     if isinstance(x, Embedded):
@@ -230,7 +231,14 @@ def _norm(walk: Walk, node: Any, x: Normed, weights: list[Parameter]) -> Columns
 
 @rule("layer_norm")
 def _layer_norm(
-    walk: Walk, node: Any, x: object, shape: list[int], weight: object = None, bias: object = None, eps: float = 1e-5, *rest: Any
+    walk: Walk,
+    node: Any,
+    x: object,
+    shape: list[int],
+    weight: object = None,
+    bias: object = None,
+    eps: float = 1e-5,
+    *rest: object,
 ) -> object:
     given = [each for each in (weight, bias) if each is not None]
     if len(shape) != 1 or not all(isinstance(each, Parameter) for each in given) or (weight is None and bias is not None):

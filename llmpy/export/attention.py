@@ -8,7 +8,7 @@ import numpy as np
 
 from ..models.program import Value
 from ..models.rope import Rope
-from .columns import COS, PLAIN, SIN, Array, Columns, Mask, Parameter, Term, columns_of
+from .columns import PLAIN, SIN, Array, Columns, Mask, Parameter, Term, columns_of
 from .refusal import refuse
 from .walk import Walk, rule, told
 
@@ -66,7 +66,8 @@ def _turn(node: Any, x: Columns, own: Array, other: Array, frequency: Array, cos
     is_turned = other >= 0
     n, first = int(is_turned[0].sum()), int(is_turned[0].argmax())
     is_tail = first > 0
-    if n % 2 or not is_turned[:, first : first + n].all() or is_turned.sum() != n * len(own) or (first + n != head_dim and first):
+    is_block = is_turned[:, first : first + n].all() and is_turned.sum() == n * len(own)
+    if n % 2 or not is_block or (is_tail and first + n != head_dim):
         refuse(node, "a rotation of columns that are neither the first nor the last of each head")
     here = slice(first, first + n)
     column, half = np.arange(n), n // 2
@@ -135,8 +136,10 @@ def _attention(
         weights = [-1, walk.vector(node, "attention", sinks)]
     walk.m.spec["layers"].append((n_heads, n_kv_heads, head_dim, mask.size))
     layer, chunk = len(walk.m.spec["layers"]) - 1, mask.size if mask.kind == 2 else 0
-    inputs, given = [query, key, value], {"layer": layer, "chunk": chunk, "scale": scale, "softcap": softcap}
-    made = walk.m.emit("attention", inputs, query.width, weights=weights, **given)
+    inputs, width = [query, key, value], query.width
+    made = walk.m.emit(
+        "attention", inputs, width, weights=weights, layer=layer, chunk=chunk, scale=scale, softcap=softcap
+    )
     return columns_of(made.index, walk.shape(node))
 
 

@@ -1,7 +1,7 @@
 """What the value of a traced node is: its columns, as terms over the columns of the program's values, or an unfinished formula.
 
-A tensor of a traced graph has one batch entry and n rows. Here both dimensions have size 1, so that an array of the tensor's shape
-has an element for each column of a row. Layout operations are then the same operations on these arrays.
+A tensor of a traced graph has one batch entry and n rows. Here both dimensions have size 1, so that an array of the tensor's
+shape has an element for each column of a row. Layout operations are then the same operations on these arrays.
 """
 
 from __future__ import annotations

@@ -92,15 +92,12 @@ def _split(walk: Walk, node: Any, x: object, sizes: object, dim: int = 0) -> Par
     if not all(isinstance(size, int) for size in parts):
         refuse(node, "some of the rows")
     ends = np.cumsum([0, *parts])
-    cut = lambda i: lambda array: np.take(array, range(ends[i], ends[i + 1]), dim)  # noqa: E731
-    return Parts(moved(walk, node, x, cut(i)) for i in range(len(parts)))
+    return Parts(_taken(walk, node, x, range(ends[i], ends[i + 1]), dim) for i in range(len(parts)))
 
 
 @rule("unbind")
 def _unbind(walk: Walk, node: Any, x: object, dim: int = 0) -> Parts:
-    n = len(node.meta["val"])
-    pick = lambda i: lambda array: np.take(array, i, dim)  # noqa: E731
-    return Parts(moved(walk, node, x, pick(i)) for i in range(n))
+    return Parts(_taken(walk, node, x, i, dim) for i in range(len(node.meta["val"])))
 
 
 @rule("getitem")
@@ -114,6 +111,11 @@ def _getitem(walk: Walk, node: Any, x: object, number: int) -> object:
 def _select(walk: Walk, node: Any, x: object, dim: int, index: int) -> object:
     if not isinstance(node.args[0].meta["val"].shape[dim], int):
         refuse(node, "one of the rows")
+    return _taken(walk, node, x, index, dim)
+
+
+def _taken(walk: Walk, node: Any, x: object, index: int | range, dim: int) -> object:
+    """Elements of one dimension."""
     return moved(walk, node, x, lambda array: np.take(array, index, dim))
 
 

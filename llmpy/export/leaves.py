@@ -64,7 +64,7 @@ def mask_of(rule: Callable[..., Any], sizes: list[int]) -> tuple[int, int] | Non
     causal = k <= q
     if np.array_equal(seen, causal):
         return 0, 0
-    for size in [*range(1, NEAR), *sorted({near for size in sizes for near in (size - 1, size, size + 1)})]:
+    for size in [*range(1, NEAR), *sorted({near for given in sizes for near in (given - 1, given, given + 1)})]:
         for kind, near in ((1, k > q - size), (2, k // size == q // size)):
             if np.array_equal(seen, causal & near):
                 return kind, size
@@ -80,71 +80,66 @@ def _integers(value: object) -> set[int]:
     return {value} if isinstance(value, int) and not isinstance(value, bool) and NEAR < value <= 1 << 24 else set()
 
 
-class Leaves:
-    """Sets our functions in a model. One model is traced at a time.
+_sizes: list[int] = []  # integers of the configuration of the model that is traced
 
-    Args:
-        module: The model.
-    """
 
-    _sizes: list[int] = []
+def prepare(module: Any) -> None:
+    """Sets our functions in a model. One model is traced at a time."""
+    _sizes[:] = sorted(_integers(module.config.to_dict()))
+    module.set_attn_implementation(NAME)
+    for path, part in module.named_modules():
+        part._llmpy_path = path
+        if hasattr(part, "_apply_gate"):
+            part.config._experts_implementation = NAME
+        if (act := name_of_act(part)) is not None:
+            part.forward = _act_as(act)
 
-    def __init__(self, module: Any) -> None:
-        Leaves._sizes = sorted(_integers(module.config.to_dict()))
-        module.set_attn_implementation(NAME)
-        for path, part in module.named_modules():
-            part._llmpy_path = path
-            if hasattr(part, "_apply_gate"):
-                part.config._experts_implementation = NAME
-            if (act := name_of_act(part)) is not None:
-                part.forward = _act_as(act)
 
-    @staticmethod
-    def mask(*given: Any, mask_function: Any = None, device: Any = None, **rest: Any) -> Any:
-        """The mask function of a traced model."""
-        box: list[Any] = []
+def _mask(*given: Any, mask_function: Any = None, device: Any = None, **rest: Any) -> Any:
+    """The mask function of a traced model."""
+    box: list[Any] = []
 
-        def ask() -> None:
-            try:
-                box.append(mask_of(mask_function, Leaves._sizes))
-            except Exception as error:  # the rule may read tensors of the trace
-                box.append(error)
+    def ask() -> None:
+        try:
+            box.append(mask_of(mask_function, _sizes))
+        except Exception as error:  # the rule may read tensors of the trace
+            box.append(error)
 
-        thread = threading.Thread(target=ask)  # a new thread has no tracing modes
-        thread.start()
-        thread.join()
-        if not isinstance(box[0], tuple):
-            told = f": {box[0]}" if box[0] is not None else ""
-            raise Refusal(f"a mask that is neither {', '.join(MASKS[:-1])} nor {MASKS[-1]}{told}")
-        return torch.ops.llmpy.mask(torch.empty(1, device=device), *box[0])
+    thread = threading.Thread(target=ask)  # a new thread has no tracing modes
+    thread.start()
+    thread.join()
+    if not isinstance(box[0], tuple):
+        told = f": {box[0]}" if box[0] is not None else ""
+        raise Refusal(f"a mask that is neither {', '.join(MASKS[:-1])} nor {MASKS[-1]}{told}")
+    return torch.ops.llmpy.mask(torch.empty(1, device=device), *box[0])
 
-    @staticmethod
-    def attention(
-        module: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        mask: Any,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        softcap: float | None = None,
-        s_aux: Any = None,
-        **rest: Any,
-    ) -> tuple[Any, None]:
-        """The attention function of a traced model."""
-        path = f"{module._llmpy_path} ({type(module).__name__})"
-        for name, value in rest.items():
-            if name not in _HARMLESS and value is not None and value is not False:
-                raise Refusal(f"attention with {name}={str(value)[:60]}", path)
-        if mask is None:
-            raise Refusal("attention without a mask", path)
-        scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        return torch.ops.llmpy.attention(q, k, v, mask, s_aux, scale, float(softcap or 0)), None
 
-    @staticmethod
-    def experts(module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-        """The experts function of a traced model."""
-        return torch.ops.llmpy.experts(hidden_states, top_k_index, top_k_weights, module._llmpy_path)
+def _attention(
+    module: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Any = None,
+    **rest: Any,
+) -> tuple[Any, None]:
+    """The attention function of a traced model."""
+    path = f"{module._llmpy_path} ({type(module).__name__})"
+    for name, value in rest.items():
+        if name not in _HARMLESS and value is not None and value is not False:
+            raise Refusal(f"attention with {name}={str(value)[:60]}", path)
+    if mask is None:
+        raise Refusal("attention without a mask", path)
+    scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    return torch.ops.llmpy.attention(q, k, v, mask, s_aux, scale, float(softcap or 0)), None
+
+
+def _experts(module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    """The experts function of a traced model."""
+    return torch.ops.llmpy.experts(hidden_states, top_k_index, top_k_weights, module._llmpy_path)
 
 
 def _act_as(act: str) -> Callable[[Any], Any]:
@@ -166,6 +161,6 @@ def name_of_act(module: Any) -> str | None:
     return name if len(same) == len(plain) else None
 
 
-AttentionInterface.register(NAME, Leaves.attention)
-AttentionMaskInterface.register(NAME, Leaves.mask)
-ExpertsInterface.register(NAME, Leaves.experts)
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)
+ExpertsInterface.register(NAME, _experts)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..models.block_mixture import ROUTE_SCORES
+from ..models.blocks import ACTIVATIONS
 from ..models.interpret import _expert_act, _route
 from ..models.pieces import Piece
 from ..models.program import Operands, Value
@@ -174,7 +175,8 @@ def _form(node: Any, module: Any, width: int) -> Form:
     rows = products.double().numpy()
     limit = float(getattr(module, "limit", 0.0) or 0.0)
     for name, act, is_interleaved in product(("gated", "clamped"), _acts(module), (False, True)):
-        order = np.concatenate([np.arange(0, 2 * width, 2), np.arange(1, 2 * width, 2)]) if is_interleaved else np.arange(2 * width)
+        order = np.arange(2 * width)
+        order = np.concatenate([order[0::2], order[1::2]]) if is_interleaved else order
         given = {"form": name, "act": act, "limit": limit}
         operands: Operands = {"in": [], "out": [], "weights": [], "attributes": given}
         mine = np.stack([_expert_act(row[order], operands) for row in rows])
@@ -195,8 +197,6 @@ def _gate(module: Any, products: Any) -> Any:
 
 
 def _acts(module: Any) -> list[str]:
-    from ..models.blocks import ACTIVATIONS
-
     name = name_of_act(getattr(module, "act_fn", None))
     return ["silu"] if name is None else [ACTIVATIONS[name], "silu"]
 
@@ -226,17 +226,20 @@ def _apply(walk: Walk, node: Any, x: object, routes: Value, n_chosen: int, path:
             parts = [walk.names.vector(bias, one) for each in elements for one in each]
             weights.append(walk.m.vector("experts", [piece for part in parts for piece in part]))
     scratch = n_chosen * 4 * max(width, value.width) + 2 * n_experts + 16
-    given = {"n_experts": n_experts, "n_chosen": n_chosen, "form": form.form, "act": _act_name(form), "limit": form.limit}
     made = walk.m.emit(
-        "experts", [value, routes], value.width, weights=weights, scratch=scratch, is_input_scaled=False, **given
+        "experts",
+        [value, routes],
+        value.width,
+        weights=weights,
+        scratch=scratch,
+        n_experts=n_experts,
+        n_chosen=n_chosen,
+        form=form.form,
+        act=ACTIVATIONS.get(form.act, form.act),
+        is_input_scaled=False,
+        limit=form.limit,
     )
     return columns_of(made.index, walk.shape(node))
-
-
-def _act_name(form: Form) -> str:
-    from ..models.blocks import ACTIVATIONS
-
-    return ACTIVATIONS.get(form.act, form.act)
 
 
 def _expert_rows(n_experts: int, width: int, form: Form) -> Any:

@@ -1,4 +1,4 @@
-"""Where a module's tensors are in its checkpoints: transformers may store other names, rows in another order, experts one by one.
+"""Where a module's tensors are in its checkpoints: these may have other names, rows in another order, and experts one by one.
 
 Every tensor is filled with the numbers of its elements, and transformers turns them into a checkpoint. The numbers in the
 checkpoint's tensors then say where each row of a module's tensor is. No table of names is needed.
@@ -76,8 +76,8 @@ class Names:
     def matrix(self, parameter: Parameter, rows: Rows) -> list[Piece] | None:
         """The pieces of rows of a matrix; None: no few pieces have these rows in this order.
 
-        The rows of a tensor of more than two dimensions are counted over all but the columns, which are the last dimension, or the
-        last but one if the parameter is transposed.
+        The rows of a tensor of more than two dimensions are counted over all but the columns, which are the last dimension, or
+        the last but one if the parameter is transposed.
         """
         place = self._found(parameter.name)
         if parameter.is_transposed:

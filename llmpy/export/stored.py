@@ -13,7 +13,7 @@ from ..errors import CheckpointError, UnsupportedError
 from ..models.blocks import Model
 from ..models.config import ModelConfig
 from ..models.pieces import Piece
-from ..models.program import Operands, Spec, Value, Weight
+from ..models.program import Operands, Value, Weight
 from ..models.registry import COMPUTED_BUFFERS, Architecture
 
 FORMAT = 1
@@ -64,9 +64,7 @@ def written(m: Model, config: Any, ignored: list[str], prefix: str) -> dict[str,
 def _weight(weight: Weight, operation: str) -> dict[str, object]:
     if weight["values"] is not None:
         return {"values": weight["values"].hex()}
-    pieces = [
-        [part.name, list(part.shape), part.rows, part.base, part.inner, part.stride, part.transposed] for part in weight["parts"]
-    ]
+    pieces = [[p.name, list(p.shape), p.rows, p.base, p.inner, p.stride, p.transposed] for p in weight["parts"]]
     made = {"kind": weight["kind"], "cols": weight["cols"], "pieces": pieces, "operation": operation}
     return {**made, "offset": weight["offset"]} if weight["offset"] else made
 
@@ -120,7 +118,7 @@ class Program:
             }
             for rope in found["ropes"]
         ]  # fmt: skip
-        if max(map(len, (self.values, self.ops, self.weights))) > MOST:
+        if max(len(self.values), len(self.ops), len(self.weights)) > MOST:
             raise ValueError(f"wanted at most {MOST} operations, values and weights")
         if not 0 <= self.states < len(self.values) or any(len(layer) != 4 for layer in self.layers):
             raise ValueError("a number of a value or a layer is wrong")
@@ -183,8 +181,3 @@ def _operands(found: Mapping[str, Any]) -> Operands:
         "in": list(map(int, found["in"])), "out": list(map(int, found["out"])), "weights": list(map(int, found["weights"])),
         "attributes": attributes,
     }  # fmt: skip
-
-
-def same_operations(a: Spec, b: Spec) -> bool:
-    """Whether two programs have the same operations with the same attributes."""
-    return [(op, operands["attributes"]) for op, operands in a["ops"]] == [(op, operands["attributes"]) for op, operands in b["ops"]]

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.initialization import no_init_weights
 
-from .leaves import Leaves
+from .leaves import prepare
 from .refusal import Refusal
 
 LONGEST = 4096  # tokens; the trace holds for every length up to this one
@@ -33,8 +33,9 @@ def class_of(name: str) -> Any:
     Raises:
         Refusal: the installed transformers has no such class, or it does not generate text.
     """
-    found = getattr(transformers, name, None)
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    found: Any = getattr(transformers, name, None)
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    if not is_model:
         raise Refusal(f"transformers {transformers.__version__} has no class of this name (its own code is not run)")
     if not found.can_generate():
         raise Refusal(f"{name} of transformers does not generate text")
@@ -72,7 +73,7 @@ def randomise(model: Any, scale: float) -> None:
 
 def trace(model: Any) -> Any:
     """The graph of a model for every length."""
-    Leaves(model)
+    prepare(model)
     ids = torch.arange(3, 14)[None] % model.config.get_text_config().vocab_size
     longest = getattr(model.config, "max_position_embeddings", None) or LONGEST
     n = torch.export.Dim("n", min=2, max=max(min(longest, LONGEST), 12))

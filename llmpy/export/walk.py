@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from .columns import WIDEST, Columns, Lazy, Parameter, Symbol, columns_of
 from .names import Names
 from .refusal import refuse
 
+_LINEARS = ("linear", "addmm", "mm", "matmul")
 PENDING = 1 << 30  # numbers of linears whose rows are not chosen yet
 
 Rule = Callable[..., object]
@@ -76,7 +77,7 @@ class Walk:
         graph = self.exported.graph
         (output,) = (node for node in graph.nodes if node.op == "output")
         last = output.args[0][0]
-        live = _needed([last], lambda node: False)
+        live = _needed([last])
         for node in graph.nodes:
             if node.op == "call_function" and node in live and str(node.target).startswith("llmpy.experts"):
                 self._hide_routing(node)
@@ -91,9 +92,8 @@ class Walk:
     def _hide_routing(self, node: Any) -> None:
         """Leaves the nodes between a router's linear and its experts to the rule for experts."""
         ends = list(node.args[1:3])
-        is_linear = lambda each: str(each.target).startswith(("aten.linear", "aten.addmm", "aten.mm", "aten.matmul"))  # noqa: E731
-        between = _needed(ends, is_linear)
-        found = [each for each in between if is_linear(each)]
+        between = _needed(ends, _LINEARS)
+        found = [each for each in between if _name(each.target) in _LINEARS]
         if len(found) != 1:
             refuse(node, f"wanted one linear before the choice of experts, have {len(found)}")
         self.routers[found[0]] = node.args[3]
@@ -246,7 +246,7 @@ class Walk:
             refuse(node, f"wanted a matrix of the checkpoint, have {told(weight)}, {told(bias)}")
         if weight.offset or weight.factor != 1 or len(weight.shape) != 2:
             refuse(node, f"{weight.name}: a matrix with an offset or a factor, or of {len(weight.shape)} dimensions")
-        linear = Pending(self.value(node, x), weight, bias, node)  # type: ignore[arg-type]
+        linear = Pending(self.value(node, x), weight, bias, node)
         if linear.sizes[1] != linear.x.width:
             refuse(node, f"{weight.name}: wanted {linear.x.width} columns, have {linear.sizes[1]}")
         self.pending.append(linear)
@@ -280,8 +280,8 @@ def _is_plain(given: object) -> bool:
     return isinstance(given, plain)
 
 
-def _needed(ends: Iterable[Any], stops: Callable[[Any], bool]) -> set[Any]:
-    """The nodes from which the ends are computed; the walk back does not go on behind a node that stops it."""
+def _needed(ends: Iterable[Any], stops: Sequence[str] = ()) -> set[Any]:
+    """The nodes from which the ends are computed; what operations of the names `stops` read is not followed."""
     found: set[Any] = set()
     todo = [node for node in ends if isinstance(node, torch.fx.Node)]
     while todo:
@@ -289,6 +289,6 @@ def _needed(ends: Iterable[Any], stops: Callable[[Any], bool]) -> set[Any]:
         if node in found:
             continue
         found.add(node)
-        if not stops(node):
+        if _name(node.target) not in stops:
             todo += node.all_input_nodes
     return found
