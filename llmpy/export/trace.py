@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def config_of(kind: Any, raw: Mapping[str, object]) -> Any:
 def build(kind: Any, config: Any) -> Any:
     """A model whose parameters are memory that is never touched: they have no values."""
     with no_init_weights():
-        model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32)
+        model = kind._from_config(deepcopy(config), attn_implementation="eager", dtype=torch.float32)
     model.tie_weights()
     return model.eval()
 
