@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..models.program import Value
 from ..models.rope import Rope
 from .columns import PLAIN, SIN, Array, Columns, Mask, Parameter, Term, columns_of
 from .refusal import refuse
@@ -79,29 +78,28 @@ def _turn(node: Any, x: Columns, own: Array, other: Array, frequency: Array, cos
         (True, np.where(column % 2 == 0, 1, -1), np.where(column % 2 == 0, -1, 1), frequency[0, here][::2]),
     )
     for interleaved, offset, sign, own_frequency in orders:
-        if (other - own)[:, here].tolist() == [offset.tolist()] * len(own) and np.array_equal(
-            sine[:, here], np.broadcast_to(sign * magnitude, (len(own), n))
-        ):
+        direction = float(np.sign(sine[0, first] * sign[0]))
+        is_order = ((other - own)[:, here] == offset).all() and (sine[:, here] == direction * magnitude * sign).all()
+        if is_order:
             pairs = np.repeat(own_frequency, 2) if interleaved else np.tile(own_frequency, 2)
             if (frequency[:, here] != pairs).any():
                 refuse(node, "a rotation of pairs by unlike angles")
-            return Turn(Rope(own_frequency.astype(np.float32), magnitude, interleaved), head_dim, is_tail)
+            return Turn(Rope((direction * own_frequency).astype(np.float32), magnitude, interleaved), head_dim, is_tail)
     refuse(node, "a rotation of pairs that are neither halves nor neighbours")
 
 
 def settle(walk: Walk, node: Any, x: Columns) -> Columns:
-    """The columns of one rotated value that something else than attention reads."""
+    """The columns of one rotated value that something else than attention reads; `tidy` pairs it with another one."""
     heads = x.map(lambda array: array.reshape(-1, array.shape[-1]))
     before, turn = turn_of(node, heads)
     value = walk.value(node, before)
     assert turn is not None
-    first = walk.m.value(turn.head_dim, value.index, 0)  # the operation rotates two values; this one is not read
-    return columns_of(_rotated(walk, value, first, turn)[0].index, x.shape)
+    return columns_of(walk.m.emit("rope", [value], value.width, **_attributes(walk, turn)).index, x.shape)
 
 
-def _rotated(walk: Walk, q: Value, k: Value, turn: Turn) -> tuple[Value, Value]:
-    given: dict[str, Any] = {"is_tail": 1} if turn.is_tail else {}
-    return walk.m.emit_pair("rope", q, k, rope=walk.m.rope_index(turn.rope), head_dim=turn.head_dim, **given)
+def _attributes(walk: Walk, turn: Turn) -> dict[str, Any]:
+    given: dict[str, Any] = {"rope": walk.m.rope_index(turn.rope), "head_dim": turn.head_dim}
+    return {**given, "is_tail": 1} if turn.is_tail else given
 
 
 def _heads(walk: Walk, node: Any, x: object) -> Columns:
@@ -125,7 +123,7 @@ def _attention(
     (before_q, turn_q), (before_k, turn_k) = (turn_of(node, each) for each in rows[:2])
     query, key = walk.value(node, before_q), walk.value(node, before_k)
     if turn_q is not None and turn_k is not None and turn_q.equals(turn_k):
-        query, key = _rotated(walk, query, key, turn_q)
+        query, key = walk.m.emit_pair("rope", query, key, **_attributes(walk, turn_q))
     elif turn_q is not None or turn_k is not None:
         refuse(node, "queries and keys that are rotated differently")
     value = walk.value(node, rows[2])

@@ -16,6 +16,7 @@ from ..models.source import Source
 from . import arithmetic, attention, ends, layout, mixture, stored
 from .names import Names
 from .refusal import Refusal
+from .tidy import tidy
 from .trace import build, class_of, config_of, randomise, trace
 from .walk import Walk
 
@@ -57,6 +58,7 @@ def _program(model: Any, architecture: str) -> Model:
     m = Model(ModelConfig(fields, "config.json"), None, Source(), "checkpoint")
     names = Names(model)
     Walk(trace(model), model, m, names).run()
+    tidy(m.spec)
     return m
 
 

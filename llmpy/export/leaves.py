@@ -119,7 +119,7 @@ def _attention(
     q: Any,
     k: Any,
     v: Any,
-    mask: Any,
+    attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -131,10 +131,10 @@ def _attention(
     for name, value in rest.items():
         if name not in _HARMLESS and value is not None and value is not False:
             raise Refusal(f"attention with {name}={str(value)[:60]}", path)
-    if mask is None:
+    if attention_mask is None:
         raise Refusal("attention without a mask", path)
     scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    return torch.ops.llmpy.attention(q, k, v, mask, s_aux, scale, float(softcap or 0)), None
+    return torch.ops.llmpy.attention(q, k, v, attention_mask, s_aux, scale, float(softcap or 0)), None
 
 
 def _experts(module: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:

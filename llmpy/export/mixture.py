@@ -17,7 +17,7 @@ from ..models.program import Operands, Value
 from .columns import Columns, Parameter, columns_of
 from .leaves import name_of_act
 from .refusal import refuse
-from .walk import Walk, rule, told
+from .walk import Walk, name_of, rule, told
 
 SAMPLES = 64  # rows of random logits
 TOLERANCE = 1e-5
@@ -95,8 +95,10 @@ def _evaluated(
                 known[each] = torch.from_numpy(values[found.name]) if isinstance(found, Parameter) else found
             elif isinstance(walk.values.get(each), torch.Tensor):
                 known[each] = walk.values[each]
-            elif str(each.target).startswith("aten.sym_size"):
+            elif name_of(each.target) == "sym_size":
                 known[each] = SAMPLES
+            elif name_of(each.target) == "type_as":
+                known[each] = get(each.args[0])
             else:
                 args = torch.fx.node.map_arg(each.args, get)
                 known[each] = each.target(*args, **torch.fx.node.map_arg(each.kwargs, get))

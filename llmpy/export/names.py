@@ -69,6 +69,8 @@ class Names:
         for file, tensor in stored.items():
             numbers_of = tensor.numpy().astype(np.int64)
             name = names[int(np.searchsorted(starts, numbers_of.ravel()[0], "right")) - 1]
+            if numbers_of.max() - self._first[name] >= prod(_numbered(shapes[name])):
+                raise Refusal(f"the checkpoint's {file} has rows of {name} and of other tensors")
             found.setdefault(name, []).append((file, numbers_of - self._first[name]))
         for name, parts in found.items():
             self.places[name] = _place(name, shapes[name], parts)

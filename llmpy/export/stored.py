@@ -29,7 +29,10 @@ def fields_of(config: Any) -> dict[str, object]:
     fields: dict[str, object] = {name: getattr(config, name, None) for name in FIELDS}
     for name in ("head_dim", "rope_parameters"):
         fields[name] = getattr(config, name, None)
-    longest = ModelConfig({**fields, "architectures": [""]}, "config.json").max_position_embeddings
+    try:
+        longest = ModelConfig({**fields, "architectures": [""]}, "config.json").max_position_embeddings
+    except UnsupportedError:  # ropes of unknown layer types, whose frequencies the program has
+        longest = int(config.max_position_embeddings)
     head_dim = fields["head_dim"] or int(config.hidden_size) // int(config.num_attention_heads)
     return {**fields, "max_position_embeddings": longest, "head_dim": head_dim, "rope_parameters": {}, "rope_scaling": {}}
 

@@ -93,7 +93,7 @@ class Walk:
         """Leaves the nodes between a router's linear and its experts to the rule for experts."""
         ends = list(node.args[1:3])
         between = _needed(ends, _LINEARS)
-        found = [each for each in between if _name(each.target) in _LINEARS]
+        found = [each for each in between if name_of(each.target) in _LINEARS]
         if len(found) != 1:
             refuse(node, f"wanted one linear before the choice of experts, have {len(found)}")
         self.routers[found[0]] = node.args[3]
@@ -123,7 +123,7 @@ class Walk:
 
     def _call(self, node: Any) -> object:
         """The value of one node."""
-        name = _name(node.target)
+        name = name_of(node.target)
         args = tuple(self._argument(each) for each in node.args)
         given = {name: self._argument(each) for name, each in node.kwargs.items()}
         result = node.meta.get("val")
@@ -253,7 +253,7 @@ class Walk:
         return columns_of(PENDING + len(self.pending) - 1, self.shape(node))
 
 
-def _name(target: Any) -> str:
+def name_of(target: Any) -> str:
     """The name of an operation in RULES: "view", "getitem", "llmpy.attention"."""
     if not isinstance(target, torch._ops.OpOverload):
         return str(getattr(target, "__name__", target))
@@ -289,6 +289,6 @@ def _needed(ends: Iterable[Any], stops: Sequence[str] = ()) -> set[Any]:
         if node in found:
             continue
         found.add(node)
-        if _name(node.target) not in stops:
-            todo += node.all_input_nodes
+        if name_of(node.target) not in stops:
+            todo += node.args[:1] if name_of(node.target) == "type_as" else node.all_input_nodes
     return found
