@@ -52,7 +52,7 @@ def find(raw: Mapping[str, object], where: str) -> Architecture:
             found = stored.read(path)
             logger.info("%s: the program of transformers' class, from %s", name, path)
             return found
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, UnsupportedError, OSError) as error:
             logger.warning("%s; it is converted again", error)
     if (missing := _missing(name)) is not None:
         raise unknown(name, missing)

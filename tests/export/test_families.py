@@ -1,4 +1,4 @@
-"""Converted classes of transformers: the logits are those of transformers, or of the written program, exactly in every batch."""
+"""Converted classes of transformers: the logits are those of transformers, or of the written program, in every batch."""
 
 from pathlib import Path
 
