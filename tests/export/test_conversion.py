@@ -30,7 +30,8 @@ def test_a_class_is_converted_once_in_a_child_process(made, cache_dir, caplog, m
     run = subprocess.run([sys.executable, "-c", ALONE, str(found.path)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     ids = torch.tensor([[3, 5, 9]])
-    wanted = found.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8, eos_token_id=None)
+    ones = torch.ones_like(ids)
+    wanted = found.model.generate(ids, attention_mask=ones, do_sample=False, max_new_tokens=8, eos_token_id=None)
     tokens = wanted[0, 3:].tolist()
     assert tokens == json.loads(run.stdout.replace("(", "[").replace(")", "]"))
     monkeypatch.setattr(export, "converted", lambda raw: pytest.fail("it is converted twice"))
@@ -73,14 +74,15 @@ def test_an_error_names_module_and_node(kind) -> None:
     module, node, reason = REFUSED[kind]
     config = helpers.config_of(kind)
     name = helpers.transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
-    with pytest.raises(UnsupportedError, match=rf"cannot convert {name}: {module}: node {node}.*{reason}; .* at modeling_") as caught:
+    message = rf"cannot convert {name}: {module}: node {node}.*{reason}; .* at modeling_"
+    with pytest.raises(UnsupportedError, match=message) as caught:
         convert({**config.to_dict(), "architectures": [name]})
     assert caught.value.node.startswith(node) and caught.value.module in str(caught.value)
 
 
 def test_names_that_nobody_has_are_refused_without_a_child(monkeypatch) -> None:
     monkeypatch.setattr(export, "converted", lambda raw: pytest.fail("a child was started"))
-    with pytest.raises(UnsupportedError, match="'LamaForCausalLM' is not supported; similar: .*does not have it either"):
+    with pytest.raises(UnsupportedError, match=r"'LamaForCausalLM' is not supported; similar: .*does not have it either"):
         export.find({"architectures": ["LamaForCausalLM"]}, "config.json")
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match="`pip install torch transformers` converts it, once"):
