@@ -8,7 +8,10 @@ from pathlib import Path
 VARIABLES = {
     "LLMPY_DEVICE": ("a device, as `device=` takes it: `cpu`, `cpu:avx2`, `cuda:1`, a UUID", "cuda:0 if usable, else cpu"),
     "LLMPY_NUM_THREADS": ("threads of an engine on the CPU, 1 to 1024", "the physical cores that the process may use"),
-    "LLMPY_CACHE_DIR": ("folder of the demo model, converted programs and `llmpy chat`'s history; safe to delete", "`~/.cache/llmpy`"),
+    "LLMPY_CACHE_DIR": (
+        "folder of the demo model, converted programs, `llmpy chat`'s history; safe to delete",
+        "`~/.cache/llmpy`",
+    ),
     "LLMPY_LOG": ("level of the log `llmpy` on stderr: `debug`, `info`, `warning`, `error`", "that of the program"),
     "LLMPY_LIB_PATH": ("folders, joined by `:`, that are searched first for NCCL and cuBLASLt", "none"),
     "LLMPY_HOSTS_TOKEN": ("a secret that all hosts of one model know; a process without it cannot join them", "none"),

@@ -167,6 +167,10 @@ def _parser(word: str) -> argparse.ArgumentParser:
     convert.add_argument("out", metavar="OUT", help="new directory, or new .gguf file")
     convert.add_argument("--to", required=True, metavar="TYPE", help="fp8, int8, int4, int4_g32; of GGUF: gguf-q8_0, ...")
 
+    export = command("export", "export", "Write the architecture function of a class that transformers has, or its program.")
+    _add_name(export)
+    export.add_argument("-o", "--output", metavar="FILE", help="FILE.py: the function; FILE.json: the program (default: print)")
+
     pull = command("pull", "models", "Download a model of the Hugging Face hub, or the demo model.")
     pull.add_argument("name", metavar="MODEL", help="hub id, a file in one (org/name/file.gguf), or demo")
     pull.add_argument("--revision", metavar="NAME", help="branch, tag or commit")

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from .. import environment
 from ..errors import CheckpointError, UnsupportedError
@@ -24,7 +25,7 @@ from ..models.config import ModelConfig
 from ..models.registry import Architecture, unknown
 from . import stored
 
-__all__ = ["converted", "find", "place"]
+__all__ = ["converted", "find", "missing_for", "place", "sketched"]
 
 logger = logging.getLogger("llmpy")
 
@@ -54,7 +55,7 @@ def find(raw: Mapping[str, object], where: str) -> Architecture:
             return found
         except (CheckpointError, UnsupportedError, OSError) as error:
             logger.warning("%s; it is converted again", error)
-    if (missing := _missing(name)) is not None:
+    if (missing := missing_for(name)) is not None:
         raise unknown(name, missing)
     logger.info("%s: converting transformers' class to a program, once, to %s", name, path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ def place(raw: Mapping[str, object], architecture: str) -> Path:
         return max(folder.glob(f"{stem}-*.json"), default=folder / f"{stem}.json")
 
 
-def _missing(name: str) -> str | None:
+def missing_for(name: str) -> str | None:
     """What the conversion of a class lacks, as a sentence; None: nothing. Nothing is imported, because that takes seconds."""
     lacking = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if lacking:
@@ -108,18 +109,47 @@ def converted(raw: Mapping[str, object]) -> dict[str, object]:
     Raises:
         UnsupportedError: the class cannot be converted.
     """
+    answer = _ask(raw, "program")
+    if "error" in answer:
+        raise _error(answer)
+    program: dict[str, object] = answer["program"]
+    return program
+
+
+def sketched(raw: Mapping[str, object]) -> tuple[str, UnsupportedError | None]:
+    """The source of the architecture function of a class, in a child process.
+
+    Args:
+        raw: The fields of config.json.
+
+    Returns:
+        The source, and why the conversion stopped; None: the source is complete.
+    """
+    answer = _ask(raw, "skeleton")
+    return answer["skeleton"], _error(answer) if "error" in answer else None
+
+
+def _error(answer: Mapping[str, Any]) -> UnsupportedError:
+    return UnsupportedError(answer["error"], module=answer["module"], node=answer["node"])
+
+
+def _ask(raw: Mapping[str, object], wants: str) -> dict[str, Any]:
+    """The answer of a child process."""
+    if (missing := missing_for(ModelConfig(dict(raw), "config.json").architecture)) is not None:
+        raise UnsupportedError(missing)
     search = [entry or os.getcwd() for entry in sys.path]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "TRANSFORMERS_VERBOSITY": "error"}
     child = subprocess.run(
-        [sys.executable, "-m", __name__], input=json.dumps(raw, default=str), env=variables, capture_output=True, text=True
+        [sys.executable, "-m", __name__],
+        input=json.dumps({"config": raw, "wants": wants}, default=str),
+        env=variables,
+        capture_output=True,
+        text=True,
     )
     if child.returncode:
         raise UnsupportedError(
             f"the conversion of {raw.get('architectures')} ended with status {child.returncode}: "
             f"{child.stderr.strip()[-2000:] or 'no message'}"
         )
-    answer = json.loads(child.stdout.splitlines()[-1])
-    if "error" in answer:
-        raise UnsupportedError(answer["error"], module=answer["module"], node=answer["node"])
-    program: dict[str, object] = answer["program"]
-    return program
+    answer: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return answer

@@ -1,14 +1,18 @@
-"""The child process of a conversion: reads the fields of config.json, writes the program or the error."""
+"""The child process of a conversion: reads the fields of config.json, writes the program, the skeleton and the error."""
 
 import json
 import sys
 
-from ..errors import UnsupportedError
-from .convert import convert
+from .convert import Conversion
 
 if __name__ == "__main__":
-    try:
-        answer: dict[str, object] = {"program": convert(json.load(sys.stdin))}
-    except UnsupportedError as error:
-        answer = {"error": str(error), "module": error.module, "node": error.node}
+    request = json.load(sys.stdin)
+    found = Conversion(request["config"])
+    answer: dict[str, object] = {}
+    if request["wants"] == "skeleton":
+        answer["skeleton"] = found.skeleton()
+    elif found.error is None:
+        answer["program"] = found.stored()
+    if found.error is not None:
+        answer |= {"error": str(found.error), "module": found.error.module, "node": found.error.node}
     print(json.dumps(answer, separators=(",", ":")))

@@ -7,12 +7,15 @@ from typing import Any
 
 import transformers
 
+from ..errors import UnsupportedError
 from ..models.blocks import Model
 from ..models.config import ModelConfig
+from ..models.program import Spec
 from ..models.source import Source
 from . import arithmetic, attention, ends, layout, mixture, stored
 from .names import Names
 from .refusal import Refusal
+from .skeleton import skeleton
 from .tidy import tidy
 from .trace import build, class_of, config_of, trace
 from .verify import verify
@@ -34,25 +37,61 @@ def convert(raw: Mapping[str, object]) -> dict[str, object]:
     Raises:
         UnsupportedError: the class cannot be converted; the message names the module and the node.
     """
-    architecture = ModelConfig(dict(raw), "config.json").architecture
-    transformers.utils.logging.set_verbosity_error()
-    try:
-        kind = class_of(architecture)
-        config = config_of(kind, raw)
-        model = build(kind, config)
-        program = _program(model, architecture)
-        verify(kind, config, program.spec, lambda module: _program(module, architecture).spec)
-        return stored.written(program, model.config, sorted(Names(model).tied), model.base_model_prefix)
-    except Refusal as refusal:
-        raise refusal.error(architecture) from refusal
+    found = Conversion(raw)
+    if found.error is not None:
+        raise found.error
+    return found.stored()
 
 
-def _program(model: Any, architecture: str) -> Model:
-    """The program of a module."""
-    config = model.config.get_text_config()
-    fields = stored.fields_of(config) | {"architectures": [architecture]}
-    m = Model(ModelConfig(fields, "config.json"), None, Source(), "checkpoint")
-    names = Names(model)
-    Walk(trace(model), model, m, names).run()
-    tidy(m.spec)
-    return m
+class Conversion:
+    """One conversion, as far as it goes.
+
+    Args:
+        raw: The fields of config.json.
+
+    Attributes:
+        model: The module that was traced; None: it could not be made.
+        program: The program; its beginning if there is an error; None: there is none.
+        error: Why the class cannot be converted; None: it can.
+    """
+
+    def __init__(self, raw: Mapping[str, object]) -> None:
+        self.architecture = ModelConfig(dict(raw), "config.json").architecture
+        self.model: Any = None
+        self.program: Model | None = None
+        self.error: UnsupportedError | None = None
+        transformers.utils.logging.set_verbosity_error()
+        try:
+            kind = class_of(self.architecture)
+            config = config_of(kind, raw)
+            self.model = build(kind, config)
+            self.program = self._empty(self.model)
+            verify(kind, config, self._filled(self.program, self.model), self._program)
+        except Refusal as refusal:
+            self.error = refusal.error(self.architecture)
+
+    def stored(self) -> dict[str, object]:
+        """The contents of the program's file, if there is no error."""
+        assert self.program is not None
+        tied = sorted(Names(self.model).tied)
+        return stored.written(self.program, self.model.config, tied, self.model.base_model_prefix)
+
+    def skeleton(self) -> str:
+        """The architecture function as far as it is known."""
+        if self.program is None:
+            return ""
+        fields = {**self.model.config.get_text_config().to_dict(), **self.program.config.raw}
+        return skeleton(self.program.spec, fields, "" if self.error is None else str(self.error))
+
+    def _empty(self, model: Any) -> Model:
+        fields = stored.fields_of(model.config.get_text_config()) | {"architectures": [self.architecture]}
+        return Model(ModelConfig(fields, "config.json"), None, Source(), "checkpoint")
+
+    def _filled(self, m: Model, model: Any) -> Spec:
+        """The program of a module."""
+        Walk(trace(model), model, m, Names(model)).run()
+        tidy(m.spec)
+        return m.spec
+
+    def _program(self, model: Any) -> Spec:
+        return self._filled(self._empty(model), model)

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from ..errors import UnsupportedError
 
-ADVICE = "write the architecture function; llmpy export MODEL --skeleton prints its beginning"
+ADVICE = "Write the architecture function; llmpy export MODEL prints its beginning"
 
 
 class Refusal(Exception):
