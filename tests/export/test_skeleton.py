@@ -1,0 +1,51 @@
+"""`llmpy export`: the printed function writes the same program; what stops the conversion is a comment in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from modules import load
+
+from llmpy import UnsupportedError, export
+from llmpy.cli import main
+from llmpy.export.skeleton import skeleton
+from llmpy.models import Model, ModelConfig, registry
+from llmpy.models.source import Source
+
+helpers = load(Path(__file__).with_name("conftest.py"))
+KINDS = ["hunyuan_v1_dense", "mellum"]
+MORE = ["biogpt", "gpt_oss", "gpt_neox", "gpt2", "gemma2", "afmoe", "dots1", "phi3", "granitemoeshared", "cohere2"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE)])
+def test_the_function_writes_the_same_program(kind, converted, monkeypatch) -> None:
+    found = converted(kind)
+    fields = export.stored.read(found.program).fields(found.raw)
+    spec = helpers.program_of(found.program, found.raw)
+    source = skeleton(spec, fields)
+    monkeypatch.setattr(registry, "_REGISTRY", {})
+    exec(compile(source, "skeleton", "exec"), {})
+    (own,) = registry._REGISTRY.values()
+    m = Model(ModelConfig(fields, "config.json"), None, Source(), "checkpoint")
+    own.build(m.config, m)
+    assert [name for name, _ in m.spec["ops"]] == [name for name, _ in spec["ops"]]
+    for (name, mine), (_, wanted) in zip(m.spec["ops"], spec["ops"], strict=True):
+        assert {key: value for key, value in mine["attributes"].items() if value} == {
+            key: value for key, value in wanted["attributes"].items() if value
+        }, name
+        for a, b in zip(mine["weights"], wanted["weights"], strict=True):
+            assert (a < 0) == (b < 0) and (a < 0 or m.spec["weights"][a] == spec["weights"][b]), name
+    assert m.spec["layers"] == spec["layers"] and m.spec["ropes"] == spec["ropes"]
+    assert len(source.splitlines()) < 60 and "m.emit(" not in source
+
+
+def test_the_command_prints_what_was_understood(tmp_path, capsys, monkeypatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["YoutuForCausalLM"], "model_type": "youtu"}))
+    error = UnsupportedError("cannot convert it", module="model.layers.0", node="new_empty")
+    monkeypatch.setattr(export, "sketched", lambda raw: ("# the beginning\n", error))
+    assert main(["export", str(tmp_path)]) == 1
+    out = capsys.readouterr()
+    assert out.out == "# the beginning\n" and "cannot convert it" in out.err
+    monkeypatch.setattr(export, "converted", lambda raw: {"format": 1})
+    assert main(["export", str(tmp_path), "-o", str(tmp_path / "program.json")]) == 0
+    assert json.loads((tmp_path / "program.json").read_text()) == {"format": 1}
