@@ -170,7 +170,6 @@ def _parser(word: str) -> argparse.ArgumentParser:
     export = command("export", "export", "Write the architecture function of a class that transformers has, or its program.")
     _add_name(export)
     export.add_argument("-o", "--output", metavar="FILE", help="FILE.py: the function; FILE.json: the program (default: print)")
-
     pull = command("pull", "models", "Download a model of the Hugging Face hub, or the demo model.")
     pull.add_argument("name", metavar="MODEL", help="hub id, a file in one (org/name/file.gguf), or demo")
     pull.add_argument("--revision", metavar="NAME", help="branch, tag or commit")

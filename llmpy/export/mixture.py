@@ -17,7 +17,7 @@ from ..models.program import Operands, Value
 from .columns import Columns, Parameter, columns_of
 from .leaves import name_of_act
 from .refusal import refuse
-from .walk import Walk, name_of, rule, told
+from .walk import LINEARS, Walk, name_of, needed, rule, told
 
 SAMPLES = 64  # rows of random logits
 TOLERANCE = 1e-5
@@ -66,7 +66,7 @@ def _routing(walk: Walk, node: Any, found: Router, n_chosen: int, path: str) -> 
     logits = (3 * random.standard_normal((SAMPLES, n_experts))).astype(np.float32)
     values = {name: random.standard_normal(bias.shape).astype(np.float32) for name, bias in biases.items()}
     wanted = _evaluated(walk, node, found.node, logits, values)
-    for attributes, bias in _candidates(walk, biases, n_chosen):
+    for attributes, bias in _candidates(walk, biases, n_chosen, _scores(node)):
         own = None if bias is None else values[bias.name].ravel().astype(np.float64)
         operands: Operands = {"in": [], "out": [], "weights": [], "attributes": attributes}
         routes = _route(logits.astype(np.float64), own, operands)[:, : 2 * n_chosen].reshape(SAMPLES, n_chosen, 2)
@@ -112,7 +112,17 @@ def _evaluated(
     return index, weights
 
 
-def _candidates(walk: Walk, biases: dict[str, Parameter], n_chosen: int) -> Iterator[tuple[dict[str, Any], Parameter | None]]:
+def _scores(node: Any) -> list[str]:
+    """ROUTE_SCORES, first those that score before the choice if the trace does so, else those that score the chosen ones: the
+    weights may be equal, but their last bits are not."""
+    choices = [each for each in needed(node.args[1:3], LINEARS) if name_of(each.target) == "topk"]
+    before = {name_of(each.target) for each in needed(choices, LINEARS)}
+    return sorted(ROUTE_SCORES, key=lambda score: score.startswith("chosen") == bool(before & {"softmax", "sigmoid"}))
+
+
+def _candidates(
+    walk: Walk, biases: dict[str, Parameter], n_chosen: int, scores: list[str]
+) -> Iterator[tuple[dict[str, Any], Parameter | None]]:
     """The ways to choose that `route` has, with numbers of the configuration."""
     config = walk.model.config.get_text_config()
 
@@ -122,9 +132,10 @@ def _candidates(walk: Walk, biases: dict[str, Parameter], n_chosen: int) -> Iter
 
     groups = {(1, 1), (getattr(config, "n_group", 1) or 1, getattr(config, "topk_group", 1) or 1)}
     scales = numbers("routed_scaling_factor", "router_scaling_factor", "route_scale", "moe_routed_scaling_factor")
-    choices = product([None, *biases.values()], ROUTE_SCORES, (1, 0), sorted(groups), (0, 1), scales, (0.0, 1e-20))
+    choices = product([None, *biases.values()], scores, (1, 0), sorted(groups), (0, 1), scales, (0.0, 1e-20))
     for bias, score, is_normalised, (n_groups, chosen_groups), sums_two, scale, eps in choices:
-        if (n_groups == 1 and sums_two) or (not is_normalised and eps):
+        is_one = score == "chosen_softmax" and is_normalised  # the sum is 1 already
+        if is_one or (n_groups == 1 and sums_two) or (not is_normalised and eps):
             continue
         yield {
             "n_chosen": n_chosen, "score": score, "n_groups": n_groups, "chosen_groups": chosen_groups, "sums_two": sums_two,

@@ -16,7 +16,7 @@ from .refusal import Refusal
 LONGEST = 4096  # tokens; the trace holds for every length up to this one
 
 
-class Wrapped(torch.nn.Module):  # type: ignore[misc]
+class Wrapped(torch.nn.Module):
     """A causal language model as a function of ids and a mask of ones."""
 
     def __init__(self, model: Any) -> None:

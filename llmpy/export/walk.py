@@ -15,7 +15,7 @@ from .columns import WIDEST, Columns, Lazy, Parameter, Symbol, columns_of
 from .names import Names
 from .refusal import refuse
 
-_LINEARS = ("linear", "addmm", "mm", "matmul")
+LINEARS = ("linear", "addmm", "mm", "matmul")
 PENDING = 1 << 30  # numbers of linears whose rows are not chosen yet
 
 Rule = Callable[..., object]
@@ -77,7 +77,7 @@ class Walk:
         graph = self.exported.graph
         (output,) = (node for node in graph.nodes if node.op == "output")
         last = output.args[0][0]
-        live = _needed([last])
+        live = needed([last])
         for node in graph.nodes:
             if node.op == "call_function" and node in live and str(node.target).startswith("llmpy.experts"):
                 self._hide_routing(node)
@@ -92,8 +92,8 @@ class Walk:
     def _hide_routing(self, node: Any) -> None:
         """Leaves the nodes between a router's linear and its experts to the rule for experts."""
         ends = list(node.args[1:3])
-        between = _needed(ends, _LINEARS)
-        found = [each for each in between if name_of(each.target) in _LINEARS]
+        between = needed(ends, LINEARS)
+        found = [each for each in between if name_of(each.target) in LINEARS]
         if len(found) != 1:
             refuse(node, f"wanted one linear before the choice of experts, have {len(found)}")
         self.routers[found[0]] = node.args[3]
@@ -280,7 +280,7 @@ def _is_plain(given: object) -> bool:
     return isinstance(given, plain)
 
 
-def _needed(ends: Iterable[Any], stops: Sequence[str] = ()) -> set[Any]:
+def needed(ends: Iterable[Any], stops: Sequence[str] = ()) -> set[Any]:
     """The nodes from which the ends are computed; what operations of the names `stops` read is not followed."""
     found: set[Any] = set()
     todo = [node for node in ends if isinstance(node, torch.fx.Node)]
@@ -290,5 +290,5 @@ def _needed(ends: Iterable[Any], stops: Sequence[str] = ()) -> set[Any]:
             continue
         found.add(node)
         if name_of(node.target) not in stops:
-            todo += node.args[:1] if name_of(node.target) == "type_as" else node.all_input_nodes
+            todo += node.all_input_nodes[: 1 if name_of(node.target) == "type_as" else None]
     return found
