@@ -54,87 +54,14 @@ def skeleton(spec: Spec, fields: dict[str, object], problem: str = "") -> str:
     return HEAD.format(name=name, function=function or "model", imports="\n".join(lines) + "\n") + text
 
 
-class _Writer:
-    """Writes the lines of one program."""
+class _Operations:
+    """Writes single operations of one program."""
 
     def __init__(self, spec: Spec, config: ModelConfig) -> None:
         self.spec, self.config = spec, config
         self.names: dict[int, str] = {}
         self.block, self.prefix = "m", ""
         self.taken: set[str] = set()
-
-    def lines(self) -> Iterator[str]:
-        """All lines; equal layers become a loop."""
-        head_dims = {layer[2] for layer in self.spec["layers"]}
-        if head_dims and head_dims != {self.config.head_dim}:
-            yield f"m.head_dim = {max(head_dims)}"
-        groups = list(self._groups())
-        at = 0
-        while at < len(groups):
-            prefix, _ = groups[at]
-            end = at + 1
-            while prefix and end < len(groups) and groups[end][0] == prefix:
-                end += 1
-            if not prefix:
-                yield from self._group("", groups[at][1])
-            else:
-                yield from self._loop(prefix, [ops for _, ops in groups[at:end]])
-            at = end
-
-    def _groups(self) -> Iterator[tuple[str, list[int]]]:
-        """Operations that belong together: those of a layer with the prefix of its number, others with ""."""
-        last: tuple[str, str] = ("", "")
-        members: list[int] = []
-        for number, (name, op) in enumerate(self.spec["ops"]):
-            parts = [part.name for weight in op["weights"] if weight >= 0 for part in self.spec["weights"][weight]["parts"]]
-            found = _LAYER.match(parts[0]) if parts else None
-            own = (found[1], found[2]) if found else last if not parts and name != "logits" else ("", "")
-            if own != last and members:
-                yield last[0], members
-                members = []
-            last = own
-            members.append(number)
-        if members:
-            yield last[0], members
-
-    def _loop(self, prefix: str, layers: list[list[int]]) -> Iterator[str]:
-        """Layers as a loop; unlike layers as branches of it."""
-        texts: list[tuple[str, ...]] = []
-        for ops in layers:
-            found = _LAYER.match(self._tensors(ops)[0])
-            assert found
-            texts.append(tuple(self._group(found[0], ops)))
-        kinds = list(dict.fromkeys(texts))
-        stem, n = prefix.rstrip("."), len(layers)
-        count = "cfg.num_layers" if n == self.config.raw.get("num_hidden_layers") else str(n)
-        if len(kinds) == 1:
-            yield f'for layer in m.layers("{stem}", {count}):'
-            yield from (f"    {line}" for line in kinds[0])
-            return
-        yield f'for i, layer in enumerate(m.layers("{stem}", {count})):'
-        for number, kind in enumerate(kinds):
-            own = [i for i, text in enumerate(texts) if text == kind]
-            yield f"    {'el' * (number > 0)}if i in {tuple(own)}:"
-            yield from (f"        {line}" for line in kind)
-
-    def _tensors(self, ops: Sequence[int]) -> list[str]:
-        weights = [weight for op in ops for weight in self.spec["ops"][op][1]["weights"] if weight >= 0]
-        return [part.name for weight in weights for part in self.spec["weights"][weight]["parts"]]
-
-    def _group(self, prefix: str, ops: Sequence[int]) -> Iterator[str]:
-        """The lines of a layer, or of operations outside of layers. The value that goes on is x."""
-        self.prefix, self.block = prefix, "layer" if prefix else "m"
-        self.taken = {"x", "m", "cfg", "i", "layer", "np"}
-        outside = {value for op in self.spec["ops"][ops[-1] + 1 :] for value in op[1]["in"]}
-        for number in ops:
-            name, op = self.spec["ops"][number]
-            if name == "states":
-                continue
-            goes_on = [value for value in self._outputs(op) if value in outside]
-            text = getattr(self, f"_{name}", self._raw)(op) if name != "logits" else self._end(op)
-            if name != "logits":
-                text = f"{', '.join(self._named(name, op, goes_on))} = {text}"
-            yield text
 
     # ---- names of values ---------------------------------------------------------------------------------------------------
 
@@ -368,6 +295,83 @@ class _Writer:
 
     def _name_of(self, op: Operands) -> str:
         return self.spec["weights"][op["weights"][0]]["parts"][0].name
+
+
+class _Writer(_Operations):
+    """Writes the lines of one program."""
+
+    def lines(self) -> Iterator[str]:
+        """All lines; equal layers become a loop."""
+        head_dims = {layer[2] for layer in self.spec["layers"]}
+        if head_dims and head_dims != {self.config.head_dim}:
+            yield f"m.head_dim = {max(head_dims)}"
+        groups = list(self._groups())
+        at = 0
+        while at < len(groups):
+            prefix, _ = groups[at]
+            end = at + 1
+            while prefix and end < len(groups) and groups[end][0] == prefix:
+                end += 1
+            if not prefix:
+                yield from self._group("", groups[at][1])
+            else:
+                yield from self._loop(prefix, [ops for _, ops in groups[at:end]])
+            at = end
+
+    def _groups(self) -> Iterator[tuple[str, list[int]]]:
+        """Operations that belong together: those of a layer with the prefix of its number, others with ""."""
+        last: tuple[str, str] = ("", "")
+        members: list[int] = []
+        for number, (name, op) in enumerate(self.spec["ops"]):
+            parts = [part.name for weight in op["weights"] if weight >= 0 for part in self.spec["weights"][weight]["parts"]]
+            found = _LAYER.match(parts[0]) if parts else None
+            own = (found[1], found[2]) if found else last if not parts and name != "logits" else ("", "")
+            if own != last and members:
+                yield last[0], members
+                members = []
+            last = own
+            members.append(number)
+        if members:
+            yield last[0], members
+
+    def _loop(self, prefix: str, layers: list[list[int]]) -> Iterator[str]:
+        """Layers as a loop; unlike layers as branches of it."""
+        texts: list[tuple[str, ...]] = []
+        for ops in layers:
+            found = _LAYER.match(self._tensors(ops)[0])
+            assert found
+            texts.append(tuple(self._group(found[0], ops)))
+        kinds = list(dict.fromkeys(texts))
+        stem, n = prefix.rstrip("."), len(layers)
+        count = "cfg.num_layers" if n == self.config.raw.get("num_hidden_layers") else str(n)
+        if len(kinds) == 1:
+            yield f'for layer in m.layers("{stem}", {count}):'
+            yield from (f"    {line}" for line in kinds[0])
+            return
+        yield f'for i, layer in enumerate(m.layers("{stem}", {count})):'
+        for number, kind in enumerate(kinds):
+            own = [i for i, text in enumerate(texts) if text == kind]
+            yield f"    {'el' * (number > 0)}if i in {tuple(own)}:"
+            yield from (f"        {line}" for line in kind)
+
+    def _tensors(self, ops: Sequence[int]) -> list[str]:
+        weights = [weight for op in ops for weight in self.spec["ops"][op][1]["weights"] if weight >= 0]
+        return [part.name for weight in weights for part in self.spec["weights"][weight]["parts"]]
+
+    def _group(self, prefix: str, ops: Sequence[int]) -> Iterator[str]:
+        """The lines of a layer, or of operations outside of layers. The value that goes on is x."""
+        self.prefix, self.block = prefix, "layer" if prefix else "m"
+        self.taken = {"x", "m", "cfg", "i", "layer", "np"}
+        outside = {value for op in self.spec["ops"][ops[-1] + 1 :] for value in op[1]["in"]}
+        for number in ops:
+            name, op = self.spec["ops"][number]
+            if name == "states":
+                continue
+            goes_on = [value for value in self._outputs(op) if value in outside]
+            text = getattr(self, f"_{name}", self._raw)(op) if name != "logits" else self._end(op)
+            if name != "logits":
+                text = f"{', '.join(self._named(name, op, goes_on))} = {text}"
+            yield text
 
 
 def _rows(part: Part) -> int:
