@@ -17,6 +17,11 @@ KINDS = ["hunyuan_v1_dense", "mellum"]
 MORE = ["biogpt", "gpt_oss", "gpt_neox", "gpt2", "gemma2", "afmoe", "dots1", "phi3", "granitemoeshared", "cohere2"]
 
 
+def rows_of(weight: dict[str, object]) -> dict[str, object]:
+    """A weight whose parts are compared by their rows: of contiguous rows the stride means nothing."""
+    return {**weight, "parts": [p._replace(stride=p.stride * (p.inner < p.rows)) for p in weight["parts"]]}
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE)])
 def test_the_function_writes_the_same_program(kind, converted, monkeypatch) -> None:
     found = converted(kind)
@@ -34,7 +39,8 @@ def test_the_function_writes_the_same_program(kind, converted, monkeypatch) -> N
             key: value for key, value in wanted["attributes"].items() if value
         }, name
         for a, b in zip(mine["weights"], wanted["weights"], strict=True):
-            assert (a < 0) == (b < 0) and (a < 0 or m.spec["weights"][a] == spec["weights"][b]), name
+            assert (a < 0) == (b < 0)
+            assert a < 0 or rows_of(m.spec["weights"][a]) == rows_of(spec["weights"][b]), name
     assert m.spec["layers"] == spec["layers"] and m.spec["ropes"] == spec["ropes"]
     assert len(source.splitlines()) < 60 and "m.emit(" not in source
 
