@@ -751,6 +751,43 @@ struct comm {
     bool waits_on_device;      /* meet and gather return before the other ranks have come, so one thread can start all ranks */
 };
 
+/* ---- pages in host memory ---------------------------------------------------------------------------------------------- */
+
+enum move_way { MOVE_OUT = 0 /* from the pool to the host */, MOVE_IN = 1 };
+
+/* A copy of one page of the pool to a slot of host memory, or from there. */
+struct page_move {
+    int32_t page;
+    uint32_t slot;
+};
+/* The moves of one way that one call enqueues. They begin after all operations enqueued so far, and after the moves of the other
+ * way with numbers up to `after`; moves of one way run in their order. Numbers increase from call to call. */
+struct move_list {
+    const struct page_move *moves;
+    uint32_t n_moves;
+    uint64_t number, after;
+};
+struct move_args {
+    void *pool, *host;
+    size_t page_bytes;
+    struct move_list lists[2]; /* by way; those out are enqueued first, so moves in may wait for them */
+    uint64_t awaited[2];       /* by way: operations enqueued later begin after the moves with numbers up to it; 0: after none */
+};
+/* What has ended so far, by way: all moves up to a number, their bytes, and the seconds that the copies took. */
+struct move_state {
+    uint64_t ended[2], bytes[2];
+    double seconds[2];
+};
+
+/* Copies between the pool and host memory beside the operations. Moves only enqueue. */
+struct moves {
+    uint32_t size_bytes;       /* sizeof(struct moves) */
+    enum rc (*create)(void *ctx, size_t size_bytes, void **host, struct err *err); /* host memory for the slots */
+    void (*destroy)(void *ctx, void *host, size_t size_bytes); /* waits for all moves */
+    enum rc (*move)(void *ctx, const struct move_args *args, struct err *err);
+    enum rc (*poll)(void *ctx, struct move_state *state, struct err *err); /* does not wait */
+};
+
 /* ---- the table ------------------------------------------------------------------------------------------------------- */
 
 enum fusion {

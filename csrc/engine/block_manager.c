@@ -1,126 +1,76 @@
 #include "block_manager.h"
 
 #include "../base/mem.h"
+#include "key_table.h"
 
 /* The last two belong to a bundle; its first page has the bundle's counts and key. */
 enum page_kind { PAGE_ALONE, PAGE_FIRST, PAGE_PART };
 
 struct page {
-    struct hash key;
     uint32_t refs, holds;
     uint32_t generation;             /* of the key; if older than the manager's, the key is stale and counts as none */
     uint32_t step;                   /* step in which the page was published */
-    uint32_t prev, next;             /* free list */
-    uint32_t chain_prev, chain_next; /* pages in the same bucket of the key table; 0 ends */
-    uint32_t next_part;              /* next page of the same bundle; 0 ends */
-    uint16_t group;
     uint8_t kind;                    /* enum page_kind */
-    bool has_key, is_temporary;
+    bool is_temporary;
+    bool is_clean;                   /* stands on the list `clean`, unless a reset has made its key stale */
 };
 
 struct block_manager {
-    struct page *pages;  /* [n_pages + 2]: the last two are the heads of the free lists */
-    uint32_t *buckets;   /* [mask + 1] first page of the chain, or 0 */
-    uint32_t n_pages, n_free, n_cached, n_keys, mask, generation, step;
+    struct key_table table; /* its items are the pages */
+    struct page *pages;     /* [n_pages] */
+    uint32_t n_pages, n_free, n_cached, n_keys, generation, step;
     uint32_t bundle_pages, n_bundles;
-    uint32_t blank;      /* list of free pages without a findable key, most recently released first */
-    uint32_t cached;     /* list of free pages that can be found, least recently released first */
+    uint32_t blank;         /* list of free pages without a findable key, most recently released first */
+    uint32_t clean, cached; /* lists of free pages that can be found, least recently released first; all of `clean`, which have
+                             * been copied to the host tier, are older than those of `cached` */
+    uint32_t n_clean;
+    struct host_tier *tier; /* NULL: there is none */
+    int32_t *parts;         /* [bundle_pages] */
     uint64_t n_evictions;
     struct kv_events *events;
 };
 
-/* ---- free lists ---- */
-
-static void list_clear(struct page *pages, uint32_t head)
-{
-    pages[head].prev = pages[head].next = head;
-}
-
-/* Inserts a page between two neighbours: (last, head) makes it the list's last page, (head, first) its first. */
-static void list_insert(struct page *pages, uint32_t before, uint32_t behind, uint32_t page)
-{
-    pages[page].prev = before;
-    pages[page].next = behind;
-    pages[before].next = pages[behind].prev = page;
-}
-
-static void list_push(struct page *pages, uint32_t head, uint32_t page)
-{
-    list_insert(pages, pages[head].prev, head, page);
-}
-
-static void list_remove(struct page *pages, uint32_t page)
-{
-    pages[pages[page].prev].next = pages[page].next;
-    pages[pages[page].next].prev = pages[page].prev;
-}
-
-/* Moves all pages of the list `from` to the end of the list `to`. */
-static void list_append(struct page *pages, uint32_t to, uint32_t from)
-{
-    uint32_t first = pages[from].next, last = pages[from].prev;
-    if (first == from)
-        return;
-    pages[first].prev = pages[to].prev;
-    pages[pages[to].prev].next = first;
-    pages[last].next = to;
-    pages[to].prev = last;
-    list_clear(pages, from);
-}
-
 /* ---- key table ---- */
 
-static uint32_t *bucket_of(const struct block_manager *manager, const struct hash *key, uint32_t group)
+static bool is_findable(const struct block_manager *manager, uint32_t number)
 {
-    return &manager->buckets[(key->lo ^ group * 0x9e3779b97f4a7c15u) & manager->mask];
-}
-
-static bool is_findable(const struct block_manager *manager, const struct page *page)
-{
-    return page->has_key && page->generation == manager->generation;
+    return manager->table.items[number].has_key && manager->pages[number].generation == manager->generation;
 }
 
 /* Number of pages that an entry of a free list stands for: of the whole bundle for its first page. */
-static uint32_t n_pages_of(const struct block_manager *manager, const struct page *page)
+static uint32_t n_pages_of(const struct block_manager *manager, uint32_t number)
 {
-    return page->kind == PAGE_FIRST ? manager->bundle_pages : 1;
+    return manager->pages[number].kind == PAGE_FIRST ? manager->bundle_pages : 1;
 }
 
 /* Notes that a key of a block is no longer findable, if no other page has the key. */
-static void note_removed(struct block_manager *manager, const struct page *page)
+static void note_removed(struct block_manager *manager, const struct keyed *item)
 {
-    struct kv_event event = {.kind = KV_REMOVED, .hash = page->key.lo, .group = page->group};
-    if (manager->events && page->group != BUNDLE_GROUP && !block_manager_find(manager, &page->key, page->group))
+    struct kv_event event = {.kind = KV_REMOVED, .hash = item->key.lo, .group = item->group};
+    if (manager->events && item->group != BUNDLE_GROUP && !block_manager_find(manager, &item->key, item->group))
         kv_events_note(manager->events, &event, NULL);
 }
 
 static void key_drop(struct block_manager *manager, uint32_t number)
 {
-    struct page *page = &manager->pages[number];
-    if (!page->has_key)
+    struct keyed *item = &manager->table.items[number];
+    if (!item->has_key)
         return;
-    bool was_findable = is_findable(manager, page);
-    manager->n_bundles -= page->kind == PAGE_FIRST && was_findable;
-    if (page->chain_prev)
-        manager->pages[page->chain_prev].chain_next = page->chain_next;
-    else
-        *bucket_of(manager, &page->key, page->group) = page->chain_next;
-    if (page->chain_next)
-        manager->pages[page->chain_next].chain_prev = page->chain_prev;
-    page->has_key = false;
+    bool was_findable = is_findable(manager, number);
+    manager->n_bundles -= manager->pages[number].kind == PAGE_FIRST && was_findable;
+    key_table_drop(&manager->table, number);
     manager->n_keys--;
     if (was_findable)
-        note_removed(manager, page);
+        note_removed(manager, item);
 }
 
 int32_t block_manager_find(struct block_manager *manager, const struct hash *key, uint32_t group)
 {
-    for (uint32_t number = *bucket_of(manager, key, group), next; number; number = next) {
-        struct page *page = &manager->pages[number];
-        next = page->chain_next;
-        if (page->generation != manager->generation)
+    for (uint32_t number = *key_table_bucket(&manager->table, key, group), next; number; number = next) {
+        next = manager->table.items[number].chain_next;
+        if (manager->pages[number].generation != manager->generation)
             key_drop(manager, number);
-        else if (page->group == group && hash_equal(&page->key, key))
+        else if (keyed_is(&manager->table.items[number], key, group))
             return (int32_t)number;
     }
     return 0;
@@ -129,19 +79,11 @@ int32_t block_manager_find(struct block_manager *manager, const struct hash *key
 void block_manager_publish(struct block_manager *manager, int32_t number, const struct hash *key, uint32_t group)
 {
     struct page *page = &manager->pages[number];
-    uint32_t *bucket = bucket_of(manager, key, group);
     key_drop(manager, (uint32_t)number);
-    page->key = *key;
-    page->group = (uint16_t)group;
+    key_table_add(&manager->table, (uint32_t)number, key, group);
     page->generation = manager->generation;
     page->step = manager->step;
-    page->has_key = true;
     page->is_temporary = false;
-    page->chain_prev = 0;
-    page->chain_next = *bucket;
-    if (*bucket)
-        manager->pages[*bucket].chain_prev = (uint32_t)number;
-    *bucket = (uint32_t)number;
     manager->n_keys++;
     manager->n_bundles += page->kind == PAGE_FIRST;
 }
@@ -156,41 +98,36 @@ bool block_manager_is_settled(const struct block_manager *manager, int32_t page)
     return manager->pages[page].step != manager->step;
 }
 
-
 void block_manager_reset(struct block_manager *manager)
 {
     /* Stale keys stay in the table until a lookup meets them or their page is reused. */
     manager->generation++;
     kv_events_note(manager->events, &(struct kv_event){.kind = KV_CLEARED}, NULL);
-    list_append(manager->pages, manager->blank, manager->cached);
-    manager->n_cached = manager->n_bundles = 0;
+    list_append(&manager->table, manager->blank, manager->clean);
+    list_append(&manager->table, manager->blank, manager->cached);
+    manager->n_cached = manager->n_clean = manager->n_bundles = 0;
 }
 
 /* ---- references ---- */
 
 enum rc block_manager_create(uint32_t n_pages, uint32_t bundle_pages, struct block_manager **result, struct err *err)
 {
-    uint32_t n_buckets = 64;
-    while (n_buckets < n_pages)
-        n_buckets *= 2;
     struct block_manager *manager = mem_calloc(1, sizeof *manager);
     if (!manager)
         return err_set(err, RC_MEMORY, "block manager: out of memory");
-    manager->pages = mem_calloc((size_t)n_pages + 2, sizeof *manager->pages);
-    manager->buckets = mem_calloc(n_buckets, sizeof *manager->buckets);
-    if (!manager->pages || !manager->buckets) {
+    manager->pages = mem_calloc(n_pages, sizeof *manager->pages);
+    manager->parts = mem_calloc((size_t)bundle_pages + 1, sizeof *manager->parts);
+    if (!manager->pages || !manager->parts || key_table_create(&manager->table, n_pages, 3, err)) {
         block_manager_destroy(manager);
         return err_set(err, RC_MEMORY, "block manager: out of memory for %u pages", n_pages);
     }
     manager->n_pages = n_pages;
     manager->bundle_pages = bundle_pages;
-    manager->mask = n_buckets - 1;
     manager->blank = n_pages;
-    manager->cached = n_pages + 1;
-    list_clear(manager->pages, manager->blank);
-    list_clear(manager->pages, manager->cached);
+    manager->clean = n_pages + 1;
+    manager->cached = n_pages + 2;
     for (uint32_t page = 1; page < n_pages; page++)
-        list_push(manager->pages, manager->blank, page);
+        list_push(&manager->table, manager->blank, page);
     manager->n_free = n_pages - 1;
     *result = manager;
     return RC_OK;
@@ -201,7 +138,8 @@ void block_manager_destroy(struct block_manager *manager)
     if (!manager)
         return;
     mem_free(manager->pages);
-    mem_free(manager->buckets);
+    mem_free(manager->parts);
+    key_table_destroy(&manager->table);
     mem_free(manager);
 }
 
@@ -238,75 +176,170 @@ static bool is_unused(const struct page *page)
 /* Reuses the page released last first: a page touched recently is the cheapest to write, a page never touched the dearest. */
 static void blank_insert(struct block_manager *manager, uint32_t number)
 {
-    list_insert(manager->pages, manager->blank, manager->pages[manager->blank].next, number);
+    list_push_first(&manager->table, manager->blank, number);
 }
 
 /* Splits a bundle: its other parts become single free pages; the caller handles the first page. */
 static void bundle_dissolve(struct block_manager *manager, uint32_t first)
 {
-    struct page *pages = manager->pages;
-    for (uint32_t part = pages[first].next_part, next; part; part = next) {
-        next = pages[part].next_part;
-        pages[part].kind = PAGE_ALONE;
-        pages[part].next_part = 0;
+    struct keyed *items = manager->table.items;
+    for (uint32_t part = items[first].next_part, next; part; part = next) {
+        next = items[part].next_part;
+        manager->pages[part].kind = PAGE_ALONE;
+        items[part].next_part = 0;
         blank_insert(manager, part);
     }
-    pages[first].kind = PAGE_ALONE;
-    pages[first].next_part = 0;
+    manager->pages[first].kind = PAGE_ALONE;
+    items[first].next_part = 0;
 }
+
+/* Takes a page off its list. */
+static void free_remove(struct block_manager *manager, uint32_t number)
+{
+    struct page *page = &manager->pages[number];
+    list_remove(&manager->table, number);
+    manager->n_clean -= page->is_clean && is_findable(manager, number) ? n_pages_of(manager, number) : 0;
+    page->is_clean = false;
+}
+
+/* ---- the host tier ---- */
+
+/* Has a findable page or bundle copied to the host tier, unless the tier has it. False if there is no slot. */
+static bool keep_copy(struct block_manager *manager, uint32_t number)
+{
+    const struct keyed *item = &manager->table.items[number];
+    if (host_tier_find(manager->tier, &item->key, item->group))
+        return true;
+    block_manager_list_bundle(manager, (int32_t)number, manager->parts);
+    return host_tier_store(manager->tier, &item->key, item->group, manager->parts, n_pages_of(manager, number));
+}
+
+/* The step waits for the last move of a page, or of each page of a bundle. */
+static void await(struct block_manager *manager, uint32_t number, enum move_way way)
+{
+    for (uint32_t part = number; part && manager->tier; part = manager->table.items[part].next_part)
+        host_tier_await(manager->tier, (int32_t)part, way);
+}
+
+void block_manager_add_tier(struct block_manager *manager, struct host_tier *tier)
+{
+    manager->tier = tier;
+}
+
+void block_manager_store_ahead(struct block_manager *manager, uint32_t n_most)
+{
+    uint32_t n_wanted = manager->n_pages / 8, n_ready = manager->n_free - manager->n_cached + manager->n_clean;
+    for (uint32_t n = 0, n_parts; n < n_most && n_ready < n_wanted; n += n_parts, n_ready += n_parts) {
+        uint32_t oldest = manager->table.items[manager->cached].next;
+        if (oldest == manager->cached || !keep_copy(manager, oldest))
+            return;
+        n_parts = n_pages_of(manager, oldest);
+        list_remove(&manager->table, oldest);
+        list_push(&manager->table, manager->clean, oldest);
+        manager->pages[oldest].is_clean = true;
+        manager->n_clean += n_parts;
+    }
+}
+
+int32_t block_manager_look(struct block_manager *manager, const struct hash *key, uint32_t group)
+{
+    int32_t page = block_manager_find(manager, key, group);
+    if (page || !manager->tier || !host_tier_may_load(manager->tier))
+        return page;
+    return -(int32_t)host_tier_find(manager->tier, key, group);
+}
+
+/* ---- taking pages ---- */
 
 /* Withdraws the free snapshot with the key of an evicted block: a snapshot is useless without the block that ends there. */
 static void evict_state_of(struct block_manager *manager, const struct hash *key, uint32_t group)
 {
     int32_t bundle = block_manager_find(manager, key, BUNDLE_GROUP);
-    if (bundle && is_unused(&manager->pages[bundle]) && !block_manager_find(manager, key, group))
-        block_manager_withdraw(manager, bundle);
+    if (!bundle || !is_unused(&manager->pages[bundle]) || block_manager_find(manager, key, group))
+        return;
+    if (manager->tier)
+        keep_copy(manager, (uint32_t)bundle);
+    block_manager_withdraw(manager, bundle);
+}
+
+/* Takes a page that may have moves in flight. */
+static uint32_t page_take(struct block_manager *manager)
+{
+    const uint32_t heads[] = {manager->blank, manager->clean, manager->cached};
+    uint32_t which = 0;
+    while (list_is_empty(&manager->table, heads[which]))
+        which++;
+    uint32_t number = manager->table.items[heads[which]].next;
+    struct page *page = &manager->pages[number];
+    const struct keyed *item = &manager->table.items[number];
+    bool was_findable = is_findable(manager, number);
+    if (was_findable && manager->tier)
+        keep_copy(manager, number);
+    manager->n_evictions += was_findable;
+    manager->n_cached -= was_findable ? n_pages_of(manager, number) : 0;
+    free_remove(manager, number);
+    key_drop(manager, number);
+    if (page->kind == PAGE_FIRST)
+        bundle_dissolve(manager, number);
+    else if (was_findable && manager->bundle_pages)
+        evict_state_of(manager, &item->key, item->group);
+    manager->n_free--;
+    page->refs = 1;
+    return number;
 }
 
 int32_t block_manager_take(struct block_manager *manager)
 {
-    uint32_t number = manager->pages[manager->blank].next;
-    if (number == manager->blank)
-        number = manager->pages[manager->cached].next;
-    struct page *page = &manager->pages[number];
-    bool was_findable = is_findable(manager, page);
-    manager->n_evictions += was_findable;
-    manager->n_cached -= was_findable ? n_pages_of(manager, page) : 0;
-    key_drop(manager, number);
-    list_remove(manager->pages, number);
-    if (page->kind == PAGE_FIRST)
-        bundle_dissolve(manager, number);
-    else if (was_findable && manager->bundle_pages)
-        evict_state_of(manager, &page->key, page->group);
-    manager->n_free--;
-    page->refs = 1;
+    uint32_t number = page_take(manager);
+    await(manager, number, MOVE_OUT);
+    await(manager, number, MOVE_IN);
     return (int32_t)number;
 }
 
-void block_manager_take_bundle(struct block_manager *manager, int32_t *pages)
+/* Makes a bundle of pages that were taken one by one. */
+static void bundle_join(struct block_manager *manager, const int32_t *pages)
 {
     for (uint32_t i = 0; i < manager->bundle_pages; i++) {
-        pages[i] = block_manager_take(manager);
         struct page *page = &manager->pages[pages[i]];
         page->kind = i ? PAGE_PART : PAGE_FIRST;
         page->refs = !i;
         if (i)
-            manager->pages[pages[i - 1]].next_part = (uint32_t)pages[i];
+            manager->table.items[pages[i - 1]].next_part = (uint32_t)pages[i];
     }
+}
+
+void block_manager_take_bundle(struct block_manager *manager, int32_t *pages)
+{
+    for (uint32_t i = 0; i < manager->bundle_pages; i++)
+        pages[i] = block_manager_take(manager);
+    bundle_join(manager, pages);
+}
+
+void block_manager_load(struct block_manager *manager, uint32_t entry, const struct hash *key, uint32_t group, int32_t *pages)
+{
+    uint32_t n = group == BUNDLE_GROUP ? manager->bundle_pages : 1;
+    host_tier_touch(manager->tier, entry); /* taking pages may store others in place of the oldest entry */
+    for (uint32_t i = 0; i < n; i++)
+        pages[i] = (int32_t)page_take(manager);
+    if (group == BUNDLE_GROUP)
+        bundle_join(manager, pages);
+    block_manager_publish(manager, pages[0], key, group);
+    manager->pages[pages[0]].step--; /* settled: the moves run before the step's copies */
+    host_tier_load(manager->tier, entry, pages);
 }
 
 void block_manager_list_bundle(const struct block_manager *manager, int32_t bundle, int32_t *pages)
 {
     uint32_t n = 0;
-    for (uint32_t at = (uint32_t)bundle; at; at = manager->pages[at].next_part)
+    for (uint32_t at = (uint32_t)bundle; at; at = manager->table.items[at].next_part)
         pages[n++] = (int32_t)at;
 }
 
 bool block_manager_is_bundle(const struct block_manager *manager, const int32_t *pages)
 {
     const struct page *first = &manager->pages[pages[0]];
-    uint32_t at = first->kind == PAGE_FIRST ? first->next_part : 0;
-    for (uint32_t i = 1; i < manager->bundle_pages; at = manager->pages[at].next_part, i++)
+    uint32_t at = first->kind == PAGE_FIRST ? manager->table.items[pages[0]].next_part : 0;
+    for (uint32_t i = 1; i < manager->bundle_pages; at = manager->table.items[at].next_part, i++)
         if (!at || pages[i] != (int32_t)at)
             return false;
     return first->kind == PAGE_FIRST && !at;
@@ -316,11 +349,13 @@ void block_manager_share(struct block_manager *manager, int32_t number)
 {
     struct page *page = &manager->pages[number];
     if (is_unused(page)) {
-        list_remove(manager->pages, (uint32_t)number);
-        manager->n_free -= n_pages_of(manager, page);
-        manager->n_cached -= is_findable(manager, page) ? n_pages_of(manager, page) : 0;
+        uint32_t n = n_pages_of(manager, (uint32_t)number);
+        free_remove(manager, (uint32_t)number);
+        manager->n_free -= n;
+        manager->n_cached -= is_findable(manager, (uint32_t)number) ? n : 0;
     }
     page->refs++;
+    await(manager, (uint32_t)number, MOVE_OUT); /* the page may be withdrawn and written */
 }
 
 static void free_if_unused(struct block_manager *manager, uint32_t number)
@@ -328,12 +363,12 @@ static void free_if_unused(struct block_manager *manager, uint32_t number)
     struct page *page = &manager->pages[number];
     if (!is_unused(page) || page->kind == PAGE_PART)
         return;
-    if (!is_findable(manager, page))
+    if (!is_findable(manager, number))
         key_drop(manager, number);
-    manager->n_free += n_pages_of(manager, page);
-    if (page->has_key) {
-        list_push(manager->pages, manager->cached, number);
-        manager->n_cached += n_pages_of(manager, page);
+    manager->n_free += n_pages_of(manager, number);
+    if (manager->table.items[number].has_key) {
+        list_push(&manager->table, manager->cached, number);
+        manager->n_cached += n_pages_of(manager, number);
     } else {
         bundle_dissolve(manager, number);
         blank_insert(manager, number);
@@ -348,24 +383,24 @@ void block_manager_release(struct block_manager *manager, int32_t page)
 
 void block_manager_withdraw(struct block_manager *manager, int32_t number)
 {
-    struct page *page = &manager->pages[number];
-    bool is_cached = is_unused(page) && is_findable(manager, page);
+    uint32_t n = n_pages_of(manager, (uint32_t)number);
+    bool is_cached = is_unused(&manager->pages[number]) && is_findable(manager, (uint32_t)number);
+    if (is_cached)
+        free_remove(manager, (uint32_t)number);
     key_drop(manager, (uint32_t)number);
     if (!is_cached)
         return;
-    list_remove(manager->pages, (uint32_t)number);
-    manager->n_cached -= n_pages_of(manager, page);
-    manager->n_free -= n_pages_of(manager, page);
+    manager->n_cached -= n;
+    manager->n_free -= n;
     free_if_unused(manager, (uint32_t)number);
 }
 
 void block_manager_touch(struct block_manager *manager, int32_t number)
 {
-    struct page *page = &manager->pages[number];
-    if (!is_unused(page) || !is_findable(manager, page))
+    if (!is_unused(&manager->pages[number]) || !is_findable(manager, (uint32_t)number))
         return;
-    list_remove(manager->pages, (uint32_t)number);
-    list_push(manager->pages, manager->cached, (uint32_t)number);
+    free_remove(manager, (uint32_t)number);
+    list_push(&manager->table, manager->cached, (uint32_t)number);
 }
 
 void block_manager_mark_temporary(struct block_manager *manager, int32_t bundle, bool is_temporary)
@@ -396,7 +431,7 @@ bool block_manager_is_free(const struct block_manager *manager, int32_t page)
 
 bool block_manager_is_writable(const struct block_manager *manager, int32_t page)
 {
-    return manager->pages[page].refs == 1 && !is_findable(manager, &manager->pages[page]);
+    return manager->pages[page].refs == 1 && !is_findable(manager, (uint32_t)page);
 }
 
 bool block_manager_is_shared(const struct block_manager *manager, int32_t page)
@@ -406,15 +441,17 @@ bool block_manager_is_shared(const struct block_manager *manager, int32_t page)
 
 /* ---- invariants ---- */
 
-/* Counts a free list. Returns n_pages + 1 if its links are broken, or if it has a used page or a page of the other list. */
+/* Counts a free list. Returns n_pages + 1 if its links are broken, or if it has a used page or a page of another list. */
 static uint32_t list_count(const struct block_manager *manager, uint32_t head)
 {
-    const struct page *pages = manager->pages;
+    const struct keyed *items = manager->table.items;
     uint32_t n = 0;
-    for (uint32_t at = pages[head].next; at != head; n += n_pages_of(manager, &pages[at]), at = pages[at].next) {
-        bool belongs = is_findable(manager, &pages[at]) == (head == manager->cached);
-        belongs &= is_unused(&pages[at]) && pages[at].kind != PAGE_PART;
-        if (n > manager->n_pages || at == 0 || pages[pages[at].next].prev != at || !belongs)
+    for (uint32_t at = items[head].next; at != head; n += n_pages_of(manager, at), at = items[at].next) {
+        const struct page *page = &manager->pages[at];
+        bool belongs = is_findable(manager, at) == (head != manager->blank);
+        belongs &= head == manager->blank || page->is_clean == (head == manager->clean);
+        belongs &= is_unused(page) && page->kind != PAGE_PART;
+        if (n > manager->n_pages || at == 0 || items[items[at].next].prev != at || !belongs)
             return manager->n_pages + 1;
     }
     return n;
@@ -422,21 +459,20 @@ static uint32_t list_count(const struct block_manager *manager, uint32_t head)
 
 static enum rc check_keys(const struct block_manager *manager, struct err *err)
 {
+    const struct keyed *items = manager->table.items;
     uint32_t n_chained = 0, n_keys = 0, n_bundles = 0;
-    for (uint32_t b = 0; b <= manager->mask; b++) {
+    for (uint32_t b = 0; b <= manager->table.mask; b++) {
         uint32_t prev = 0;
-        for (uint32_t at = manager->buckets[b]; at; prev = at, at = manager->pages[at].chain_next) {
-            const struct page *page = &manager->pages[at];
-            bool fits = page->has_key && page->chain_prev == prev &&
-                        bucket_of(manager, &page->key, page->group) == &manager->buckets[b];
+        for (uint32_t at = manager->table.buckets[b]; at; prev = at, at = items[at].chain_next) {
+            bool fits = items[at].has_key && items[at].chain_prev == prev &&
+                        key_table_bucket(&manager->table, &items[at].key, items[at].group) == &manager->table.buckets[b];
             if (!fits || n_chained++ > manager->n_pages)
                 return err_set(err, RC_INTERNAL, "invariant 3: key table and page %u disagree", at);
         }
     }
     for (uint32_t i = 0; i < manager->n_pages; i++) {
-        const struct page *page = &manager->pages[i];
-        n_keys += page->has_key;
-        n_bundles += page->kind == PAGE_FIRST && is_findable(manager, page);
+        n_keys += items[i].has_key;
+        n_bundles += manager->pages[i].kind == PAGE_FIRST && is_findable(manager, i);
     }
     if (n_chained != n_keys || n_keys != manager->n_keys || n_bundles != manager->n_bundles)
         return err_set(err, RC_INTERNAL, "invariant 3: %u keys in the table, %u on pages, %u counted; of states %u, %u counted",
@@ -454,8 +490,8 @@ static enum rc check_bundles(const struct block_manager *manager, struct err *er
         n_parts += page->kind == PAGE_PART;
         if (page->kind != PAGE_FIRST)
             continue;
-        for (uint32_t at = page->next_part; at && n <= manager->bundle_pages; at = manager->pages[at].next_part, n++)
-            if (manager->pages[at].kind != PAGE_PART || manager->pages[at].refs || manager->pages[at].has_key)
+        for (uint32_t at = manager->table.items[i].next_part; at && n <= manager->bundle_pages; at = manager->table.items[at].next_part, n++)
+            if (manager->pages[at].kind != PAGE_PART || manager->pages[at].refs || manager->table.items[at].has_key)
                 return err_set(err, RC_INTERNAL, "invariant 2: page %u is no part of bundle %u", at, i);
         if (n != manager->bundle_pages)
             return err_set(err, RC_INTERNAL, "invariant 2: bundle %u has not %u pages", i, manager->bundle_pages);
@@ -468,16 +504,20 @@ static enum rc check_bundles(const struct block_manager *manager, struct err *er
 
 enum rc block_manager_check(const struct block_manager *manager, const uint32_t *refs, const uint32_t *holds, struct err *err)
 {
-    uint32_t n_blank = list_count(manager, manager->blank), n_cached = list_count(manager, manager->cached), n_used = 0;
-    if (n_blank > manager->n_pages || n_cached > manager->n_pages)
+    uint32_t n_blank = list_count(manager, manager->blank), n_clean = list_count(manager, manager->clean),
+             n_cached = list_count(manager, manager->cached), n_used = 0;
+    if (n_blank > manager->n_pages || n_clean > manager->n_pages || n_cached > manager->n_pages)
         return err_set(err, RC_INTERNAL, "invariant 2: a free list is torn or holds a page that does not belong there");
     for (uint32_t i = 0; i < manager->n_pages; i++) {
         const struct page *page = &manager->pages[i];
-        n_used += is_unused(page) || page->kind == PAGE_PART ? 0 : n_pages_of(manager, page);
+        n_used += is_unused(page) || page->kind == PAGE_PART ? 0 : n_pages_of(manager, i);
         if (page->refs != refs[i] || page->holds != holds[i])
             return err_set(err, RC_INTERNAL, "invariant 2: page %u counts %u references and %u copies, tables have %u and %u",
                            i, page->refs, page->holds, refs[i], holds[i]);
     }
+    if (n_clean != manager->n_clean)
+        return err_set(err, RC_INTERNAL, "invariant 1: %u copied pages on the list, %u counted", n_clean, manager->n_clean);
+    n_cached += n_clean;
     if (n_cached != manager->n_cached || n_blank + n_cached != manager->n_free ||
         manager->n_free + n_used + 1 != manager->n_pages)
         return err_set(err, RC_INTERNAL, "invariant 1: %u + %u on the lists, %u counted free, %u used of %u pages", n_blank,

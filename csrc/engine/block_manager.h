@@ -11,6 +11,7 @@
 
 #include "../base/hash.h"
 #include "../base/status.h"
+#include "host_tier.h"
 #include "kv_events.h"
 
 struct block_manager;
@@ -22,6 +23,12 @@ enum rc block_manager_create(uint32_t n_pages, uint32_t bundle_pages, struct blo
 void block_manager_destroy(struct block_manager *manager);
 /* Sets the ring in which the manager notes removed keys of blocks; NULL: none. The manager does not own the ring. */
 void block_manager_tell(struct block_manager *manager, struct kv_events *events);
+
+/* Findable pages are copied to the tier before they are reused, and lookups continue in it. The manager does not own it. */
+void block_manager_add_tier(struct block_manager *manager, struct host_tier *tier);
+/* Copies the findable pages that are next to be reused, at most n_most and as many as make an eighth of the pool free without
+ * another copy. Only with a tier. */
+void block_manager_store_ahead(struct block_manager *manager, uint32_t n_most);
 
 uint32_t block_manager_n_free(const struct block_manager *manager);
 /* Number of free pages that can still be found by their key. */
@@ -49,6 +56,11 @@ bool block_manager_is_shared(const struct block_manager *manager, int32_t page);
 
 /* Returns the page of the group that has the key, or 0. */
 int32_t block_manager_find(struct block_manager *manager, const struct hash *key, uint32_t group);
+/* The same; if only the host tier has the key, minus the number of the tier's entry. */
+int32_t block_manager_look(struct block_manager *manager, const struct hash *key, uint32_t group);
+/* Takes a page, or for BUNDLE_GROUP a bundle, publishes it under the key of the tier's entry and has the entry copied into it.
+ * pages: [1] or [bundle_pages], filled. */
+void block_manager_load(struct block_manager *manager, uint32_t entry, const struct hash *key, uint32_t group, int32_t *pages);
 void block_manager_publish(struct block_manager *manager, int32_t page, const struct hash *key, uint32_t group);
 /* Marks a step boundary: pages published from here on are computed by the step that is being built. */
 void block_manager_begin_step(struct block_manager *manager);

@@ -9,24 +9,11 @@
 #ifndef LLMPY_HOST_TIER_H
 #define LLMPY_HOST_TIER_H
 
+#include "../../kernels/backend.h"
 #include "../base/hash.h"
 #include "../base/status.h"
 
 #include <stdbool.h>
-
-enum move_way { MOVE_OUT = 0, MOVE_IN = 1 };
-
-struct page_move {
-    int32_t page;
-    uint32_t slot;  /* from 0 on */
-};
-
-/* The moves of one way in a flush. They begin after the moves of the other way with numbers up to `after`. */
-struct move_list {
-    const struct page_move *moves;
-    uint32_t n, way;
-    uint64_t number, after;
-};
 
 struct host_tier;
 
@@ -36,6 +23,8 @@ void host_tier_destroy(struct host_tier *tier);
 
 /* The entry of the group with the key: the number of its first slot, from 1 on; 0: none. */
 uint32_t host_tier_find(struct host_tier *tier, const struct hash *key, uint32_t group);
+/* False if this flush has as many moves in as there are pages; then entries cannot be loaded before the next one. */
+bool host_tier_may_load(const struct host_tier *tier);
 /* Copies n pages out as one entry, in place of the least recently used ones. False if the key is there already, or if every
  * slot is swapped or in use by this flush; entries that were to make room may be gone then. */
 bool host_tier_store(struct host_tier *tier, const struct hash *key, uint32_t group, const int32_t *pages, uint32_t n);
@@ -51,10 +40,15 @@ void host_tier_drop(struct host_tier *tier, uint32_t slot);
 /* Frees every entry; swapped slots stay. */
 void host_tier_reset(struct host_tier *tier);
 
-/* The moves since the last flush, [2] by way; they stay valid until the next move. Begins the next flush. */
-void host_tier_flush(struct host_tier *tier, struct move_list *lists);
-/* Numbers of the last moves of a page; [2] by way, 0: none. */
-void host_tier_page_moves(const struct host_tier *tier, int32_t page, uint64_t *numbers);
+/* Number of the page's last move of one way; 0: none. */
+uint64_t host_tier_last_move(const struct host_tier *tier, int32_t page, enum move_way way);
+/* The work that follows the next flush waits for the page's last move of one way; host_tier_await_number for the moves of one
+ * way up to a number. */
+void host_tier_await(struct host_tier *tier, int32_t page, enum move_way way);
+void host_tier_await_number(struct host_tier *tier, uint64_t number, enum move_way way);
+/* The moves since the last flush and what to wait for; the moves stay valid until the next one. Begins the next flush. False if
+ * there is nothing to move and nothing to wait for. */
+bool host_tier_flush(struct host_tier *tier, struct move_args *args);
 
 uint32_t host_tier_n_free(const struct host_tier *tier);
 uint32_t host_tier_n_swapped(const struct host_tier *tier);

@@ -236,6 +236,21 @@ TEST(the_abi_has_its_number)
     AT(size_bytes, 0) AT(open, 8) AT(share, 16) AT(meet, 24) AT(gather, 32) AT(check, 40) AT(abort, 48) AT(close, 56)
     AT(waits_on_device, 64)
 #undef OF
+#define OF page_move
+    AT(page, 0) AT(slot, 4)
+#undef OF
+#define OF move_list
+    AT(moves, 0) AT(n_moves, 8) AT(number, 16) AT(after, 24)
+#undef OF
+#define OF move_args
+    AT(pool, 0) AT(host, 8) AT(page_bytes, 16) AT(lists, 24) AT(awaited, 88)
+#undef OF
+#define OF move_state
+    AT(ended, 0) AT(bytes, 16) AT(seconds, 32)
+#undef OF
+#define OF moves
+    AT(size_bytes, 0) AT(create, 8) AT(destroy, 16) AT(move, 24) AT(poll, 32)
+#undef OF
 #define OF backend_options
     AT(device, 0) AT(isa, 8) AT(n_threads, 16) AT(max_rows, 20) AT(max_logits_rows, 24) AT(max_cols, 28) AT(vocab_size, 32)
     AT(dtype, 36) AT(max_model_len, 40) AT(max_group, 44) AT(max_head_dim, 48) AT(cublaslt, 56) AT(n_ranks, 64)
@@ -263,7 +278,7 @@ TEST(the_abi_has_its_number)
     AT(ssm, 432) AT(selective_scan, 440) AT(delta, 448) AT(route, 456) AT(experts, 464) AT(head_linear, 472)
     AT(latent_attention, 480) AT(position_scale, 488) AT(scale_logits, 496) AT(sample, 504) AT(tensor_write, 512)
     AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
-    AT(lora, 568) AT(take, 576)
+    AT(lora, 568) AT(take, 576) AT(moves, 584)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)
@@ -273,6 +288,7 @@ TEST(the_abi_has_its_number)
 /* Structs in arrays do not grow. */
 SIZE(matrix_part, 8) SIZE(table_run, 8) SIZE(token_bias, 8) SIZE(token_seen, 12) SIZE(sample_task, 144)
 SIZE(sample_result, 28) SIZE(route, 8) SIZE(page_copy, 8) SIZE(view, 16) SIZE(lora_part, 32)
+SIZE(page_move, 8) SIZE(move_list, 32)
 
 NUMBER(DTYPE_F32, 0) NUMBER(DTYPE_F16, 1) NUMBER(DTYPE_Q4_0, 2) NUMBER(DTYPE_Q4_1, 3) NUMBER(DTYPE_Q5_0, 6)
 NUMBER(DTYPE_Q5_1, 7) NUMBER(DTYPE_Q8_0, 8) NUMBER(DTYPE_Q2_K, 10) NUMBER(DTYPE_Q3_K, 11) NUMBER(DTYPE_Q4_K, 12)
@@ -303,6 +319,7 @@ NUMBER(FUSION_ADD_NORM, 16) NUMBER(FUSION_NORM_ADD_NORM, 32) NUMBER(FUSION_SSM_G
 NUMBER(FUSION_NORM_ROUTE, 256) NUMBER(FUSION_QKV_ATTENTION, 512) NUMBER(FUSION_ADD_NORM_LINEAR, 1024)
 NUMBER(FUSION_GATHER_NORM, 2048) NUMBER(GATHER_COLUMNS, 0) NUMBER(GATHER_ROWS, 1) NUMBER(GATHER_ROUTES, 2)
 NUMBER(GATHER_TO_FIRST, 3) NUMBER(COMM_ARENA, 0) NUMBER(COMM_LOGITS, 1)
+NUMBER(MOVE_OUT, 0) NUMBER(MOVE_IN, 1)
 NUMBER(MEMORY_WEIGHTS, 0) NUMBER(MEMORY_KV, 1) NUMBER(MEMORY_WORK, 2) NUMBER(MEMORY_PINNED, 3)
 
 /* clang-format on */

@@ -56,14 +56,15 @@ static void run(struct world *w, enum move_way way)
 
 static void flush(struct world *w)
 {
-    struct move_list lists[2];
-    host_tier_flush(w->tier, lists);
+    struct move_args args;
+    struct move_list *lists = args.lists;
+    host_tier_flush(w->tier, &args);
     struct flushed *f = &w->flushed[++w->number % N_FLUSHES];
     for (uint32_t way = 0; way < 2; way++) {
         CHECK_EQ(lists[way].number, w->number);
         CHECK(lists[way].after < w->number || way == MOVE_IN); /* moves out never wait for this flush's moves in */
-        memcpy(f->moves[way], lists[way].moves, lists[way].n * sizeof *lists[way].moves);
-        f->n[way] = lists[way].n;
+        memcpy(f->moves[way], lists[way].moves, lists[way].n_moves * sizeof *lists[way].moves);
+        f->n[way] = lists[way].n_moves;
         f->after[way] = lists[way].after;
     }
     memset(w->is_taken, 0, sizeof w->is_taken);
@@ -86,10 +87,8 @@ static int32_t take(struct world *w, bool is_written)
     while (w->is_taken[page])
         page = (page + 1) % N_PAGES;
     w->is_taken[page] = true;
-    uint64_t numbers[2];
-    host_tier_page_moves(w->tier, (int32_t)page, numbers);
     for (uint32_t way = 0; is_written && way < 2; way++)
-        while (w->ended[way] < numbers[way])
+        while (w->ended[way] < host_tier_last_move(w->tier, (int32_t)page, way))
             run(w, way);
     return (int32_t)page;
 }
@@ -187,7 +186,7 @@ TEST(what_comes_back_is_what_went_out)
 TEST(the_least_recently_used_entry_goes_first)
 {
     struct err err;
-    struct move_list lists[2];
+    struct move_args args;
     struct host_tier *tier;
     REQUIRE_OK(host_tier_create(3, N_PAGES, 0, &tier, &err));
     for (uint32_t i = 0; i < 3; i++) {
@@ -196,7 +195,7 @@ TEST(the_least_recently_used_entry_goes_first)
     }
     struct hash first = key_of(0), second = key_of(1), fourth = key_of(3);
     CHECK(!host_tier_store(tier, &fourth, 0, (int32_t[]){4}, 1)); /* all are used by this flush */
-    host_tier_flush(tier, lists);
+    host_tier_flush(tier, &args);
     host_tier_touch(tier, host_tier_find(tier, &first, 0));
     CHECK(host_tier_store(tier, &fourth, 0, (int32_t[]){4}, 1));
     CHECK(host_tier_find(tier, &first, 0) && !host_tier_find(tier, &second, 0) && host_tier_find(tier, &fourth, 0));
@@ -209,7 +208,7 @@ TEST(no_memory_leaves_nothing)
     struct err err;
     struct host_tier *tier = NULL;
     uint64_t held = mem_n_held();
-    for (int64_t i = 0; i < 6; i++) {
+    for (int64_t i = 0; i < 7; i++) {
         mem_fail_after(i);
         CHECK_EQ(host_tier_create(N_SLOTS, N_PAGES, BUNDLE, &tier, &err), RC_MEMORY);
         CHECK_EQ(mem_n_held(), held);
