@@ -5,6 +5,7 @@
 #include "engine_config.h"
 #include "pooling.h"
 #include "sampler.h"
+#include "tiers.h"
 
 #include <string.h>
 #include <time.h>
@@ -522,6 +523,8 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     const struct scheduler before = e->scheduler;
     struct err fault = {0};
     double begun = seconds_now();
+    if (before.tier && tiers_poll(e, &fault))
+        return engine_poison(e, fault.rc, &fault, err);
     scheduler_begin_step(&e->scheduler, b, in_flight(e) > 0, begun);
     if (e->drafter.source && !in_flight(e))
         drafter_schedule(&e->drafter, &e->scheduler);
@@ -536,7 +539,9 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     e->n_started++;
     e->awaited_seconds = 0;
     flight->record.n_in_flight = in_flight(e);
-    enum rc rc = e->config.runner.start(e->config.runner.ctx, b, &fault);
+    enum rc rc = before.tier ? tiers_flush(e, &fault) : RC_OK;
+    if (!rc)
+        rc = e->config.runner.start(e->config.runner.ctx, b, &fault);
     flight->record.is_replayed = b->is_replayed;
     scheduler_end_step(&e->scheduler);
     flight->host_seconds = (e->config.runner.is_async ? seconds_now() - e->awaited_seconds : flight->started) - begun;

@@ -217,8 +217,8 @@ void recurrent_touch(struct scheduler *s, struct sequence *q, uint32_t block)
 uint32_t recurrent_find(struct scheduler *s, struct sequence *q, uint32_t n_blocks)
 {
     for (uint32_t n = n_blocks; n; n--) {
-        int32_t bundle = block_manager_find(s->blocks, sequence_key(q, n - 1), BUNDLE_GROUP);
-        if (bundle && block_manager_is_settled(s->blocks, bundle))
+        int32_t bundle = block_manager_look(s->blocks, sequence_key(q, n - 1), BUNDLE_GROUP);
+        if (bundle < 0 || (bundle && block_manager_is_settled(s->blocks, bundle)))
             return n;
     }
     return 0;
@@ -267,10 +267,16 @@ void recurrent_start(struct scheduler *s, struct sequence *q, uint32_t n_hit, ui
     q->passed_block = 0;
     if (!n_hit)
         return;
-    int32_t bundle = block_manager_find(s->blocks, sequence_key(q, n_hit - 1), BUNDLE_GROUP);
-    block_manager_mark_temporary(s->blocks, bundle, false);
-    block_manager_share(s->blocks, bundle);
-    block_manager_list_bundle(s->blocks, bundle, recurrent_table(s, q->slot));
+    const struct hash *key = sequence_key(q, n_hit - 1);
+    int32_t bundle = block_manager_look(s->blocks, key, BUNDLE_GROUP), *table = recurrent_table(s, q->slot);
+    if (bundle < 0) {
+        block_manager_load(s->blocks, (uint32_t)-bundle, key, BUNDLE_GROUP, table);
+        s->host_hits += config_of(s)->layout.n_groups ? 0 : n_hit * block_tokens(s); /* else hit_load counts blocks */
+    } else {
+        block_manager_share(s->blocks, bundle);
+        block_manager_list_bundle(s->blocks, bundle, table);
+    }
+    block_manager_mark_temporary(s->blocks, table[0], false);
     page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
 }
 
@@ -303,8 +309,8 @@ bool recurrent_is_awaited(struct scheduler *s, struct sequence *q, uint32_t limi
         uint32_t n = coming(s, other) / block_tokens(s);
         if (n > limit || !hash_equal(sequence_key(other, n - 1), sequence_key(q, n - 1)))
             continue;
-        int32_t there = block_manager_find(s->blocks, sequence_key(q, n - 1), BUNDLE_GROUP);
-        if (!there || !block_manager_is_settled(s->blocks, there))
+        int32_t there = block_manager_look(s->blocks, sequence_key(q, n - 1), BUNDLE_GROUP);
+        if (!there || (there > 0 && !block_manager_is_settled(s->blocks, there)))
             return true;
     }
     return false;

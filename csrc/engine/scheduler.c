@@ -1,6 +1,5 @@
 #include "scheduler.h"
 
-#include "../base/mem.h"
 #include "../step/kv_layout.h"
 #include "recurrent.h"
 
@@ -253,7 +252,7 @@ static void preempt(struct scheduler *s, struct sequence *q)
     q->n_computed = q->n_hit = q->n_taken_rows = q->n_published = 0;
     s->n_mixed_preemptions += q->is_mixed;
     q->is_stale = q->is_mixed = q->shares_tail = false;
-    q->failed_room = 0;
+    q->failed_room = q->loaded_by = 0;
     q->state = SEQUENCE_WAITING;
     q->n_preemptions++;
     queue_insert(&s->waiting, q);
@@ -263,6 +262,14 @@ static void preempt(struct scheduler *s, struct sequence *q)
 }
 
 /* ---- a step ---- */
+
+/* Lets the step wait for the moves into a sequence's pages. */
+static void loads_await(struct scheduler *s, struct sequence *q)
+{
+    if (q->loaded_by > s->loads_ended)
+        host_tier_await_number(s->tier, q->loaded_by, MOVE_IN);
+    q->loaded_by = 0;
+}
 
 /* True for a sequence that publishes only after the step's results: drafts in the step may take its recurrent state back, and
  * then the rows of the step are computed again. */
@@ -275,7 +282,7 @@ static bool publishes_later(const struct scheduler *s, const struct sequence *q)
 static void rows_take(struct scheduler *s, struct sequence *q)
 {
     uint32_t owed = sequence_goal(q) - q->n_computed, n = owed < s->rows_left ? owed : s->rows_left;
-    if (!n || (n < owed && config_of(s)->runner.takes_whole_prompts))
+    if (!n || (n < owed && config_of(s)->runner.takes_whole_prompts) || q->loaded_by > s->loads_ended)
         return;
     if (s->n_state_pages)
         n = recurrent_cut(s, q, n);
@@ -303,7 +310,8 @@ static uint32_t hit_tokens(const struct scheduler *s, const struct sequence *q, 
     return n < n_known ? n : n_known - 1;
 }
 
-/* The largest number of leading cached blocks that serve q, at most `limit`; their pages go into the slot's tables. */
+/* The largest number of leading cached blocks that serve q, at most `limit`; their pages go into the slot's tables. In place of a
+ * page that only the host tier has stands minus the number of the tier's entry. */
 static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t limit)
 {
     uint32_t n_hit = limit;
@@ -312,7 +320,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
             continue;
         int32_t *table = scheduler_table(s, g, slot);
         uint32_t b = 0;
-        while (b < n_hit && (table[b] = block_manager_find(s->blocks, sequence_key(q, b), g)))
+        while (b < n_hit && (table[b] = block_manager_look(s->blocks, sequence_key(q, b), g)))
             b++;
         n_hit = b;
     }
@@ -328,7 +336,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
         if (!config_of(s)->layout.groups[g].window)
             continue;
         for (uint32_t b = n_hit; b-- > first_seen_block(s, g, hit_tokens(s, q, n_hit));)
-            if (!block_manager_find(s->blocks, sequence_key(q, b), g)) {
+            if (!block_manager_look(s->blocks, sequence_key(q, b), g)) {
                 n_hit = b;
                 n_settled = 0;
             }
@@ -337,7 +345,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
         int32_t *table = scheduler_table(s, g, slot);
         uint32_t first = first_seen_block(s, g, hit_tokens(s, q, n_hit));
         for (uint32_t b = 0; b < limit; b++) /* also clears entries behind a shortened hit */
-            table[b] = b >= first && b < n_hit ? block_manager_find(s->blocks, sequence_key(q, b), g) : 0;
+            table[b] = b >= first && b < n_hit ? block_manager_look(s->blocks, sequence_key(q, b), g) : 0;
     }
     return n_hit;
 }
@@ -374,14 +382,14 @@ static void promise_rest(struct scheduler *s, const struct sequence *q)
         s->n_promised += (uint32_t)pages_needed(s, q, blocks_of(s, q->n_computed) * block_tokens(s));
 }
 
-/* Number of pages of a hit that are on a free list; the hit takes them off it. */
+/* Number of pages that a hit takes off the free lists: those that are found there, and those to be loaded. */
 static uint32_t hit_free_pages(const struct scheduler *s, uint32_t slot, uint32_t n_hit)
 {
     uint32_t n = 0;
     for (uint32_t g = 0; g < n_groups(s); g++)
         for (uint32_t b = 0; b < n_hit; b++) {
             int32_t page = scheduler_table(s, g, slot)[b];
-            n += page && block_manager_is_free(s->blocks, page);
+            n += page < 0 || (page && block_manager_is_free(s->blocks, page));
         }
     return n;
 }
@@ -391,7 +399,7 @@ static bool is_worth_trying(struct scheduler *s, struct sequence *q, uint32_t li
 {
     if (!q->failed_room || !s->n_running || room(s) >= q->failed_room)
         return true;
-    return n_groups(s) && q->failed_hit < limit && block_manager_find(s->blocks, sequence_key(q, q->failed_hit), 0);
+    return n_groups(s) && q->failed_hit < limit && block_manager_look(s->blocks, sequence_key(q, q->failed_hit), 0);
 }
 
 static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_hit_tokens, double now)
@@ -428,11 +436,41 @@ static uint32_t hit_limit(const struct scheduler *s, const struct sequence *q)
 static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32_t slot, uint32_t n_hit)
 {
     uint32_t n_tokens = hit_tokens(s, q, n_hit);
-    for (uint32_t g = 0; n_tokens % block_tokens(s) && g < n_groups(s); g++)
-        if (!block_manager_is_settled(s->blocks, scheduler_table(s, g, slot)[n_hit - 1]))
+    for (uint32_t g = 0; n_tokens % block_tokens(s) && g < n_groups(s); g++) {
+        int32_t page = scheduler_table(s, g, slot)[n_hit - 1];
+        if (page > 0 && !block_manager_is_settled(s->blocks, page))
             return false;
+    }
     /* A state takes a bundle: a fresh one, or the snapshot itself if there is no room for a copy. */
     return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + s->n_state_pages <= room(s);
+}
+
+/* Loads the blocks that only the host tier has, and notes which move is the last into a page of the hit. */
+static void hit_load(struct scheduler *s, struct sequence *q, uint32_t n_hit)
+{
+    uint64_t last = 0, number;
+    for (uint32_t b = 0; b < n_hit; b++) {
+        bool is_loaded = false;
+        for (uint32_t g = 0; g < n_groups(s); g++) {
+            int32_t *page = &scheduler_table(s, g, q->slot)[b];
+            if (*page < 0) {
+                block_manager_load(s->blocks, (uint32_t)-*page, sequence_key(q, b), g, page);
+                if (s->events)
+                    note_stored(s, q, b, g);
+                is_loaded = true;
+            }
+            number = *page ? host_tier_last_move(s->tier, *page, MOVE_IN) : 0;
+            last = number > last ? number : last;
+        }
+        s->host_hits += is_loaded ? block_tokens(s) : 0;
+    }
+    for (uint32_t i = 0; n_hit && i < s->n_state_pages; i++) {
+        number = host_tier_last_move(s->tier, recurrent_table(s, q->slot)[i], MOVE_IN);
+        last = number > last ? number : last;
+    }
+    q->loaded_by = last;
+    if (!config_of(s)->runner.is_async) /* a step waits for its moves anyway */
+        loads_await(s, q);
 }
 
 /* Admits a waiting sequence with its cached blocks, if all its rows fit into the pool. */
@@ -459,10 +497,12 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, slot);
         for (uint32_t b = 0; fits && b < n_hit; b++)
-            s->batch->shares_new_keys |= table[b] && !block_manager_is_settled(s->blocks, table[b]);
+            s->batch->shares_new_keys |= table[b] > 0 && !block_manager_is_settled(s->blocks, table[b]);
         for (uint32_t b = 0; b < n_hit; b++)
-            if (table[b] && fits)
+            if (table[b] > 0 && fits)
                 block_manager_share(s->blocks, table[b]);
+            else if (table[b] < 0 && fits)
+                host_tier_touch(s->tier, (uint32_t)-table[b]); /* before pages are taken, which may displace entries */
             else
                 table[b] = 0;
         q->first_block[g] = fits ? first_seen_block(s, g, n_tokens) : 0;
@@ -481,6 +521,8 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     q->n_taken_rows = 0;
     if (s->n_state_pages)
         recurrent_start(s, q, n_hit, limit);
+    if (s->tier)
+        hit_load(s, q, n_hit);
     count_admission(s, q, q->n_hit, now);
     rows_take(s, q);
     promise_rest(s, q);
@@ -577,6 +619,18 @@ static bool is_decoding(const struct sequence *q)
     return sequence_goal(q) - q->n_computed == 1 || (q->n_computed < q->n_ever_computed && q->n_output > q->n_admitted_output);
 }
 
+/* If there is nothing else to compute, the step has the rows of the first sequence that still loads, and waits for its moves. */
+static void loads_join(struct scheduler *s, bool is_in_flight)
+{
+    if (!s->tier || is_in_flight)
+        return;
+    for (uint32_t i = 0; s->rows_left == config_of(s)->max_num_batched_tokens && i < s->n_running; i++)
+        if (s->running[i]->loaded_by > s->loads_ended) {
+            loads_await(s, s->running[i]);
+            rows_take(s, s->running[i]);
+        }
+}
+
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
 {
     s->batch = batch;
@@ -587,14 +641,18 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     batch->n_adapter_slots = s->adapters.n;
     s->rows_left = config_of(s)->max_num_batched_tokens;
     s->n_promised = s->n_preempted = s->n_admitted = 0;
+    if (s->tier)
+        block_manager_store_ahead(s->blocks, s->n_store_ahead);
     for (uint32_t i = 0; i < s->n_running; i++)
         if (is_decoding(s->running[i]))
             rows_take(s, s->running[i]);
     for (uint32_t i = 0; i < s->n_running; i++)
         if (!s->running[i]->n_rows)
             rows_take(s, s->running[i]);
+    loads_join(s, is_in_flight);
     if (!s->n_preempted)
         admit_waiting(s, now);
+    loads_join(s, is_in_flight);
     bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;
     s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running;
 }
@@ -696,6 +754,8 @@ void scheduler_remove(struct scheduler *s, struct sequence *q)
 void scheduler_reset_cache(struct scheduler *s, bool recompute)
 {
     block_manager_reset(s->blocks);
+    if (s->tier)
+        host_tier_reset(s->tier);
     for (uint32_t i = 0; i < s->n_running; i++)
         s->running[i]->is_stale = true;
     while (recompute && s->n_running)
@@ -717,53 +777,4 @@ void scheduler_new_epoch(struct scheduler *s, bool recompute)
         if (sequence_is_whole(q) || sequence_is_new(q))
             sequence_start_over(q);
     s->n_preempted = 0;
-}
-
-uint32_t scheduler_max_copies(const struct engine_config *config)
-{
-    return config->max_num_seqs * (config->layout.n_groups + config->layout.n_state_pages);
-}
-
-enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct statistics *statistics,
-                         struct err *err)
-{
-    const struct engine_config *config = context->config;
-    const struct kv_layout *layout = &config->layout;
-    uint32_t n_slots = config->max_num_seqs;
-    *s = (struct scheduler){.context = context, .statistics = statistics, .n_state_pages = layout->n_state_pages};
-    s->running = mem_calloc(n_slots, sizeof *s->running);
-    s->slots = mem_calloc(n_slots, sizeof *s->slots);
-    s->copy_owners = mem_calloc(scheduler_max_copies(config), sizeof *s->copy_owners);
-    s->seen_keys = layout->n_state_pages ? mem_calloc(N_SEEN_KEYS, sizeof *s->seen_keys) : NULL;
-    s->scratch = mem_calloc((size_t)config->n_pages * 2, sizeof *s->scratch);
-    enum rc rc = page_tables_create(&s->tables, kv_layout_n_tables(layout), n_slots,
-                                    kv_layout_stride(layout, config->max_model_len), err);
-    if (!rc)
-        rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->blocks, err);
-    if (!rc && config->n_kv_events)
-        rc = kv_events_create(config->n_kv_events, layout->block_tokens, &s->events, err);
-    if (!rc)
-        rc = adapter_slots_create(&s->adapters, config->runner.adapters, err);
-    if (!rc)
-        block_manager_tell(s->blocks, s->events);
-    bool has_keys = s->seen_keys || !layout->n_state_pages;
-    if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch || !has_keys))
-        rc = err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; lower max_num_seqs", n_slots);
-    if (rc)
-        scheduler_destroy(s);
-    return rc;
-}
-
-void scheduler_destroy(struct scheduler *s)
-{
-    block_manager_destroy(s->blocks);
-    adapter_slots_destroy(&s->adapters);
-    kv_events_destroy(s->events);
-    page_tables_destroy(&s->tables);
-    mem_free(s->running);
-    mem_free(s->slots);
-    mem_free(s->copy_owners);
-    mem_free(s->seen_keys);
-    mem_free(s->scratch);
-    *s = (struct scheduler){0};
 }

@@ -32,6 +32,9 @@ struct scheduler {
     struct page_tables tables;
     struct batch *batch;             /* of the step being built; the scheduler fills its copies */
     struct block_manager *blocks;
+    struct host_tier *tier;          /* NULL: the model has no host cache */
+    uint64_t loads_ended;            /* the engine sets it: the host tier's moves in up to this number have ended */
+    uint32_t n_store_ahead;          /* most pages that a step copies to the host tier before they are wanted */
     struct kv_events *events;        /* NULL: no events are kept */
     struct statistics *statistics;   /* the engine's; observes admissions */
     struct queue waiting;
@@ -52,7 +55,7 @@ struct scheduler {
     bool has_stalled;                /* the last step had no row, although sequences waited or ran and no step was in flight */
 
     uint64_t n_snapshots, n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, n_draft_rows,
-        prompt_tokens, cached_tokens, cache_queries, cache_hits;
+        prompt_tokens, cached_tokens, cache_queries, cache_hits, host_hits;
 };
 
 enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct statistics *statistics,

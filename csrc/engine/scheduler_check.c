@@ -116,5 +116,7 @@ enum rc scheduler_check(const struct scheduler *s, struct err *err)
     for (uint32_t slot = 0; slot < s->context->config->max_num_seqs && !rc; slot++)
         if (!(rc = count_tables(s, slot, refs, err)))
             rc = count_state(s, slot, refs, err);
+    if (!rc && s->tier)
+        rc = host_tier_check(s->tier, err);
     return rc ? rc : block_manager_check(s->blocks, refs, holds, err);
 }

@@ -32,6 +32,10 @@ struct runner {
     /* Whether further batches can be computed, as far as is known without one; any thread. NULL: always. */
     enum rc (*check)(void *ctx, struct err *err);
     struct adapters *adapters;          /* of the model; NULL: it serves none */
+    uint32_t n_host_slots;              /* pages for which the model has host memory; 0: none, and it has no moves */
+    /* Enqueues moves and waits before a step. The runner fills the pool and the host memory in. */
+    enum rc (*move)(void *ctx, struct move_args *args, struct err *err);
+    enum rc (*poll_moves)(void *ctx, struct move_state *state, struct err *err); /* does not wait */
 };
 
 enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* the engine's: it has no memory */ };

@@ -378,7 +378,7 @@ struct setup {
     bool has_no_attention;
     enum engine_policy policy;
     bool caches, has_nan, is_async, takes_whole_prompts;
-    uint32_t n_token_types;
+    uint32_t n_token_types, n_host_slots;
     struct draft_options drafts;
     const struct draft_source *draft_source;
 };
@@ -410,6 +410,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         CHECK(fake->layout.page_bytes / setup->states[i].unit_bytes <= setup->block_tokens); /* a cell for each */
     }
     fake->pool = calloc((size_t)setup->n_pages * setup->block_tokens, sizeof *fake->pool);
+    fake->slots = calloc((size_t)setup->n_host_slots * setup->block_tokens + 1, sizeof *fake->slots);
     struct engine_config config = {
         .layout = fake->layout, .n_pages = setup->n_pages, .max_num_seqs = setup->max_num_seqs,
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_TOP,
@@ -417,10 +418,13 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         .prefix_caching = setup->caches, .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
         .special_ids = SPECIAL, .n_special = 2, .drafts = setup->drafts, .draft_source = setup->draft_source,
         .runner = {fake, fake_start, fake_finish, setup->is_async, NULL, fake_read_states, STATES_WIDTH, setup->takes_whole_prompts,
-                   fake_release, fake_restore, setup->takes_whole_prompts, setup->n_token_types},
+                   fake_release, fake_restore, setup->takes_whole_prompts, setup->n_token_types, NULL, NULL, setup->n_host_slots,
+                   fake_move, fake_poll_moves},
     };
-    if (engine_create(&config, &engine, err))
+    if (engine_create(&config, &engine, err)) {
         free(fake->pool);
+        free(fake->slots);
+    }
     return engine;
 }
 
@@ -434,7 +438,10 @@ static void fake_close(struct engine *engine, struct fake *fake)
         for (uint32_t j = 0; j < 5; j++)
             free(arrays[j]);
     }
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
+        fake_end_moves(fake, way, UINT64_MAX);
     free(fake->pool);
+    free(fake->slots);
     free(fake->row_states);
 }
 

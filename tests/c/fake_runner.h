@@ -58,6 +58,16 @@ struct fake_states {
     struct kv_place places[MAX_STATES];
 };
 
+/* Moves that are not carried out yet, by way: a ring of calls. */
+#define MOVE_CALLS 32u
+struct fake_moves {
+    struct page_move *moves[MOVE_CALLS]; /* [n], allocated */
+    uint32_t n[MOVE_CALLS];
+    uint64_t number[MOVE_CALLS], after[MOVE_CALLS];
+    uint64_t first, end;                 /* calls first .. end wait; both only grow */
+    uint64_t ended;                      /* number of the last call that was carried out */
+};
+
 struct fake {
     struct kv_layout layout;
     struct fake_states states;
@@ -74,6 +84,9 @@ struct fake {
     uint64_t copy;         /* of sleeping weights */
     uint32_t asleep, no_room_for; /* of enum sleep_part */
     uint64_t n_releases, n_restores;
+    struct cell *slots;    /* [n_host_slots][block_tokens] host memory; NULL: none */
+    struct fake_moves moves[2];
+    uint64_t move_random, n_moves[2];
     struct engine *engine; /* for a test of the busy flag */
     enum rc busy;
 };
@@ -362,6 +375,79 @@ static void fake_logits(const struct fake *fake, struct fake_flight *flight)
         n_top += task->n_top;
         b->results[t] = (struct sample_result){.id = -7, .status = 99};
     }
+}
+
+/* Carries out the oldest call of one way, after the calls that it waits for. */
+static void fake_move_next(struct fake *fake, enum move_way way)
+{
+    struct fake_moves *own = &fake->moves[way];
+    uint32_t at = own->first++ % MOVE_CALLS, bt = fake->layout.block_tokens;
+    while (fake->moves[!way].first < fake->moves[!way].end && fake->moves[!way].ended < own->after[at])
+        fake_move_next(fake, !way);
+    for (uint32_t i = 0; i < own->n[at]; i++) {
+        struct cell *page = &fake->pool[(size_t)own->moves[at][i].page * bt], *slot = &fake->slots[(size_t)own->moves[at][i].slot * bt];
+        memcpy(way == MOVE_OUT ? slot : page, way == MOVE_OUT ? page : slot, bt * sizeof *page);
+    }
+    fake->n_moves[way] += own->n[at];
+    own->ended = own->number[at];
+    free(own->moves[at]);
+}
+
+static void fake_end_moves(struct fake *fake, enum move_way way, uint64_t number)
+{
+    while (fake->moves[way].first < fake->moves[way].end && fake->moves[way].ended < number)
+        fake_move_next(fake, way);
+}
+
+/* Moves are carried out as late as possible: when somebody waits for them, or by chance when somebody asks. Until then the pages
+ * to be filled have nothing that can be read. */
+static enum rc fake_move(void *ctx, struct move_args *args, struct err *err)
+{
+    struct fake *fake = ctx;
+    uint32_t bt = fake->layout.block_tokens;
+    (void)err;
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++) {
+        struct fake_moves *own = &fake->moves[way];
+        const struct move_list *list = &args->lists[way];
+        if (own->end - own->first == MOVE_CALLS)
+            fake_move_next(fake, way);
+        uint32_t at = own->end++ % MOVE_CALLS;
+        own->moves[at] = malloc((list->n_moves + 1) * sizeof *list->moves);
+        own->n[at] = list->n_moves;
+        own->number[at] = list->number;
+        own->after[at] = list->after;
+        for (uint32_t i = 0; i < list->n_moves; i++) {
+            own->moves[at][i] = list->moves[i];
+            CHECK(list->moves[i].page > 0 && (uint32_t)list->moves[i].page < fake->n_pages);
+        }
+    }
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
+        fake_end_moves(fake, way, args->awaited[way]);
+    for (uint64_t call = fake->moves[MOVE_IN].first; call < fake->moves[MOVE_IN].end; call++)
+        for (uint32_t i = 0; i < fake->moves[MOVE_IN].n[call % MOVE_CALLS]; i++) {
+            int32_t page = fake->moves[MOVE_IN].moves[call % MOVE_CALLS][i].page;
+            bool is_read = false; /* by a move out that has to come first */
+            for (uint64_t out = fake->moves[MOVE_OUT].first; out < fake->moves[MOVE_OUT].end; out++)
+                for (uint32_t j = 0; j < fake->moves[MOVE_OUT].n[out % MOVE_CALLS]; j++)
+                    is_read |= fake->moves[MOVE_OUT].moves[out % MOVE_CALLS][j].page == page;
+            for (uint32_t j = 0; j < bt && !is_read; j++)
+                fake->pool[(size_t)page * bt + j].stamp = 0;
+        }
+    return RC_OK;
+}
+
+static enum rc fake_poll_moves(void *ctx, struct move_state *state, struct err *err)
+{
+    struct fake *fake = ctx;
+    (void)err;
+    *state = (struct move_state){0};
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++) {
+        if (fake->moves[way].first < fake->moves[way].end && mix(fake->move_random++, way) % 3 == 0)
+            fake_move_next(fake, way);
+        state->ended[way] = fake->moves[way].ended;
+        state->bytes[way] = fake->n_moves[way] * fake->layout.page_bytes;
+    }
+    return RC_OK;
 }
 
 static enum rc fake_start(void *ctx, struct batch *b, struct err *err)

@@ -1,0 +1,60 @@
+/* scheduler_create.c: allocates and frees the scheduler's parts. */
+#include "scheduler.h"
+
+#include "../base/mem.h"
+#include "../step/kv_layout.h"
+
+uint32_t scheduler_max_copies(const struct engine_config *config)
+{
+    return config->max_num_seqs * (config->layout.n_groups + config->layout.n_state_pages);
+}
+
+enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct statistics *statistics,
+                         struct err *err)
+{
+    const struct engine_config *config = context->config;
+    const struct kv_layout *layout = &config->layout;
+    uint32_t n_slots = config->max_num_seqs;
+    *s = (struct scheduler){.context = context, .statistics = statistics, .n_state_pages = layout->n_state_pages};
+    s->running = mem_calloc(n_slots, sizeof *s->running);
+    s->slots = mem_calloc(n_slots, sizeof *s->slots);
+    s->copy_owners = mem_calloc(scheduler_max_copies(config), sizeof *s->copy_owners);
+    s->seen_keys = layout->n_state_pages ? mem_calloc(N_SEEN_KEYS, sizeof *s->seen_keys) : NULL;
+    s->scratch = mem_calloc((size_t)config->n_pages * 2, sizeof *s->scratch);
+    enum rc rc = page_tables_create(&s->tables, kv_layout_n_tables(layout), n_slots,
+                                    kv_layout_stride(layout, config->max_model_len), err);
+    if (!rc)
+        rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->blocks, err);
+    if (!rc && config->runner.n_host_slots)
+        rc = host_tier_create(config->runner.n_host_slots, config->n_pages, layout->n_state_pages, &s->tier, err);
+    if (!rc && config->n_kv_events)
+        rc = kv_events_create(config->n_kv_events, layout->block_tokens, &s->events, err);
+    if (!rc)
+        rc = adapter_slots_create(&s->adapters, config->runner.adapters, err);
+    if (!rc)
+        block_manager_tell(s->blocks, s->events);
+    if (!rc)
+        block_manager_add_tier(s->blocks, s->tier);
+    s->n_store_ahead = layout->n_groups * (config->max_num_batched_tokens / layout->block_tokens + 1) + layout->n_state_pages;
+    bool has_keys = s->seen_keys || !layout->n_state_pages;
+    if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch || !has_keys))
+        rc = err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; lower max_num_seqs", n_slots);
+    if (rc)
+        scheduler_destroy(s);
+    return rc;
+}
+
+void scheduler_destroy(struct scheduler *s)
+{
+    block_manager_destroy(s->blocks);
+    host_tier_destroy(s->tier);
+    adapter_slots_destroy(&s->adapters);
+    kv_events_destroy(s->events);
+    page_tables_destroy(&s->tables);
+    mem_free(s->running);
+    mem_free(s->slots);
+    mem_free(s->copy_owners);
+    mem_free(s->seen_keys);
+    mem_free(s->scratch);
+    *s = (struct scheduler){0};
+}

@@ -1,0 +1,13 @@
+/* tiers.h: the engine's part of the host tier: hands the moves that scheduling a step has led to over to the runner, right before
+ * the step starts. Driver's thread only; only for engines with a host tier. */
+#ifndef LLMPY_TIERS_H
+#define LLMPY_TIERS_H
+
+#include "engine_state.h"
+
+/* Learns which moves have ended; call it before a step is scheduled. */
+enum rc tiers_poll(struct engine *engine, struct err *err);
+/* Enqueues the moves since the last call, and what the step waits for. */
+enum rc tiers_flush(struct engine *engine, struct err *err);
+
+#endif
