@@ -62,7 +62,8 @@ class EngineConfig:
         gpu_memory_utilization: Share of a GPU's memory for this engine.
         kv_cache_memory_bytes: Size of the cache of each rank of each replica, in bytes or as "4GiB"; None on the CPU: all of
             them share a quarter of the memory, at most 4 GiB.
-        host_cache_bytes: 0: preempted sequences are recomputed.
+        host_cache_bytes: Host memory of each replica for prefixes that the cache evicts, in bytes or as "4GiB"; 0 = none. Never
+            changes a result. With one rank a replica so far.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with the
             checkpoint's scales or 1; "int8" = a scale for each token and head.
         activation_dtype: Arithmetic of quantised weights: "auto", "int8", "fp8" (CUDA), "float".
@@ -119,7 +120,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = field(default=None, metadata=option(optional(integer(1, 1 << 20))))
     gpu_memory_utilization: float = field(default=0.92, metadata=option(rules.share))
     kv_cache_memory_bytes: int | str | None = field(default=None, metadata=option(optional(rules.parse_size)))
-    host_cache_bytes: int | str = field(default=0, metadata=option(rules.host_cache))
+    host_cache_bytes: int | str = field(default=0, metadata=option(rules.parse_size))
     kv_cache_dtype: str = field(default="auto", metadata=option(choice(
         "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "int8", not_yet=("fp8_e5m2",), knob="use 'fp8'")))
     activation_dtype: str = field(default="auto", metadata=option(choice("auto", "int8", "fp8", "float")))

@@ -189,11 +189,6 @@ def max_logprobs(name: str, value: object) -> object:
     return later(name, -1, "use a number") if value == -1 else integer(0, 1 << 20)(name, value)
 
 
-def host_cache(name: str, value: object) -> object:
-    """A size; other than 0 comes later."""
-    return only(0, "preempted sequences are recomputed; use 0")(name, parse_size(name, value))
-
-
 def device(name: str, value: object) -> int | str | None:
     """None, a name, or the number of a CUDA device."""
     return value if value is None or isinstance(value, str) else as_int(name, value)

@@ -558,6 +558,10 @@ class EngineStats:
     - `num_replayed_steps`: steps that replayed a captured graph.
     - `num_mixed_preemptions`: preemptions (of `num_preemptions`) that rebuilt a sample's cache under newer weights.
     - `state_snapshots`, `state_snapshot_bytes`: recurrent states in the pool's prefix cache; running samples evict them.
+    - `host_blocks_total`, `host_blocks_cached`: blocks that the host cache has room for, and those of findable prefixes in it.
+    - `host_cache_hits`: tokens that samples took from the host cache, also after a preemption.
+    - `host_stored_bytes`, `host_loaded_bytes`, `host_store_s`, `host_load_s`: bytes copied to and from the host cache, and
+      the seconds of these copies.
     - `states`: what stops steps: "paused", "updating", "weights missing", "asleep", "dead"; or ("serving",).
     - `num_masks`, `mask_us`: masks filled for grammars, and the threads' time for them in microseconds.
     - `num_held`, `num_compiling`: of `num_waiting`: samples that wait for the end of a pause, and for their grammar.
@@ -591,6 +595,14 @@ class EngineStats:
     num_replayed_steps: int = 0
     max_steps_in_flight: int = 1
     num_mixed_preemptions: int = 0
+    host_blocks_total: int = 0
+    host_blocks_cached: int = 0
+    host_blocks_swapped: int = 0
+    host_cache_hits: int = 0
+    host_stored_bytes: int = 0
+    host_loaded_bytes: int = 0
+    host_store_s: float = 0.0
+    host_load_s: float = 0.0
     state_snapshots: int = 0
     state_snapshot_bytes: int = 0
     state_snapshots_taken: int = 0

@@ -241,6 +241,28 @@ void block_manager_store_ahead(struct block_manager *manager, uint32_t n_most)
     }
 }
 
+/* Copies a findable page; an entry that is there already stays. */
+static void store(struct block_manager *manager, uint32_t number)
+{
+    const struct keyed *item = &manager->table.items[number];
+    uint32_t entry = host_tier_find(manager->tier, &item->key, item->group);
+    if (entry)
+        host_tier_touch(manager->tier, entry);
+    else
+        keep_copy(manager, number);
+}
+
+void block_manager_store_all(struct block_manager *manager)
+{
+    for (uint32_t number = 1; number < manager->n_pages; number++)
+        if (is_findable(manager, number) && !is_unused(&manager->pages[number]))
+            store(manager, number);
+    const uint32_t heads[] = {manager->cached, manager->clean}; /* the most recent first, and so beginnings before ends */
+    for (uint32_t i = 0; i < 2; i++)
+        for (uint32_t at = manager->table.items[heads[i]].prev; at != heads[i]; at = manager->table.items[at].prev)
+            store(manager, at);
+}
+
 int32_t block_manager_look(struct block_manager *manager, const struct hash *key, uint32_t group)
 {
     int32_t page = block_manager_find(manager, key, group);

@@ -29,6 +29,8 @@ void block_manager_add_tier(struct block_manager *manager, struct host_tier *tie
 /* Copies the findable pages that are next to be reused, at most n_most and as many as make an eighth of the pool free without
  * another copy. Only with a tier. */
 void block_manager_store_ahead(struct block_manager *manager, uint32_t n_most);
+/* Copies every findable page, also those in use, as far as there are slots: the pool is about to lose its contents. */
+void block_manager_store_all(struct block_manager *manager);
 
 uint32_t block_manager_n_free(const struct block_manager *manager);
 /* Number of free pages that can still be found by their key. */

@@ -1,5 +1,5 @@
 /* engine_hold.c: updates of the weights and sleep, which keep an engine from running steps. */
-#include "engine_state.h"
+#include "tiers.h"
 
 #define ASLEEP (HOLD_SCHEDULING | HOLD_WEIGHTS | HOLD_POOL)
 
@@ -128,11 +128,17 @@ enum rc engine_sleep(struct engine *e, uint32_t level, uint32_t parts, struct er
     bool drops = level >= 2 && (parts & PART_WEIGHTS), keeps = level < 2;
     if (drops && !e->are_weights_gone)
         going |= PART_WEIGHTS; /* weights that already sleep: drops their copy on the host */
+    if ((going & PART_POOL) && e->scheduler.tier && (rc = tiers_settle(e, keeps, &fault))) {
+        rc = fail(e, rc, &fault, err);
+        goto out;
+    }
     if (going && (rc = e->config.runner.release(e->config.runner.ctx, going, keeps, &fault))) {
         rc = fail(e, rc, &fault, err);
         goto out;
     }
-    if (going & PART_POOL) /* running sequences compute their keys and values again */
+    if ((going & PART_POOL) && keeps) /* running sequences compute again what the host tier lacks */
+        scheduler_lose_pages(&e->scheduler);
+    else if (going & PART_POOL)
         scheduler_reset_cache(&e->scheduler, true);
     e->are_weights_gone |= drops;
     atomic_fetch_or(&e->holds, HOLD_SCHEDULING | holds_of(going) | (drops ? HOLD_TORN : 0u));

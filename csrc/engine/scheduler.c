@@ -751,16 +751,26 @@ void scheduler_remove(struct scheduler *s, struct sequence *q)
     q->state = SEQUENCE_FINISHED;
 }
 
-void scheduler_reset_cache(struct scheduler *s, bool recompute)
+static void pool_reset(struct scheduler *s, bool recompute)
 {
     block_manager_reset(s->blocks);
-    if (s->tier)
-        host_tier_reset(s->tier);
     for (uint32_t i = 0; i < s->n_running; i++)
         s->running[i]->is_stale = true;
     while (recompute && s->n_running)
         preempt(s, s->running[s->n_running - 1]);
     s->n_preempted = s->n_admitted = 0; /* they describe steps, for scheduler_check; a reset is none */
+}
+
+void scheduler_reset_cache(struct scheduler *s, bool recompute)
+{
+    if (s->tier)
+        host_tier_reset(s->tier);
+    pool_reset(s, recompute);
+}
+
+void scheduler_lose_pages(struct scheduler *s)
+{
+    pool_reset(s, true);
 }
 
 /* A sequence that has drawn no token since its admission still computes its prompt, or recomputes tokens from before a

@@ -86,6 +86,8 @@ void scheduler_publish(struct scheduler *scheduler, struct sequence *sequence);
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
 /* Makes every block published so far unfindable; `recompute` also preempts all running sequences. */
 void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
+/* The pool loses its contents: all running sequences are preempted. What the host tier has can still be found. */
+void scheduler_lose_pages(struct scheduler *scheduler);
 /* Resets the cache after a commit of weights. Scores and pooled states, which must come from one epoch, start over. */
 void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
 

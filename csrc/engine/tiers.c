@@ -26,3 +26,12 @@ enum rc tiers_flush(struct engine *e, struct err *err)
     struct move_args args = {0};
     return host_tier_flush(e->scheduler.tier, &args) ? runner->move(runner->ctx, &args, err) : RC_OK;
 }
+
+enum rc tiers_settle(struct engine *e, bool stores, struct err *err)
+{
+    if (stores)
+        block_manager_store_all(e->scheduler.blocks);
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
+        host_tier_await_number(e->scheduler.tier, UINT64_MAX, way);
+    return tiers_flush(e, err);
+}

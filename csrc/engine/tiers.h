@@ -9,5 +9,7 @@
 enum rc tiers_poll(struct engine *engine, struct err *err);
 /* Enqueues the moves since the last call, and what the step waits for. */
 enum rc tiers_flush(struct engine *engine, struct err *err);
+/* Before the pool sleeps: waits for all moves. With `stores` it first copies every findable page to the tier. */
+enum rc tiers_settle(struct engine *engine, bool stores, struct err *err);
 
 #endif

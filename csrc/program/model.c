@@ -283,6 +283,8 @@ static enum rc create_buffers(struct model *m, struct err *err)
         rc = create_ropes(m, err);
     if (!rc)
         rc = create_pool(m, err);
+    if (!rc)
+        rc = model_make_slots(m, err);
     if (!rc && program_states_width(m->program)) {
         size_t row_bytes = (size_t)m->plan.steps[m->plan.n_steps - 1].in[0].stride * m->item_bytes;
         m->read_bytes = row_bytes > READ_BYTES ? row_bytes : READ_BYTES;
@@ -387,6 +389,7 @@ void model_destroy(struct model *m)
         m->backend->synchronize(m->ctx, NULL);
         for (uint32_t i = 0; i < m->n_graphs && m->graphs[i].graph; i++)
             m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
+        model_free_slots(m);
         weights_destroy(m->weights);
         lora_destroy(m);
         m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_values * m->item_bytes);
@@ -485,6 +488,7 @@ enum rc model_memory(const struct model *m, struct model_memory *memory, struct 
         .activations_bytes = m->plan.arena_values * m->item_bytes + m->ropes_bytes,
         .sampler_bytes = m->logits_bytes,
         .staging_bytes = m->staged_bytes,
+        .host_cache_bytes = (uint64_t)m->n_slots * m->layout.page_bytes,
     };
     if ((m->asleep & PART_WEIGHTS) && !m->has_copy) /* if the device uses host memory, the copy is the weights */
         memory->weights_bytes = 0;

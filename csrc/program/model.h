@@ -29,6 +29,7 @@ struct model_options {
     bool fits_model_len;          /* if the pool is too small, lower max_model_len instead of failing */
     uint64_t kv_cache_bytes;      /* 0: use what is left of memory_share of the device's memory */
     double memory_share;
+    uint64_t host_cache_bytes;    /* host memory for pages outside the pool; 0: none */
     uint32_t max_loras;           /* most adapters of a step; 0: the model serves none */
     uint32_t max_lora_rank;
     bool is_eager;                /* no captured graphs */
@@ -38,6 +39,7 @@ struct model_options {
 
 struct model_memory {
     uint64_t weights_bytes, kv_bytes, activations_bytes, sampler_bytes, staging_bytes;
+    uint64_t host_cache_bytes;
     uint64_t workspaces_bytes, graphs_bytes, pinned_bytes; /* other memory of the backend; pinned is host memory */
     uint64_t device_total_bytes, device_free_bytes;       /* 0: the device uses host memory */
 };
@@ -55,6 +57,7 @@ const struct kv_layout *model_layout(const struct model *model);
 const struct program *model_program(const struct model *model);
 const struct weights *model_weights(const struct model *model);
 uint32_t model_n_pages(const struct model *model);
+uint32_t model_n_host_slots(const struct model *model); /* pages that the host memory holds */
 uint32_t model_max_len(const struct model *model);
 uint32_t model_n_graphs(const struct model *model);
 uint32_t model_kv_dtype(const struct model *model);

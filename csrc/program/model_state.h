@@ -34,6 +34,8 @@ struct model {
     float *logits;                /* [max_logits_rows][vocab_stride] */
     float **rope_freqs, **rope_tables; /* [n_ropes] */
     void *pool;
+    void *slots;                  /* [n_slots][page_bytes] host memory; NULL: there is none */
+    uint32_t n_slots;
     char *staged;                 /* the batch's integers in device memory; NULL if steps read them in host memory */
     struct batch_arrays arrays;   /* inside `staged` */
     int32_t *token_types;         /* inside `staged` */
@@ -73,6 +75,11 @@ enum rc model_size_pool(struct model *model, struct err *err); /* sets n_pages, 
 enum rc model_make_buffers(struct model *model, struct err *err);
 enum rc model_warm(struct model *model, struct err *err);    /* the first steps */
 enum rc model_capture(struct model *model, struct err *err); /* their graphs */
+
+/* ---- pages in host memory (moves.c) -------------------------------------------------------------------------------------- */
+
+enum rc model_make_slots(struct model *model, struct err *err);
+void model_free_slots(struct model *model);
 
 /* ---- sleep (model_sleep.c): `release` and `restore` of struct runner for one rank ---------------------------------------- */
 

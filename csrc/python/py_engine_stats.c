@@ -43,6 +43,12 @@ PyObject *py_stats(const struct engine_stats *s)
         {"kv_blocks_free", s->kv_blocks_free},
         {"kv_blocks_cached", s->kv_blocks_cached},
         {"evictions", s->evictions},
+        {"host_blocks_total", s->host_blocks_total},
+        {"host_blocks_cached", s->host_blocks_cached},
+        {"host_blocks_swapped", s->host_blocks_swapped},
+        {"host_cache_hits", s->host_cache_hits},
+        {"host_stored_bytes", s->host_stored_bytes},
+        {"host_loaded_bytes", s->host_loaded_bytes},
         {"state_snapshots", s->state_snapshots},
         {"state_snapshot_bytes", s->state_snapshot_bytes},
         {"state_snapshots_taken", s->state_snapshots_taken},
@@ -53,8 +59,8 @@ PyObject *py_stats(const struct engine_stats *s)
         {"mask_us", s->mask_us},
         {"allocations_since_warmup", s->allocations_since_warmup},
     };
-    PyObject *dict = Py_BuildValue("{sdsdsd}", "last_step_ms", s->last_step_ms, "last_host_us", s->last_host_us, "uptime_s",
-                                   s->uptime_s);
+    PyObject *dict = Py_BuildValue("{sdsdsdsdsd}", "host_store_s", s->host_store_s, "host_load_s", s->host_load_s,
+                                   "last_step_ms", s->last_step_ms, "last_host_us", s->last_host_us, "uptime_s", s->uptime_s);
     int bad = !dict;
     for (size_t i = 0; i < sizeof counts / sizeof *counts && !bad; i++)
         bad = set(dict, counts[i].name, PyLong_FromUnsignedLongLong(counts[i].value));

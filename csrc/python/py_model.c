@@ -108,6 +108,8 @@ static int parse_options(PyObject *options, struct model_options *o)
         get_count(options, "max_num_batched_tokens", &o->max_num_batched_tokens) ||
         get_count(options, "max_model_len", &o->max_model_len) || get_number(options, "kv_cache_bytes", &o->kv_cache_bytes))
         return -1;
+    PyObject *host_cache = PyDict_GetItemString(options, "host_cache_bytes");
+    o->host_cache_bytes = host_cache ? PyLong_AsUnsignedLongLong(host_cache) : 0;
     PyObject *fits = PyMapping_GetItemString(options, "fit_model_len"), *seed = PyMapping_GetItemString(options, "dummy_seed");
     PyObject *mxfp4 = PyMapping_GetItemString(options, "dummy_mxfp4");
     if (fits && seed && mxfp4) {
@@ -336,7 +338,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
                    program_states_width(model_program(model)), !program_has_logits(model_program(model)), team_release,
                    team_restore, program_takes_whole_prompts(model_program(model)),
                    program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL,
-                   model_lora(model)->adapters},
+                   model_lora(model)->adapters, model_n_host_slots(model), team_move, team_poll_moves},
     };
     return 0;
 }
@@ -349,8 +351,8 @@ static PyObject *memory_of(const struct model *model)
     struct err err = {0};
     if (model_memory(model, &m, &err))
         return py_raise(&err);
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations",
-                         m.activations_bytes, "sampler", m.sampler_bytes, "staging", m.staging_bytes, "workspaces",
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations",
+                         m.activations_bytes, "host_cache", m.host_cache_bytes, "sampler", m.sampler_bytes, "staging", m.staging_bytes, "workspaces",
                          m.workspaces_bytes, "graphs", m.graphs_bytes, "pinned_host", m.pinned_bytes, "device_total",
                          m.device_total_bytes, "device_free", m.device_free_bytes);
 }

@@ -341,6 +341,7 @@ static const struct backend BACKEND = {
 #include "../entries.def"
     .copy_pages = cpu_copy_pages,
     .comm = &cpu_comm,
+    .moves = &cpu_moves,
     .activations = cpu_activations,
     .tensor_finish = cpu_synchronize,
     .pool_create = cpu_pool_create,

@@ -29,6 +29,7 @@ enum rc cpu_pool_release(void *ctx, uint32_t use, struct err *err);
 enum rc cpu_pool_restore(void *ctx, uint32_t use, struct err *err);
 enum rc cpu_pool_save(void *ctx, uint32_t use, struct err *err);
 void cpu_pool_forget(void *ctx, uint32_t use);
+extern const struct moves cpu_moves;
 
 /* The context that backend_cpu.c opens. `scratch` has one block for each thread, `shared` is one block for all threads; both
  * are sized at open. A step allocates nothing else. */
@@ -41,6 +42,7 @@ struct cpu {
     size_t cache_bytes;                                     /* second-level cache of a core */
     struct weight_chunk *chunks;
     struct cpu_buffer *buffers;                             /* allocated by pool_create */
+    struct move_state moved;                                /* moves run at once, in the caller's thread */
     bool is_hidden[2], is_saved[2];                         /* by enum memory_use: inaccessible; contents kept meanwhile */
     struct backend_options options;
     char description[64];

@@ -4,6 +4,9 @@
 #include "cpu.h"
 #include "../../csrc/base/mem.h"
 
+#include <string.h>
+#include <time.h>
+
 #define CHUNK_BYTES ((size_t)32 << 20) /* of weights; pages that are never written take no memory */
 
 /* ---- weights ------------------------------------------------------------------------------------------------------------ */
@@ -167,3 +170,40 @@ void cpu_pool_forget(void *ctx, uint32_t use)
     if (cpu->is_hidden[use])
         hide(cpu, use);
 }
+
+/* ---- pages in host memory ------------------------------------------------------------------------------------------------ */
+
+static double seconds_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static enum rc cpu_move(void *ctx, const struct move_args *args, struct err *err)
+{
+    struct cpu *cpu = ctx;
+    (void)err;
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++) {
+        const struct move_list *list = &args->lists[way];
+        double begun = list->n_moves ? seconds_now() : 0;
+        for (uint32_t i = 0; i < list->n_moves; i++) {
+            char *page = (char *)args->pool + (size_t)list->moves[i].page * args->page_bytes,
+                 *slot = (char *)args->host + (size_t)list->moves[i].slot * args->page_bytes;
+            memcpy(way == MOVE_OUT ? slot : page, way == MOVE_OUT ? page : slot, args->page_bytes);
+        }
+        cpu->moved.bytes[way] += list->n_moves * args->page_bytes;
+        cpu->moved.seconds[way] += list->n_moves ? seconds_now() - begun : 0;
+        cpu->moved.ended[way] = list->number;
+    }
+    return RC_OK;
+}
+
+static enum rc cpu_poll_moves(void *ctx, struct move_state *state, struct err *err)
+{
+    (void)err;
+    *state = ((struct cpu *)ctx)->moved;
+    return RC_OK;
+}
+
+const struct moves cpu_moves = {sizeof cpu_moves, cpu_buffer_create, cpu_buffer_destroy, cpu_move, cpu_poll_moves};

@@ -129,6 +129,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     )  # fmt: skip
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     _check_adapters(config, compiled.spec)
+    _check_host_cache(config)
     result.pooler = pooling.pooler_of(files, compiled)
     result.spec = compiled.spec
     result.vocab_size = compiled.spec["vocab_size"]
@@ -182,6 +183,15 @@ def _check_adapters(config: EngineConfig, spec: Spec) -> None:
     where = "checkpoints that store rows or columns in another order (GGUF files, act-order)" if spec["reordered"] else where
     if where:
         raise UnsupportedError(f"enable_lora=True is not supported yet with {where}; merge the adapter into the checkpoint")
+
+
+def _check_host_cache(config: EngineConfig) -> None:
+    """Refuses a host cache where the engine cannot have one."""
+    if config.host_cache_bytes and config.tensor_parallel_size > 1:
+        raise UnsupportedError(
+            f"host_cache_bytes={config.host_cache_bytes} is not supported yet with tensor_parallel_size="
+            f"{config.tensor_parallel_size}; use host_cache_bytes=0 or tensor_parallel_size=1"
+        )
 
 
 def _resolve_sizes(config: EngineConfig) -> EngineConfig:
@@ -366,6 +376,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "adapters": (config.max_loras, config.max_lora_rank) if config.enable_lora else None,
         "synchronous": environment.is_synchronous(),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
+        "host_cache_bytes": config.host_cache_bytes,
         "dummy_seed": (config.seed or 0) if config.load_format == "dummy" else None,
         "dummy_mxfp4": config.load_format == "dummy" and quantized.dummies_are_mxfp4(model.raw),
     }

@@ -25,6 +25,7 @@ GAUGES = (
     ("num_requests_running", "Samples that run.", "num_running"),
     ("num_requests_waiting", "Samples that wait.", "num_waiting"),
     ("kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", "kv_usage"),
+    ("host_cache_blocks", "Blocks of the cache that host memory has.", "host_blocks_cached"),
     ("num_dead_replicas", "Replicas that a fault has killed.", "num_dead_replicas"),
 )
 COUNTERS = (
@@ -34,6 +35,9 @@ COUNTERS = (
     ("num_preemptions", "Samples that had to start over for lack of memory.", "num_preemptions"),
     ("prefix_cache_queries", "Tokens looked up in the cache.", "prefix_cache_queries"),
     ("prefix_cache_hits", "Tokens found in the cache.", "prefix_cache_hits"),
+    ("host_cache_hits", "Tokens found in host memory.", "host_cache_hits"),
+    ("host_cache_stored_bytes", "Bytes copied to host memory.", "host_stored_bytes"),
+    ("host_cache_loaded_bytes", "Bytes copied from host memory.", "host_loaded_bytes"),
     ("spec_decode_num_draft_tokens", "Drafts computed.", "draft_rows"),
     ("spec_decode_num_accepted_tokens", "Drafts accepted.", "accepted_rows"),
     ("corrupted_requests", "Samples whose logits were not finite.", "nonfinite_rows"),

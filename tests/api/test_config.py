@@ -47,7 +47,7 @@ def test_wrong_type(option, value):
 
 LATER = [
     ("quantization", "awq"), ("load_format", "borrow"),
-    ("host_cache_bytes", "2GiB"), ("kv_cache_dtype", "fp8_e5m2"), ("logprobs_mode", "raw_logits"), ("max_logprobs", -1),
+    ("kv_cache_dtype", "fp8_e5m2"), ("logprobs_mode", "raw_logits"), ("max_logprobs", -1),
     ("enable_return_routed_experts", True),
     ("pipeline_parallel_size", 2), ("speculative_config", {"method": "eagle3", "model": "m"}),
 ]  # fmt: skip

@@ -612,6 +612,7 @@ static struct backend make_table(void)
     b.tensor_finish = cuda_tensor_finish;
     b.peers = &cuda_peers;
     b.comm = &cuda_comm;
+    b.moves = &cuda_moves;
     return b;
 }
 

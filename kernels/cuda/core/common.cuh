@@ -65,6 +65,7 @@ struct cuda {
     uint64_t held_bytes[4];     /* by enum memory_use */
     uint64_t n_allocations;
     struct upload_lanes *uploads; /* upload.cu's */
+    struct move_lanes *moves;     /* moves.cu's; NULL: there is no host cache */
     struct tensor_state tensors;  /* tensor.cu's */
     struct way_choice ways[N_WAY_TABLES];
     struct cuda_team *team;       /* ranks/comm.cu's; NULL: the context runs a model alone */
@@ -289,6 +290,8 @@ void cuda_graph_destroy(void *ctx, void *graph);
 
 /* ipc.cu and comm_nccl.cu, by way of the first */
 extern const struct peers cuda_peers;
+/* moves.cu */
+extern const struct moves cuda_moves;
 /* ranks/comm.cu */
 extern const struct comm cuda_comm;
 uint32_t cuda_n_ranks(const struct cuda *cuda); /* that run a model together; 0: it is alone */

@@ -1,0 +1,86 @@
+"""A cache in host memory behind a tiny pool: ids and logprob bits are those of a request that is alone, without a cache."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmpy import LLM, ConfigError, EngineStats, RequestOutput, SamplingParams, UnsupportedError
+
+Make = Callable[[str, str], Path]
+# Model, type, type of the cache, blocks of the pool.
+MODELS = [("llama", "float32", "auto", 20), ("qwen3", "bfloat16", "int8", 20), ("qwen2-mixed", "float16", "auto", 40)]
+OPTIONS = {"skip_tokenizer_init": True, "max_model_len": 144, "max_num_batched_tokens": 96, "max_num_seqs": 4}
+
+
+def open_llm(path: Path, device: str, size_bytes: int = 64 << 20, **options: object) -> LLM:
+    return LLM(path, device=device, kv_cache_memory_bytes=size_bytes, **(OPTIONS | options))
+
+
+def prompts() -> list[list[int]]:
+    """Conversations of two turns; a turn goes on behind the one before."""
+    rng = np.random.default_rng(8)
+    texts = [rng.integers(3, 131, 130).tolist() for _ in range(4)]
+    return [text[:n] for n in (70, 130) for text in texts]
+
+
+def params(i: int) -> SamplingParams:
+    return SamplingParams(temperature=i % 2, max_tokens=8, logprobs=2, seed=i, ignore_eos=True)
+
+
+def bits(output: RequestOutput) -> tuple[bytes, ...]:
+    sample = output.outputs[0]
+    arrays = (sample.sampled.raw, sample.sampled.full, sample.logprobs.values, sample.logprobs.ids)
+    return (sample.token_ids_array.tobytes(), *(array.tobytes() for array in arrays))
+
+
+def run_twice(llm: LLM, batch: list[list[int]]) -> tuple[list[tuple[bytes, ...]], EngineStats]:
+    """One request at a time, then all together."""
+    found = [bits(llm.generate([prompt], [params(i)], use_tqdm=False)[0]) for i, prompt in enumerate(batch)]
+    outputs = llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)
+    llm.check()
+    return found + [bits(output) for output in outputs], llm.stats()
+
+
+def compare(path: Path, device: str, blocks: int, **options: object) -> None:
+    batch = prompts()
+    with open_llm(path, device, enable_prefix_caching=False, **options) as llm:
+        size_bytes = blocks * llm.memory()["kv"] // llm.stats().kv_blocks_total
+        alone = [bits(llm.generate([prompt], [params(i)], use_tqdm=False)[0]) for i, prompt in enumerate(batch)]
+    with open_llm(path, device, size_bytes, host_cache_bytes="4MiB", **options) as llm:
+        found, stats = run_twice(llm, batch)
+        assert found == alone * 2
+        assert stats.host_cache_hits > 0 and stats.host_loaded_bytes > 0
+        assert stats.allocations_since_warmup == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+        assert 0 < stats.host_blocks_cached <= stats.host_blocks_total and 3 << 20 < llm.memory()["host_cache"] <= 4 << 20
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model[:3]))
+def test_a_cache_in_host_memory_changes_no_bit(tiny_model: Make, model: tuple[str, str, str, int], device: str) -> None:
+    compare(tiny_model(*model[:2]), device, model[3], kv_cache_dtype=model[2])
+
+
+def test_what_a_host_cache_cannot_do_names_itself(tiny_model: Make, device: str) -> None:
+    path = tiny_model("llama", "float32")
+    with pytest.raises(UnsupportedError, match="host_cache_bytes=1024 is not supported yet with tensor_parallel_size=2"):
+        open_llm(path, device, host_cache_bytes=1024, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="host_cache_bytes must be 0 or at least .* got 1000"):
+        open_llm(path, device, host_cache_bytes=1000)
+
+
+def test_recurrent_states_come_back(recurrent_model: Path, device: str) -> None:
+    compare(recurrent_model, device, 40)
+
+
+def test_the_cache_outlives_sleep(tiny_model: Make, device: str) -> None:
+    prompt = prompts()[-1]
+    with open_llm(tiny_model("llama", "float32"), device, host_cache_bytes="4MiB") as llm:
+        first = llm.generate([prompt], [params(0)], use_tqdm=False)[0]
+        llm.sleep(1)
+        llm.wake_up()
+        second = llm.generate([prompt], [params(0)], use_tqdm=False)[0]
+        assert bits(second) == bits(first) and second.num_cached_tokens >= len(prompt) - 16
+        llm.reset_prefix_cache()
+        third = llm.generate([prompt], [params(0)], use_tqdm=False)[0]
+        assert bits(third) == bits(first) and third.num_cached_tokens == 0
