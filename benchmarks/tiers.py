@@ -16,6 +16,7 @@ memory eight.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -74,7 +75,7 @@ def decode(llm: LLM, waiting: list[list[int]], shorts: list[list[int]]) -> tuple
     steps = [step for step in llm.step_log(4096) if step.number > before]
     times = [
         1000 * (b.start - a.start)
-        for a, b in zip(steps, steps[1:], strict=False)
+        for a, b in itertools.pairwise(steps)
         if not a.prompt_rows and not b.prompt_rows and a.decode_rows == b.decode_rows == SEQUENCES
     ]
     return statistics.median(times), statistics.quantiles(times, n=10)[-1], len(times)
@@ -122,8 +123,9 @@ def main() -> None:
         hits = llm.stats().host_cache_hits
         quiet = decode(llm, [], shorts[2 * round_])
         busy = decode(llm, texts, shorts[2 * round_ + 1])
-        print(f"decode      {quiet[0]:9.3f} ms (p90 {quiet[1]:.3f}, {quiet[2]} steps), with copies {busy[0]:.3f} (p90 {busy[1]:.3f}, "
-              f"{busy[2]} steps): {busy[0] / quiet[0]:.3f}x; {llm.stats().host_cache_hits - hits} tokens loaded")  # fmt: skip
+        alone = f"{quiet[0]:9.3f} ms (p90 {quiet[1]:.3f}, {quiet[2]} steps)"
+        beside = f"{busy[0]:.3f} (p90 {busy[1]:.3f}, {busy[2]} steps): {busy[0] / quiet[0]:.3f}x"
+        print(f"decode      {alone}, with copies {beside}; {llm.stats().host_cache_hits - hits} tokens loaded")
     llm.check()
     llm.close()
 

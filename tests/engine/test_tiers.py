@@ -65,7 +65,7 @@ def test_what_a_host_cache_cannot_do_names_itself(tiny_model: Make, device: str)
     path = tiny_model("llama", "float32")
     with pytest.raises(UnsupportedError, match="host_cache_bytes=1024 is not supported yet with tensor_parallel_size=2"):
         open_llm(path, device, host_cache_bytes=1024, tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match="host_cache_bytes must be 0 or at least .* got 1000"):
+    with pytest.raises(ConfigError, match=r"host_cache_bytes must be 0 or at least .* got 1000"):
         open_llm(path, device, host_cache_bytes=1000)
 
 
