@@ -760,8 +760,8 @@ struct page_move {
     int32_t page;
     uint32_t slot;
 };
-/* The moves of one way that one call enqueues. They begin after all operations enqueued so far, and after the moves of the other
- * way with numbers up to `after`; moves of one way run in their order. Numbers increase from call to call. */
+/* The moves of one way that one call enqueues. They begin after all operations enqueued so far, and after the moves of the
+ * other way with numbers up to `after`; moves of one way run in their order. Numbers increase from call to call. */
 struct move_list {
     const struct page_move *moves;
     uint32_t n_moves;
@@ -771,7 +771,7 @@ struct move_args {
     void *pool, *host;
     size_t page_bytes;
     struct move_list lists[2]; /* by way; those out are enqueued first, so moves in may wait for them */
-    uint64_t awaited[2];       /* by way: operations enqueued later begin after the moves with numbers up to it; 0: after none */
+    uint64_t awaited[2];       /* by way: operations enqueued later begin after the moves with numbers up to it; 0: none */
 };
 /* What has ended so far, by way: all moves up to a number, their bytes, and the seconds that the copies took. */
 struct move_state {

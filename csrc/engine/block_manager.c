@@ -505,6 +505,7 @@ static enum rc check_keys(const struct block_manager *manager, struct err *err)
 /* Checks that every bundle is whole and that every part belongs to exactly one bundle. */
 static enum rc check_bundles(const struct block_manager *manager, struct err *err)
 {
+    const struct keyed *items = manager->table.items;
     uint32_t n_parts = 0, n_reached = 0;
     for (uint32_t i = 0; i < manager->n_pages; i++) {
         const struct page *page = &manager->pages[i];
@@ -512,8 +513,8 @@ static enum rc check_bundles(const struct block_manager *manager, struct err *er
         n_parts += page->kind == PAGE_PART;
         if (page->kind != PAGE_FIRST)
             continue;
-        for (uint32_t at = manager->table.items[i].next_part; at && n <= manager->bundle_pages; at = manager->table.items[at].next_part, n++)
-            if (manager->pages[at].kind != PAGE_PART || manager->pages[at].refs || manager->table.items[at].has_key)
+        for (uint32_t at = items[i].next_part; at && n <= manager->bundle_pages; at = items[at].next_part, n++)
+            if (manager->pages[at].kind != PAGE_PART || manager->pages[at].refs || items[at].has_key)
                 return err_set(err, RC_INTERNAL, "invariant 2: page %u is no part of bundle %u", at, i);
         if (n != manager->bundle_pages)
             return err_set(err, RC_INTERNAL, "invariant 2: bundle %u has not %u pages", i, manager->bundle_pages);

@@ -310,8 +310,8 @@ static uint32_t hit_tokens(const struct scheduler *s, const struct sequence *q, 
     return n < n_known ? n : n_known - 1;
 }
 
-/* The largest number of leading cached blocks that serve q, at most `limit`; their pages go into the slot's tables. In place of a
- * page that only the host tier has stands minus the number of the tier's entry. */
+/* The largest number of leading cached blocks that serve q, at most `limit`; their pages go into the slot's tables. In place of
+ * a page that only the host tier has stands minus the number of the tier's entry. */
 static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t limit)
 {
     uint32_t n_hit = limit;
@@ -619,7 +619,7 @@ static bool is_decoding(const struct sequence *q)
     return sequence_goal(q) - q->n_computed == 1 || (q->n_computed < q->n_ever_computed && q->n_output > q->n_admitted_output);
 }
 
-/* If there is nothing else to compute, the step has the rows of the first sequence that still loads, and waits for its moves. */
+/* If there is nothing else to compute, the step has the rows of the first sequence that still loads, and awaits its moves. */
 static void loads_join(struct scheduler *s, bool is_in_flight)
 {
     if (!s->tier || is_in_flight)

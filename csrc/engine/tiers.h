@@ -1,5 +1,5 @@
-/* tiers.h: the engine's part of the host tier: hands the moves that scheduling a step has led to over to the runner, right before
- * the step starts. Driver's thread only; only for engines with a host tier. */
+/* tiers.h: the engine's part of the host tier: hands the moves that scheduling a step has led to over to the runner, right
+ * before the step starts. Driver's thread only; only for engines with a host tier. */
 #ifndef LLMPY_TIERS_H
 #define LLMPY_TIERS_H
 

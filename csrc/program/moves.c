@@ -1,5 +1,5 @@
-/* moves.c: the host memory for pages outside the pool (struct moves of backend.h), and `move` and `poll_moves` of struct runner.
- * Models of one rank only. */
+/* moves.c: the host memory for pages outside the pool (struct moves of backend.h), and `move` and `poll_moves` of struct
+ * runner. Models of one rank only. */
 #include "model_state.h"
 #include "team.h"
 

@@ -352,9 +352,9 @@ static PyObject *memory_of(const struct model *model)
     if (model_memory(model, &m, &err))
         return py_raise(&err);
     return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations",
-                         m.activations_bytes, "host_cache", m.host_cache_bytes, "sampler", m.sampler_bytes, "staging", m.staging_bytes, "workspaces",
-                         m.workspaces_bytes, "graphs", m.graphs_bytes, "pinned_host", m.pinned_bytes, "device_total",
-                         m.device_total_bytes, "device_free", m.device_free_bytes);
+                         m.activations_bytes, "host_cache", m.host_cache_bytes, "sampler", m.sampler_bytes, "staging",
+                         m.staging_bytes, "workspaces", m.workspaces_bytes, "graphs", m.graphs_bytes, "pinned_host",
+                         m.pinned_bytes, "device_total", m.device_total_bytes, "device_free", m.device_free_bytes);
 }
 
 static PyObject *memory(PyObject *self, PyObject *args)

@@ -74,8 +74,9 @@ static cudaError_t copy_runs(const struct move_lane *lane, uint32_t way, const s
             end++;
         char *pages = (char *)args->pool + (size_t)move->page * args->page_bytes,
              *slots = (char *)args->host + (size_t)move->slot * args->page_bytes;
-        code = cudaMemcpyAsync(way == MOVE_OUT ? slots : pages, way == MOVE_OUT ? pages : slots, (end - first) * args->page_bytes,
-                               way == MOVE_OUT ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, lane->stream);
+        const size_t run_bytes = (end - first) * args->page_bytes;
+        code = way == MOVE_OUT ? cudaMemcpyAsync(slots, pages, run_bytes, cudaMemcpyDeviceToHost, lane->stream)
+                               : cudaMemcpyAsync(pages, slots, run_bytes, cudaMemcpyHostToDevice, lane->stream);
     }
     return code;
 }
@@ -191,7 +192,9 @@ static enum rc create(void *ctx, size_t size_bytes, void **host, struct err *err
         code = lane_open(&cuda->moves->lanes[MOVE_OUT]);
     if (code == cudaSuccess)
         code = lane_open(&cuda->moves->lanes[MOVE_IN]);
-    enum rc rc = code == cudaSuccess ? cuda_take(cuda, MEMORY_PINNED, size_bytes, host, err) : cuda_fail(err, code, "host cache");
+    enum rc rc = code == cudaSuccess ? RC_OK : cuda_fail(err, code, "host cache");
+    if (!rc)
+        rc = cuda_take(cuda, MEMORY_PINNED, size_bytes, host, err);
     if (rc)
         destroy(cuda, NULL, 0);
     return rc;
