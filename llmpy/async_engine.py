@@ -211,6 +211,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         start: int | None = None,
         logprobs: int = 0,
         sampling_params: SamplingParams | None = None,
+        lora_request: object = None,
     ) -> PendingResult[ScoreOutput]:
         """Teacher-forced logprobs of given tokens, with the bits of `generate`.
 
@@ -221,6 +222,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             start: First position to score (>= 1); None = 1, or the completion's.
             logprobs: Best alternatives per position.
             sampling_params: Not supported yet.
+            lora_request: As in `generate`.
 
         Returns:
             An awaitable of a ScoreOutput.
@@ -242,7 +244,8 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             raise TypeError("start cannot be given with completion")
         else:
             prompts, starts = pair(self._frontend, [_one(sequence, "score")], [_one(completion, "score")])
-        request, core = calls.prepare_scores(self._frontend, prompts, starts, params)[0]
+        adapters = [self._frontend.adapters.choose(lora_request)]
+        request, core = calls.prepare_scores(self._frontend, calls.with_adapters(prompts, adapters), starts, params)[0]
         if request.error is not None:
             raise request.error
         request.request_id = f"score-{self._frontend.next_seed()[0]}"
@@ -261,6 +264,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         request_id: str | None = None,
         *,
         pooling_task: str | None = None,
+        lora_request: object = None,
         cache_salt: str | None = None,
         **pooling: Unpack[PoolingKeywords],
     ) -> PendingResult[PoolingRequestOutput[PoolingOutput]]:
@@ -271,6 +275,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             pooling_params: None = as the model says.
             request_id: A name that no request in flight has; None = a number.
             pooling_task: As in `LLM.encode`.
+            lora_request: As in `generate`.
             cache_salt: Requests with unlike salts share no cached block.
             pooling: Fields of PoolingParams, instead of `pooling_params`.
 
@@ -281,7 +286,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             UnsupportedError: The model does not have the task.
             InvalidRequestError: It cannot run, or the id is in use.
         """
-        return self._pool("encode", pooling_task, prompt, pooling_params, pooling, request_id, cache_salt)
+        return self._pool("encode", pooling_task, prompt, pooling_params, pooling, request_id, lora_request, cache_salt)
 
     def embed(
         self,
@@ -289,13 +294,14 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: object = None,
         cache_salt: str | None = None,
         **pooling: Unpack[PoolingKeywords],
     ) -> PendingResult[EmbeddingRequestOutput]:
         """The embedding of one prompt. Generative models embed, too.
 
         Args:
-            prompt, pooling_params, request_id, cache_salt, pooling: As in `encode`.
+            prompt, pooling_params, request_id, lora_request, cache_salt, pooling: As in `encode`.
 
         Returns:
             An awaitable of an EmbeddingRequestOutput, the result in `.outputs.embedding`.
@@ -304,7 +310,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             UnsupportedError: The model does not embed.
             InvalidRequestError: The prompt cannot run, or the id is in use.
         """
-        return self._pool("embed", "embed", prompt, pooling_params, pooling, request_id, cache_salt)
+        return self._pool("embed", "embed", prompt, pooling_params, pooling, request_id, lora_request, cache_salt)
 
     def classify(
         self,
@@ -312,13 +318,14 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: object = None,
         cache_salt: str | None = None,
         **pooling: Unpack[PoolingKeywords],
     ) -> PendingResult[ClassificationRequestOutput]:
         """The classes of one prompt; its reward, with a reward model.
 
         Args:
-            prompt, pooling_params, request_id, cache_salt, pooling: As in `encode`.
+            prompt, pooling_params, request_id, lora_request, cache_salt, pooling: As in `encode`.
 
         Returns:
             An awaitable of a ClassificationRequestOutput, the result in `.outputs.probs`.
@@ -327,7 +334,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             UnsupportedError: The model does not classify.
             InvalidRequestError: The prompt cannot run, or the id is in use.
         """
-        return self._pool("classify", "classify", prompt, pooling_params, pooling, request_id, cache_salt)
+        return self._pool("classify", "classify", prompt, pooling_params, pooling, request_id, lora_request, cache_salt)
 
     def _pool(
         self,
@@ -337,12 +344,15 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         pooling_params: PoolingParams | None,
         pooling: Mapping[str, Any],
         request_id: str | None,
+        lora_request: object,
         cache_salt: str | None,
     ) -> PendingResult[Any]:
         self._driver.check_alive()
+        adapter = self._frontend.adapters.choose(lora_request)
         params = params_of(pooling_params, pooling, call)
         wanted = wish(self._frontend.pooler, "AsyncEngine", call, task, params)
         found = self._frontend.prompts([_one(prompt, call)])[0]
+        calls.with_adapters([found], [adapter])
         if cache_salt is not None and isinstance(found, Prompt):
             found.salt = cache_salt or None
         request, core = request_of(self._frontend, found, wanted)
@@ -362,10 +372,12 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         *,
         request_id: str | None,
         priority: int,
+        lora_request: object,
         cache_salt: str | None,
     ) -> RequestStream:
         """Queues a prompt that was parsed, or rendered from a conversation."""
-        return RequestStream(self._submit(prompt, special_tokens, None, sampling, request_id, priority, None, cache_salt), self)
+        feed = self._submit(prompt, special_tokens, None, sampling, request_id, priority, lora_request, cache_salt)
+        return RequestStream(feed, self)
 
     def _submit(
         self,

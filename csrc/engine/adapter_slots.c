@@ -53,6 +53,7 @@ uint32_t adapter_slots_enter(struct adapter_slots *s, struct adapter *adapter)
             adapters_release(s->adapters, before);
     }
     slot->n_running++;
+    adapters_run(s->adapters, adapter);
     slot->last_used = ++s->n_used;
     return i;
 }
@@ -60,6 +61,7 @@ uint32_t adapter_slots_enter(struct adapter_slots *s, struct adapter *adapter)
 void adapter_slots_leave(struct adapter_slots *s, uint32_t slot)
 {
     s->slots[slot].n_running--;
+    adapters_rest(s->adapters, s->slots[slot].adapter);
     s->slots[slot].last_used = ++s->n_used;
 }
 

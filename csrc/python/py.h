@@ -47,5 +47,6 @@ void py_model_return(PyObject *object);
 PyObject *py_adapter_places(PyObject *model, PyObject *unused);
 PyObject *py_add_adapter(PyObject *model, PyObject *args);
 PyObject *py_remove_adapter(PyObject *model, PyObject *number);
+PyObject *py_running_adapters(PyObject *model, PyObject *unused);
 
 #endif

@@ -2,6 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include "py.h"
 
+#include "../base/mem.h"
 #include "../program/lora.h"
 #include "../program/team.h"
 
@@ -75,4 +76,27 @@ PyObject *py_remove_adapter(PyObject *object, PyObject *number)
         adapters_remove(lora->adapters, which);
     py_model_return(object);
     Py_RETURN_NONE;
+}
+
+/* The numbers of the adapters that sequences run with. */
+PyObject *py_running_adapters(PyObject *object, PyObject *unused)
+{
+    struct team *team;
+    const struct lora *lora = lora_of(object, &team);
+    (void)unused;
+    if (!lora)
+        return NULL;
+    uint32_t n = lora->n_slots;
+    uint64_t *numbers = mem_alloc((n + 1) * sizeof *numbers);
+    PyObject *list = numbers ? PyList_New(0) : PyErr_NoMemory();
+    n = list && lora->adapters ? adapters_running(lora->adapters, numbers, n) : 0;
+    for (uint32_t i = 0; list && i < n; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(numbers[i]);
+        if (!number || PyList_Append(list, number) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(number);
+    }
+    mem_free(numbers);
+    py_model_return(object);
+    return list;
 }

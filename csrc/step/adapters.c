@@ -121,3 +121,30 @@ void adapters_release(struct adapters *a, struct adapter *adapter)
     sweep(a, adapter);
     pthread_mutex_unlock(&a->lock);
 }
+
+void adapters_run(struct adapters *a, struct adapter *adapter)
+{
+    pthread_mutex_lock(&a->lock);
+    adapter->n_running++;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void adapters_rest(struct adapters *a, struct adapter *adapter)
+{
+    pthread_mutex_lock(&a->lock);
+    adapter->n_running--;
+    pthread_mutex_unlock(&a->lock);
+}
+
+uint32_t adapters_running(struct adapters *a, uint64_t *numbers, uint32_t most)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&a->lock);
+    for (const struct adapter *one = a->first; one; one = one->next) {
+        if (one->n_running && n < most)
+            numbers[n] = one->number;
+        n += one->n_running > 0;
+    }
+    pthread_mutex_unlock(&a->lock);
+    return n;
+}

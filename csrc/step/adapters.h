@@ -16,6 +16,7 @@ struct adapter {
     void *image;
     uint32_t n_holders;      /* requests and slots; guarded by the lock, as are the fields below */
     uint32_t is_removed;     /* 1: freed with its last holder */
+    uint32_t n_running;      /* sequences that run with it */
     struct adapter *next;
 };
 
@@ -30,5 +31,9 @@ void adapters_remove(struct adapters *adapters, uint64_t number);
 struct adapter *adapters_find(struct adapters *adapters, uint64_t number); /* a new holder's; NULL: there is none */
 struct adapter *adapters_hold(struct adapters *adapters, struct adapter *adapter); /* for one more holder */
 void adapters_release(struct adapters *adapters, struct adapter *adapter);
+void adapters_run(struct adapters *adapters, struct adapter *adapter); /* one more sequence runs with it */
+void adapters_rest(struct adapters *adapters, struct adapter *adapter); /* one fewer */
+/* Fills numbers [most] with the adapters that sequences run with; returns their count, which may be larger than `most`. */
+uint32_t adapters_running(struct adapters *adapters, uint64_t *numbers, uint32_t most);
 
 #endif

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .adapters import load, modules
 from .common import model_path
 from .engine_options import engine_options
 
@@ -23,9 +24,11 @@ def run(chosen: Namespace) -> int:
 
     from .. import AsyncEngine
     from ..server import build_app
+    from ..server.app import find_service
     from ..server.batch import run_batch
     from ..server.batch_files import locked, requests, unanswered, with_answers
 
+    adapters = modules(chosen)
     with contextlib.ExitStack() as stack:
         source = sys.stdin.buffer if chosen.input == "-" else stack.enter_context(open(chosen.input, "rb"))
         target = Path(chosen.output)
@@ -48,6 +51,7 @@ def run(chosen: Namespace) -> int:
                 bar.set_postfix(errors=counts.errors, refresh=False)
 
             app = build_app(engine, served_model_name=tuple(chosen.served_model_name))
+            load(engine, adapters, find_service(app).known_names)
             done = asyncio.run(run_batch(app, chain([first], lines), output, done, chosen.window, tell))
         if path != target and path.exists():
             path.replace(target)

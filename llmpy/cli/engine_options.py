@@ -48,6 +48,7 @@ def _serve(parser: ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="port (default 8000; 0 = any free one)")
     parser.add_argument("--served-model-name", nargs="+", default=(), metavar="NAME", help="names that requests may use")
+    add_lora_modules(parser)
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one per line; without it none is needed")
     parser.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="certificate (PEM): the server speaks TLS alone")
     parser.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its key, unless it is in the same file")
@@ -86,8 +87,16 @@ def _batch(parser: ArgumentParser) -> None:
     parser.add_argument("-i", "--input", required=True, metavar="FILE", help="requests, one JSON object per line; - = stdin")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="answers in this order; goes on where it ends")
     parser.add_argument("--served-model-name", nargs="+", default=(), metavar="NAME", help="names that requests may use")
+    add_lora_modules(parser)
     parser.add_argument("--retry-errors", action="store_true", help="ask again what has an error in the output")
     parser.add_argument("--window", type=count, default=512, metavar="N", help="most requests in flight (default 512)")
+
+
+def add_lora_modules(parser: ArgumentParser) -> None:
+    """Adds the adapters to load at the start."""
+    parser.add_argument(
+        "--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help="adapters to load, with --enable-lora"
+    )
 
 
 def add_engine_options(parser: Parser) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .adapters import load, modules
 from .common import model_path
 from .engine_options import engine_options
 from .listening import bind
@@ -71,6 +72,7 @@ def _run(chosen: Namespace) -> int:
         raise ConfigError(problem, option="max_connections", value=chosen.max_connections)
     options = {"max_queued_requests": MAX_QUEUED, **engine_options(chosen)}
     publish = _publisher(chosen, options)
+    adapters = modules(chosen)
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in bind(chosen.host, chosen.port)]
         started = time.perf_counter()
@@ -80,6 +82,8 @@ def _run(chosen: Namespace) -> int:
         gc.freeze()  # exclude long-lived objects from later garbage collections
         print(f"{engine!r}\nready after {time.perf_counter() - started:.2f} s", file=sys.stderr)
         app = build_app(engine, **served)
+        if isinstance(engine, AsyncEngine):
+            load(engine, adapters, find_service(app).known_names)
         config = uvicorn.Config(
             app,
             http=bounded(_connections(chosen.max_connections), chosen.stream_timeout, tls),

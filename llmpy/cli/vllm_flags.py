@@ -57,7 +57,6 @@ MEANINGS = {
     "--kv-events-config": "use --kv-events-address",
     "--cpu-offload-gb": "weights lie on the device; leave it out",
     "--api-server-count": "one process serves; --data-parallel-size runs several engines in it",
-    "--lora-modules": "adapters are not served yet: merge them into the checkpoint",
     "--uds": "it listens on --host and --port",
 }
 """Unsupported flags that would change answers -> advice for the error."""

@@ -67,6 +67,8 @@ class Adapters:
     def __init__(self, model: Model, config: EngineConfig) -> None:
         self._model, self._config = model, config
         self._lock = threading.Lock()
+        self._loading = threading.Lock()
+        """Held while files are read, so that a name is loaded once. Loaded adapters are found meanwhile."""
         self._numbers = count(1)
         self._by_name: dict[str, Adapter] = {}
 
@@ -86,16 +88,16 @@ class Adapters:
         if not isinstance(given, LoRARequest):
             raise TypeError(f"lora_request must be a LoRARequest or a name, but is of type {type(given).__name__}")
         self._check()
-        with self._lock:
-            known = self._by_name.get(given.name)
-            if known is None and not given.path:
-                raise _wrong(f"there is no adapter {given.name!r}; load_adapter() or lora_path loads one", given.name)
-            if known is None:
-                known = self._load(given, given.path, None)
-            elif given.path and given.path != known.request.path:
-                message = f"the adapter {given.name!r} was loaded from {known.request.path or 'memory'}, not from {given.path}"
-                raise _wrong(f"{message}; load_adapter() replaces it", given.name)
-            return Chosen(known.number, given)
+        known = self._find(given.name)
+        if known is None and not given.path:
+            raise _wrong(f"there is no adapter {given.name!r}; load_adapter() or lora_path loads one", given.name)
+        if known is None:
+            with self._loading:
+                known = self._find(given.name) or self._load(given, given.path, None)
+        if given.path and given.path != known.request.path:
+            message = f"the adapter {given.name!r} was loaded from {known.request.path or 'memory'}, not from {given.path}"
+            raise _wrong(f"{message}; load_adapter() replaces it", given.name)
+        return Chosen(known.number, given)
 
     def load(self, name: str, source: object, config: Mapping[str, Any] | None, number: int = 1) -> Adapter:
         """Loads an adapter, or replaces the one of this name for later requests.
@@ -108,7 +110,7 @@ class Adapters:
         """
         self._check()
         path = str(source) if isinstance(source, str | Path) else ""
-        with self._lock:
+        with self._loading:
             return self._load(LoRARequest(name, number, path), source, config)
 
     def remove(self, name: str) -> None:
@@ -123,6 +125,18 @@ class Adapters:
         """The loaded adapters, the oldest name first."""
         with self._lock:
             return [*self._by_name.values()]
+
+    def knows(self, name: str) -> bool:
+        """Whether an adapter of this name is loaded."""
+        return self._find(name) is not None
+
+    def running(self) -> set[int]:
+        """Numbers of the adapters that samples run with."""
+        return set(self._model.running_adapters())
+
+    def _find(self, name: str) -> Adapter | None:
+        with self._lock:
+            return self._by_name.get(name)
 
     def _check(self) -> None:
         if not self._config.enable_lora:
@@ -140,8 +154,9 @@ class Adapters:
         image = self._image(found, where)
         adapter = Adapter(next(self._numbers), request, max(len(one.a) for one in found.values()), len(found))
         self._model.add_adapter(adapter.number, image)
-        before = self._by_name.get(request.name)
-        self._by_name[request.name] = adapter
+        with self._lock:
+            before = self._by_name.get(request.name)
+            self._by_name[request.name] = adapter
         if before is not None:
             self._model.remove_adapter(before.number)
         return adapter

@@ -99,9 +99,7 @@ def _check_module(way: Way, is_awq: bool, module: str, options: Options, tensors
         _explain_order(way, module, tensors, read)
 
 
-def _shapes(
-    way: Way, is_awq: bool, module: str, options: Options, tensors: Tensors, read: Read
-) -> dict[str, tuple[int, ...]]:
+def _shapes(way: Way, is_awq: bool, module: str, options: Options, tensors: Tensors, read: Read) -> dict[str, tuple[int, ...]]:
     """The shapes that a module's tensors must have, by ending."""
     name = f"{module}{way.numbers}"
     bits, group = _number(options, "bits", module), _number(options, "group_size", module)

@@ -272,9 +272,7 @@ class Writer:
             self._taken[key] = self.emit("take", [x], x.width, weights=[self.constant(order)])
         return self._taken[key]
 
-    def matrix(
-        self, op: str, pieces: Sequence[Piece | tuple[str, int]], cols: int, *, order: Floats | None = None
-    ) -> int:
+    def matrix(self, op: str, pieces: Sequence[Piece | tuple[str, int]], cols: int, *, order: Floats | None = None) -> int:
         """A matrix of stacked pieces, or of modules NAME.weight [rows, cols]; a repeated call returns the same weight.
 
         order: the columns' order of all pieces, as `take` has brought the input into it; None: the file's.

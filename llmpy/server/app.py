@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..async_engine import AsyncEngine
 from ..errors import QueueFullError
-from . import anthropic, control, models, page, pooling, render, responses, scoring, weights
+from . import adapters, anthropic, control, models, page, pooling, render, responses, scoring, weights
 from .chat import chat_completions
 from .completions import completions
 from .errors import HttpError, ending, log, refusal
@@ -59,7 +59,7 @@ GET: dict[str, Handler] = {
     "/metrics": metrics,
     "/openapi.json": openapi,
 }
-CONTROL_POST: dict[str, Handler] = {**control.POST, **weights.POST}
+CONTROL_POST: dict[str, Handler] = {**control.POST, **weights.POST, **adapters.POST}
 CONTROL_GET: dict[str, Handler] = {**control.GET, **weights.GET}
 RENDERING = (
     *render.POST,
@@ -73,10 +73,8 @@ RENDERING = (
     "/version",
 )
 """Paths of a server that only renders (--render-only)."""
-_ADAPTERS, _SGLANG = "adapters", "SGLang's dialect"
+_SGLANG = "SGLang's dialect"
 LATER = {
-    "/v1/load_lora_adapter": _ADAPTERS,
-    "/v1/unload_lora_adapter": _ADAPTERS,
     "/generate": _SGLANG,
     "/health_generate": _SGLANG,
     "/flush_cache": _SGLANG,

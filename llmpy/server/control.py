@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from .. import __version__
+from ..config import EngineConfig
 from .errors import HttpError, answer
 from .requests import read, read_if_any
 from .service import Service
@@ -170,10 +171,14 @@ async def server_info(service: Service, request: Request) -> ASGIApp:
         },
         "cache_config": {"block_size": config.block_size, "num_gpu_blocks": engine.stats().kv_blocks_total},
         "parallel_config": {"world_size": engine.get_world_size(), "data_parallel_size": config.data_parallel_size},
-        "lora_config": None,
+        "lora_config": _lora_config(config) if config.enable_lora else None,
         "weight_transfer_config": {"backend": "nccl"},
     }
     return answer({"llmpy_version": __version__, "engine": repr(engine), "vllm_config": parts})
+
+
+def _lora_config(config: EngineConfig) -> dict[str, Any]:
+    return {"max_loras": config.max_loras, "max_lora_rank": config.max_lora_rank}
 
 
 async def collective_rpc(service: Service, request: Request) -> ASGIApp:

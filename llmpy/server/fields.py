@@ -81,7 +81,7 @@ class Unsupported(NamedTuple):
 
 _PENALTY = "use repetition_penalty, presence_penalty or frequency_penalty"
 _NUCLEUS = "use top_p, top_k or min_p"
-_ADAPTER = "merge the adapter into the checkpoint"
+_ADAPTER = "an adapter's name is a model name: use model"
 _LENGTH = "use max_tokens"
 _CUT = "shorten the prompt"
 

@@ -5,6 +5,7 @@ Routers poll often, so all text but the numbers is built once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -148,6 +149,31 @@ def _template(prefixes: tuple[str, ...], model: str, *layout: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _adapters(service: Service) -> str:
+    """The gauge by which routers find adapters; "" if the engine serves none. Its value is the time."""
+    engine, names = service.engine, {}
+    if not engine.config.enable_lora:
+        return ""
+    running = engine._frontend.adapters.running()
+    for feed in engine._driver.find(None):
+        if (adapter := feed.request.prompt.adapter) is not None:
+            names[adapter.request.name] = names.get(adapter.request.name, False) or adapter.number in running
+    found = {is_running: ",".join(sorted(name for name, runs in names.items() if runs == is_running)) for is_running in (0, 1)}
+    labels = {
+        "model_name": service.names[0],
+        "engine": "0",
+        "max_lora": engine.config.max_loras,
+        "running_lora_adapters": found[1],
+        "waiting_lora_adapters": found[0],
+    }
+    lines = []
+    for prefix in METRICS[service.options.metrics_compat]:
+        name = f"{prefix}lora_requests_info"
+        lines += [f"# HELP {name} Adapters whose requests run or only wait; the time.", f"# TYPE {name} gauge"]
+        lines.append(f"{name}{{{','.join(_labels(labels))}}} {time.time():.3f}".replace("%%", "%"))
+    return "\n".join(lines) + "\n"
+
+
 def _labels(labels: Mapping[str, object]) -> Iterator[str]:
     for name, value in labels.items():
         clean = str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n").replace("%", "%%")
@@ -161,7 +187,7 @@ def text(service: Service) -> str:
     bounds = tuple((name, histogram.bounds) for name, histogram in histograms.items())
     layout = engine.weight_version, engine.config.block_size, stats.kv_blocks_total, bounds
     values = list(chain.from_iterable(family.values(stats, histograms) for family in _families(*layout)))
-    return _template(prefixes, service.names[0], *layout) % tuple(values * len(prefixes))
+    return _template(prefixes, service.names[0], *layout) % tuple(values * len(prefixes)) + _adapters(service)
 
 
 async def metrics(service: Service, request: Request) -> ASGIApp:

@@ -19,8 +19,8 @@ from .service import Service
 
 
 async def models(service: Service, request: Request) -> ASGIApp:
-    """Lists the model's names, with the fields of OpenAI's and of Anthropic's protocol."""
-    data = [_model(service, name) for name in service.names]
+    """Lists the names of the model and of its adapters, with the fields of OpenAI's and of Anthropic's protocol."""
+    data = [_model(service, name) for name in (*service.names, *(one.name for one in service.adapters))]
     return answer({"object": "list", "data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]})
 
 
@@ -30,6 +30,7 @@ async def model(service: Service, request: Request) -> ASGIApp:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
+    adapter = next((one for one in service.adapters if one.name == service.adapter(name)), None)
     return {
         "id": name,
         "object": "model",
@@ -38,8 +39,8 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z"),
         "created": service.created,
         "owned_by": "llmpy",
-        "root": service.names[0],
-        "parent": None,
+        "root": service.names[0] if adapter is None else adapter.path or name,
+        "parent": None if adapter is None else service.names[0],
         "max_model_len": service.max_model_len,
         "default_sampling_params": _defaults(service),
     }

@@ -53,10 +53,11 @@ async def pooled(
     plain = body.add_special_tokens is False
     given = {name: value for name, value in fields.items() if value is not None}
     salt, encode = service.salt(request, body.cache_salt), service.engine.encode
+    adapter = service.adapter(body.model)
 
     def queue() -> list[Any]:
         encoded = [service.encode(item) if isinstance(item, str) else item for item in prompts] if plain else prompts
-        return [encode(item, pooling_task=task, cache_salt=salt, **given) for item in encoded]
+        return [encode(item, pooling_task=task, lora_request=adapter, cache_salt=salt, **given) for item in encoded]
 
     async def results() -> list[Any]:
         pending = await service.beside(max(request.state.size, text_size(prompts)), queue)

@@ -24,6 +24,7 @@ from ..engine.scoring import render
 from ..errors import ConfigError, EngineStuckError, WeightsMissingError
 from ..hub import DEMO, REPOSITORY
 from ..inputs import Prompt
+from ..lora import LoRARequest
 from ..outputs import RequestOutput
 from ..sampling_params import RequestOutputKind
 from ..text.bounds import surely_exceeds
@@ -258,7 +259,7 @@ class Service:
         return found
 
     def model_name(self, wanted: str | None) -> str:
-        """The model's name in the answer.
+        """The model's name in the answer; an adapter's name is one, too.
 
         Raises:
             HttpError: 404, the request names another model.
@@ -266,9 +267,22 @@ class Service:
         if wanted is None:
             return self.names[0]
         if wanted not in self.known_names:
+            if self.adapter(wanted) is not None:
+                return wanted
             message = f"The model `{wanted[:200]}` does not exist; use {' or '.join(self.names)}, or --served-model-name."
             raise HttpError(404, message, "model", code="model_not_found")
         return wanted if wanted in self.names else self.names[0]
+
+    @property
+    def adapters(self) -> list[LoRARequest]:
+        """The loaded adapters."""
+        return self.engine.list_adapters() if isinstance(self.engine, AsyncEngine) else []
+
+    def adapter(self, model: str | None) -> str | None:
+        """The adapter that a request's `model` names; None: the model itself."""
+        if model is None or model in self.known_names or not isinstance(self.engine, AsyncEngine):
+            return None
+        return model if self.engine._frontend.adapters.knows(model) else None
 
     def salt(self, request: Request, given: str | None) -> str | None:
         """The cache salt of a request: requests with different salts share no cached blocks."""
@@ -277,11 +291,16 @@ class Service:
         return given
 
     def engine_arguments(self, request: Request, body: Any) -> dict[str, Any]:
-        """Id, priority and salt of a request. Requests may share an id in the header, so the engine's id gets a suffix."""
+        """Id, priority, adapter and salt of a request. Requests may share an id in the header, so the engine's id gets a suffix."""
         given, header = body.request_id, request.headers.get("x-request-id")
         request.state.request_id = given or header or secrets.token_hex(12)
         request_id = f"{header}-{secrets.token_hex(4)}" if header and not given else request.state.request_id
-        return {"request_id": request_id, "priority": body.priority or 0, "cache_salt": self.salt(request, body.cache_salt)}
+        return {
+            "request_id": request_id,
+            "priority": body.priority or 0,
+            "lora_request": self.adapter(body.model),
+            "cache_salt": self.salt(request, body.cache_salt),
+        }
 
     def prompt_ids(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
         """Token ids of a conversation, as `AsyncEngine.chat` would run it."""

@@ -41,7 +41,7 @@ def test_paths_and_methods(client, until_idle):
     until_idle()
     assert client.get("/nothing").status_code == 404
     assert client.get("/v1/completions").json()["error"]["type"] == "method_not_allowed_error"
-    for path, feature in {"/v1/load_lora_adapter": "adapters", "/generate": "SGLang"}.items():
+    for path, feature in {"/generate": "SGLang"}.items():
         response = client.post(path, json={})
         assert response.status_code == 501 and feature in response.json()["error"]["message"]
     assert client.get("/health").status_code == 200 and client.get("/load").json()["running"] == 0

@@ -61,6 +61,10 @@ class ReplicaModel:
         for model in self.models:
             model.remove_adapter(number)
 
+    def running_adapters(self) -> list[int]:
+        """Like the core's, of any replica."""
+        return sorted({number for model in self.models for number in model.running_adapters()})
+
     def describe(self) -> dict[str, Any]:
         """Like the core's; `max_model_len` and `num_pages` are the least of all replicas."""
         found = [model.describe() for model in self.models]
