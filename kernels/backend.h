@@ -19,7 +19,7 @@
 #include <stdbool.h>
 
 #define BACKEND_ABI 4u
-#define BACKEND_REVISION 2u /* of BACKEND_ABI */
+#define BACKEND_REVISION 3u /* of BACKEND_ABI */
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -137,10 +137,13 @@ struct linear_args {
     bool is_float_out;          /* y is float32 for every type of activations (logits); add is then NULL */
     uint32_t output;            /* enum linear_output; LINEAR_PRODUCT: width of y = rows of the matrix / 2, add is NULL */
     struct view mid;            /* LINEAR_PRODUCT: [n_rows][rows of the matrix], scratch */
+    const float *delta;         /* [n_rows][delta_stride] or NULL; FUSION_LINEAR_DELTA: added to the sums, and to the bias, */
+    uint32_t delta_stride;      /* before they are rounded. Column i is that of row i of the matrix */
 };
 
 /* Adapters (LoRA): for each row that has one, y += scale * B (A x), part by part of a matrix. x is the input of the matrix's
- * linear. A slot of the adapters' memory holds one adapter. A part's head, a, b are offsets in bytes inside a slot:
+ * linear. With is_delta y is set instead: to scale * B (A x), and to -0.0 for rows without an adapter, because x + -0.0 has the
+ * bits of x. A slot of the adapters' memory holds one adapter. A part's head, a, b are offsets in bytes inside a slot:
  *   head   uint32 rank, then float32 scale; rank 0: the adapter does not have the part
  *   a      float32 [max_rank][n_cols], of which rank rows are used
  *   b      float32 [max_rank][n_rows], the transpose of B
@@ -154,11 +157,15 @@ struct lora_args {
     const struct lora_part *parts; /* [n_parts] in host memory, of one matrix */
     const void *slots;
     size_t slot_bytes;
-    const int32_t *row_slots;   /* a row's slot; -1: the row has no adapter */
+    const int32_t *row_slots;   /* a row's slot; -1: the row has no adapter. NULL: `begin` has brought row_adapters */
     const int32_t *rows;        /* [n_rows] where row_slots has the slot of each row; NULL: at 0, 1, ... */
     struct view x, y;           /* y holds the linear's result */
     float *scratch;             /* [n_rows][n_parts][max_rank] */
+    bool is_delta;              /* y is float32 for every type of activations; FUSION_LINEAR_DELTA */
+    uint32_t first_row;         /* without row_slots: rows first_row, first_row + 1, ... of the step, or of the rows that `rows`
+                                 * lists, a multiple of LORA_ROWS; n_rows is at most LORA_ROWS then */
 };
+#define LORA_ROWS 1024u
 
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). out may be x. */
 struct rms_norm_args {
@@ -531,6 +538,8 @@ struct begin_args {
     const struct table_run *runs;
     uint32_t n_runs;
     struct batch_arrays to;
+    const int32_t *row_adapters;  /* [n_rows] host memory: slots of adapters, -1: none; NULL: no row has one */
+    bool has_adapters;            /* `lora` follows, even if all rows are padding */
 };
 
 /* ---- the sampler ----------------------------------------------------------------------------------------------------- */
@@ -793,7 +802,8 @@ struct moves {
 enum fusion {
     FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8, FUSION_ADD_NORM = 16,
     FUSION_NORM_ADD_NORM = 32, FUSION_SSM_GATED = 64, FUSION_SSM_INPUTS = 128, FUSION_NORM_ROUTE = 256,
-    FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024, FUSION_GATHER_NORM = 2048
+    FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024, FUSION_GATHER_NORM = 2048,
+    FUSION_LINEAR_DELTA = 4096 /* linears add `delta`, and `lora` has is_delta */
 };
 
 struct backend_options {
@@ -810,6 +820,7 @@ struct backend_options {
     uint32_t max_head_dim;
     const char *cublaslt;      /* CUDA: path of cuBLASLt, which may compute linears of many rows; NULL or "": not used */
     uint32_t n_ranks;          /* CPU: so many contexts share the threads; 0: one */
+    uint32_t max_loras;        /* slots of adapters; 0: `lora` is never called */
 };
 
 struct device_info {

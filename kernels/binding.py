@@ -32,11 +32,12 @@ class Backend:
         dtype: Wanted type of activations.
         library: Path of the backend's library; "" for the CPU.
         cublaslt: Path of cuBLASLt, which may compute linears of many rows; "": not used.
+        max_loras: Slots of adapters.
     """
 
     def __init__(
         self, device: str = "cpu", isa: str = "auto", num_threads: int = 0, max_rows: int = 512, max_cols: int = 16384,
-        vocab_size: int = 0, dtype: str = "float32", library: str = "", cublaslt: str = "",
+        vocab_size: int = 0, dtype: str = "float32", library: str = "", cublaslt: str = "", max_loras: int = 0,
     ) -> None:  # fmt: skip
         self.ctx: int | None = None
         self.table = Table(_core.backend_table(device, library))
@@ -45,7 +46,7 @@ class Backend:
         options = struct(
             "backend_options", device=_text(device), isa=_text(isa), n_threads=num_threads, max_rows=max_rows,
             max_logits_rows=max_rows, max_cols=max_cols, vocab_size=vocab_size, dtype=dtype_number(dtype),
-            cublaslt=_text(cublaslt),
+            cublaslt=_text(cublaslt), max_loras=max_loras,
         )  # fmt: skip
         opened = ctypes.c_void_p()
         self.table.call("open", ctypes.addressof(options), ctypes.addressof(opened))
@@ -181,9 +182,9 @@ class Backend:
     def linear(
         self, matrix: Matrix, x: Array, y: Array, bias: Array | None = None, add: Array | None = None, input: int = 0,
         norm_weight: Array | None = None, norm_eps: float = 0.0, act: int = 0, is_float_out: bool = False,
-        mid: Array | None = None,
+        mid: Array | None = None, delta: Array | None = None,
     ) -> None:  # fmt: skip
-        """y = f(x) W^T; with `mid` (twice as wide as y) y = act(gate) * up."""
+        """y = f(x) W^T [+ delta]; with `mid` (twice as wide as y) y = act(gate) * up."""
         stage = Stage(self)
         args = struct("linear_args", matrix=matrix.address, input=input, norm_eps=norm_eps, act=act, is_float_out=is_float_out)
         self._stage_linear(stage, args, y, bias, mid, norm_weight)
@@ -192,16 +193,20 @@ class Backend:
         if add is not None:
             stage.view(added, "add", add)
             args.add = ctypes.addressof(added)
+        if delta is not None:
+            stage.array(args, "delta", delta)
+            args.delta_stride = delta.shape[1]
         args.n_rows = stage.n_rows
         self._run(stage, "linear", args)
 
     def lora(
-        self, x: Array, y: Array, slots: Array, parts: Sequence[tuple[int, int, int, int, int]], row_slots: Array,
-        max_rank: int, rows: Array | None = None,
+        self, x: Array, y: Array, slots: Array, parts: Sequence[tuple[int, int, int, int, int]], row_slots: Array | None,
+        max_rank: int, rows: Array | None = None, is_delta: bool = False, first_row: int = 0,
     ) -> None:  # fmt: skip
         """Adds adapters to y; a part is (first row, rows, offsets of head, a, b); a row of slots is float32."""
         stage = Stage(self)
-        args = struct("lora_args", n_parts=len(parts), max_rank=max_rank, slot_bytes=4 * slots.shape[1])
+        args = struct("lora_args", n_parts=len(parts), max_rank=max_rank, slot_bytes=4 * slots.shape[1], is_delta=is_delta,
+                      first_row=first_row)  # fmt: skip
         table = (header().structs["lora_part"] * len(parts))(*parts)
         args.parts = ctypes.addressof(table)
         stage.view(args.x, "x", x)
@@ -730,7 +735,7 @@ class Backend:
 
     def begin(
         self, slot: int, rows: tuple[Array, ...], tables: Array, runs: Array, to: tuple[Array, ...], to_tables: Array,
-        n_pad_rows: int = 0, pad_row_seq: int = 0,
+        n_pad_rows: int = 0, pad_row_seq: int = 0, row_adapters: Array | None = None, has_adapters: bool = False,
     ) -> None:  # fmt: skip
         """Uploads a batch. rows and to: token_ids, positions, row_seq, seq_first_row, logits_rows; runs: first, count, .."""
         self.table.function("begin")
@@ -741,6 +746,7 @@ class Backend:
         stage, args = Stage(self), struct(
             "begin_args", slot=slot, n_rows=n_rows, n_seqs=len(rows[3]) - 1, n_logits_rows=len(rows[4]), n_pad_rows=n_pad_rows,
             pad_row_seq=pad_row_seq, tables=address(tables), runs=address(runs), n_runs=runs.size // 2,
+            has_adapters=has_adapters, row_adapters=0 if row_adapters is None else address(row_adapters),
             **{name: address(values) for name, values in zip(names, rows, strict=True)},
         )  # fmt: skip
         for name, values in zip(names, to, strict=True):

@@ -37,8 +37,9 @@ static enum rc begin_batch(struct running *run, const struct captured *captured)
                        t->stride);
     run->view.host_seq_first_row = b->seq_first_row;
     run->view.shares_new_keys = b->shares_new_keys;
-    run->row_adapter = b->has_adapters ? b->row_adapter : NULL;
+    run->has_adapters = b->has_adapters;
     if (!m->staged) {
+        run->row_adapter = b->row_adapter;
         struct batch_arrays host = {b->token_ids,     b->positions,   b->row_seq,
                                     b->seq_first_row, b->logits_rows, b->tables->pages};
         use_arrays(run, &host, b->n_rows, b->n_seqs, b->n_logits_rows, b->n_state_rows);
@@ -53,6 +54,7 @@ static enum rc begin_batch(struct running *run, const struct captured *captured)
         .positions = b->positions, .row_seq = b->row_seq,
         .seq_first_row = captured ? m->each_row : b->seq_first_row, .logits_rows = b->logits_rows,
         .tables = t->pages, .runs = t->runs, .n_runs = t->n_runs, .to = m->arrays,
+        .row_adapters = b->has_adapters ? b->row_adapter : NULL, .has_adapters = b->has_adapters,
     };
     enum rc rc = RUN_ENTRY(m, begin, &args, run->err);
     if (rc || !b->has_types)
@@ -127,9 +129,9 @@ static struct batch_view view_of_graph(const struct model *m, const struct captu
 static enum rc warm(struct model *m, struct captured *graph, struct err *err)
 {
     const uint32_t n = graph->n_rows;
-    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph)};
+    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters};
     struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = m->each_row,
-                              .to = m->arrays};
+                              .to = m->arrays, .has_adapters = graph->has_adapters};
     use_arrays(&run, &m->arrays, n, n, n, 0);
     enum rc rc = ranks_meet(&run, (struct meet_args){0});
     if (!rc)
@@ -140,7 +142,7 @@ static enum rc warm(struct model *m, struct captured *graph, struct err *err)
 static enum rc capture(struct model *m, struct captured *graph, struct err *err)
 {
     const uint32_t n = graph->n_rows;
-    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph)};
+    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters};
     use_arrays(&run, &m->arrays, n, n, n, 0);
     enum rc rc = m->backend->graph_begin(m->ctx, err);
     if (rc)
@@ -179,6 +181,16 @@ static void list_draft_graphs(struct model *m)
         m->graphs[m->n_graphs++] = (struct captured){.n_rows = DRAFT_ROWS[i], .shares_new_keys = true};
 }
 
+/* Lists each graph once more for batches with adapters. */
+static void list_adapter_graphs(struct model *m)
+{
+    uint32_t n = m->options.max_loras ? m->n_graphs : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        m->graphs[m->n_graphs] = m->graphs[i];
+        m->graphs[m->n_graphs++].has_adapters = true;
+    }
+}
+
 enum rc graphs_warm(struct model *m, struct err *err)
 {
     uint32_t most = m->options.max_num_seqs, n_sizes = N_DRAFT_ROWS;
@@ -187,7 +199,7 @@ enum rc graphs_warm(struct model *m, struct err *err)
         return RC_OK;
     for (uint32_t n = 0; n < most; n = next_size(n))
         n_sizes++;
-    m->graphs = mem_calloc((size_t)2 * n_sizes, sizeof *m->graphs);
+    m->graphs = mem_calloc((size_t)4 * n_sizes, sizeof *m->graphs);
     m->each_row = mem_alloc(((size_t)m->max_logits_rows + 1) * sizeof *m->each_row);
     if (!m->graphs || !m->each_row)
         return err_set(err, RC_MEMORY, "graphs: out of memory");
@@ -200,6 +212,7 @@ enum rc graphs_warm(struct model *m, struct err *err)
                 (struct captured){.n_rows = n, .max_tokens = is_any ? 0 : m->backend->traits->short_tokens};
     }
     list_draft_graphs(m);
+    list_adapter_graphs(m);
     enum rc rc = for_graphs(m, warm, err);
     return rc || m->options.n_ranks == 1 ? rc : m->backend->comm->check(m->ctx, err);
 }
@@ -226,6 +239,7 @@ static const struct captured *graph_for(const struct model *m, const struct batc
         return NULL;
     for (uint32_t i = 0; i < m->n_graphs; i++)
         if (m->graphs[i].n_rows >= b->n_rows && m->graphs[i].shares_new_keys == shares &&
+            m->graphs[i].has_adapters == b->has_adapters &&
             (!m->graphs[i].max_tokens || is_within(b, m->graphs[i].max_tokens)))
             return &m->graphs[i];
     return NULL;

@@ -40,6 +40,24 @@ static uint32_t lay(struct lora *l, const struct program *p)
     return widest;
 }
 
+/* Columns of the widest linear, as whole 32s. */
+static uint32_t widest_of(const struct lora *l, const struct program *p)
+{
+    uint32_t most = 1;
+    for (uint32_t w = 0; w < p->n_weights; w++)
+        if (l->first[w] < l->first[w + 1] && p->weights[w].rows > most)
+            most = p->weights[w].rows;
+    return (most + 31) & ~31u;
+}
+
+uint32_t lora_fusions(const struct model_options *options, uint32_t fusions)
+{
+    uint32_t hide = FUSION_NORM_LINEAR | FUSION_GATED_LINEAR | FUSION_SSM_INPUTS;
+    if (!(fusions & FUSION_LINEAR_DELTA))
+        hide |= FUSION_LINEAR_ADD | FUSION_LINEAR_GATED | FUSION_ADD_NORM_LINEAR;
+    return options->max_loras ? fusions & ~hide : fusions;
+}
+
 static enum rc refuse(const struct model *m, const char *what, struct err *err)
 {
     err_set(err, RC_UNSUPPORTED, "enable_lora: %s not supported yet on %s; merge the adapter into the checkpoint", what,
@@ -68,11 +86,18 @@ enum rc lora_create(struct model *m, struct err *err)
     l->first = mem_calloc(p->n_weights + 1, sizeof *l->first);
     if (!l->places || !l->parts || !l->first)
         return err_set(err, RC_MEMORY, "adapters: out of memory");
-    uint32_t widest = lay(l, p);
-    l->scratch_bytes = (size_t)m->options.max_num_batched_tokens * widest * l->max_rank * sizeof(float);
-    void *slots = NULL, *scratch = NULL;
+    uint32_t widest = lay(l, p), n_rows = m->options.max_num_batched_tokens;
+    void *slots = NULL, *scratch = NULL, *delta = NULL;
     enum rc rc = m->backend->buffer_create(m->ctx, l->n_slots * l->slot_bytes, &slots, err);
     l->slots = slots;
+    if (m->backend->fusions(m->ctx) & FUSION_LINEAR_DELTA) {
+        l->delta_rows = n_rows = n_rows < LORA_ROWS ? n_rows : LORA_ROWS;
+        l->delta_stride = widest_of(l, p);
+        l->delta_bytes = (size_t)n_rows * l->delta_stride * sizeof(float);
+        rc = rc ? rc : m->backend->buffer_create(m->ctx, l->delta_bytes, &delta, err);
+        l->delta = delta;
+    }
+    l->scratch_bytes = (size_t)n_rows * widest * l->max_rank * sizeof(float);
     if (!rc)
         rc = m->backend->buffer_create(m->ctx, l->scratch_bytes, &scratch, err);
     l->scratch = scratch;
@@ -86,6 +111,8 @@ void lora_destroy(struct model *m)
         m->backend->buffer_destroy(m->ctx, l->slots, l->n_slots * l->slot_bytes);
     if (l->scratch)
         m->backend->buffer_destroy(m->ctx, l->scratch, l->scratch_bytes);
+    if (l->delta)
+        m->backend->buffer_destroy(m->ctx, l->delta, l->delta_bytes);
     adapters_destroy(l->adapters);
     mem_free(l->places);
     mem_free(l->parts);
@@ -103,14 +130,65 @@ enum rc lora_load(struct running *run)
     return rc;
 }
 
-enum rc lora_add(struct running *run, const struct step *step, const struct views *v)
+/* The arguments for a linear's weight, of rows from first_row on. */
+static struct lora_args args_of(const struct running *run, const struct step *step, uint32_t weight, uint32_t first_row)
+{
+    const struct lora *l = &run->m->lora;
+    return (struct lora_args){
+        .n_parts = l->first[weight + 1] - l->first[weight], .max_rank = l->max_rank, .parts = l->parts + l->first[weight],
+        .slots = l->slots, .slot_bytes = l->slot_bytes, .row_slots = run->row_adapter,
+        .rows = step->on_selected ? run->wanted_rows : NULL, .scratch = l->scratch, .is_delta = l->delta != NULL,
+        .first_row = first_row};
+}
+
+/* The rows of a view from `row` on. */
+static struct view view_from(const struct model *m, struct view view, uint32_t row)
+{
+    if (view.width)
+        view.data = (char *)view.data + (size_t)row * view.stride * m->item_bytes;
+    return view;
+}
+
+/* Computes what the adapters of some rows add, then the linear of these rows. */
+static enum rc add_in_linear(struct running *run, const struct step *step, uint32_t weight, const struct linear_args *whole,
+                             uint32_t first, uint32_t n)
 {
     const struct model *m = run->m;
     const struct lora *l = &m->lora;
-    uint32_t w = step->ops[ROLE_MAIN]->weight[0];
-    struct lora_args args = {
-        .n_rows = v->n_rows, .n_parts = l->first[w + 1] - l->first[w], .max_rank = l->max_rank,
-        .parts = l->parts + l->first[w], .slots = l->slots, .slot_bytes = l->slot_bytes, .row_slots = run->row_adapter,
-        .rows = step->on_selected ? run->wanted_rows : NULL, .x = v->in[0], .y = v->out, .scratch = l->scratch};
-    return m->backend->lora(m->ctx, &args, run->err);
+    struct lora_args lora = args_of(run, step, weight, first);
+    struct linear_args linear = *whole;
+    struct view add;
+    linear.n_rows = lora.n_rows = n;
+    linear.x = lora.x = view_from(m, whole->x, first);
+    lora.y = (struct view){l->delta, m->program->weights[weight].rows, l->delta_stride};
+    enum rc rc = m->backend->lora(m->ctx, &lora, run->err);
+    linear.y = view_from(m, whole->y, first);
+    linear.mid = view_from(m, whole->mid, first);
+    if (whole->add) {
+        add = view_from(m, *whole->add, first);
+        linear.add = &add;
+    }
+    linear.delta = l->delta;
+    linear.delta_stride = l->delta_stride;
+    return rc ? rc : m->backend->linear(m->ctx, &linear, run->err);
+}
+
+enum rc lora_linear(struct running *run, const struct step *step, uint32_t weight, const struct linear_args *linear)
+{
+    const struct model *m = run->m;
+    const struct lora *l = &m->lora;
+    enum rc rc = RC_OK;
+    if (l->delta) {
+        for (uint32_t first = 0; first < linear->n_rows && !rc; first += l->delta_rows) {
+            uint32_t left = linear->n_rows - first;
+            rc = add_in_linear(run, step, weight, linear, first, left < l->delta_rows ? left : l->delta_rows);
+        }
+        return rc;
+    }
+    struct lora_args args = args_of(run, step, weight, 0);
+    args.n_rows = linear->n_rows;
+    args.x = linear->x;
+    args.y = linear->y;
+    rc = m->backend->linear(m->ctx, linear, run->err);
+    return rc ? rc : m->backend->lora(m->ctx, &args, run->err);
 }

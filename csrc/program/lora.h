@@ -5,6 +5,7 @@
 #define LLMPY_LORA_H
 
 #include "../step/adapters.h"
+#include "model.h"
 #include "program.h"
 
 struct model;
@@ -28,19 +29,21 @@ struct lora {
     char *slots;                 /* device memory */
     float *scratch;              /* device memory */
     size_t scratch_bytes;
+    float *delta;                /* device memory; NULL: adapters are added to the linears' results */
+    size_t delta_bytes;
+    uint32_t delta_rows, delta_stride;
     struct adapters *adapters;   /* what the engine may load */
 };
 
-#define LORA_FUSIONS \
-    (FUSION_NORM_LINEAR | FUSION_GATED_LINEAR | FUSION_LINEAR_ADD | FUSION_LINEAR_GATED | FUSION_SSM_INPUTS | \
-     FUSION_ADD_NORM_LINEAR) /* that a model with adapters does without: they hide the input or the output of a linear */
-
+/* The fusions that a model with adapters can have: no fusion hides the input of a linear, and none its output unless linears
+ * add `delta`. A step with FUSION_ADD_NORM_LINEAR runs in two parts if rows have adapters (ops_rows.c). */
+uint32_t lora_fusions(const struct model_options *options, uint32_t fusions);
 /* Lays out the slots, allocates them and the adapters in host memory. */
 enum rc lora_create(struct model *model, struct err *err);
 void lora_destroy(struct model *model);
 /* Loads the adapters that the batch brings. */
 enum rc lora_load(struct running *run);
-/* Adds the rows' adapters to the output of a linear. */
-enum rc lora_add(struct running *run, const struct step *step, const struct views *views);
+/* A linear for rows with adapters. Where linears add `delta`, it takes LORA_ROWS rows at a time. weight: of the linear. */
+enum rc lora_linear(struct running *run, const struct step *step, uint32_t weight, const struct linear_args *linear);
 
 #endif

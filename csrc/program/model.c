@@ -34,6 +34,7 @@ static enum rc open_backend(struct model *m, struct err *err)
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
         .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype, .max_model_len = o->max_model_len,
         .cublaslt = o->cublaslt, .n_ranks = o->n_here ? o->n_here : o->n_ranks,
+        .max_loras = o->max_loras,
     };
     for (uint32_t l = 0; l < m->program->n_layers; l++) {
         const struct cache_layer *layer = &m->program->layers[l];
@@ -342,7 +343,7 @@ enum rc model_open(struct model *m, struct err *err)
 
 enum rc model_load(struct model *m, const struct checkpoint *checkpoint, struct err *err)
 {
-    uint32_t fusions = m->backend->fusions(m->ctx) & ~(m->options.max_loras ? LORA_FUSIONS : 0);
+    uint32_t fusions = lora_fusions(&m->options, m->backend->fusions(m->ctx));
     enum rc rc = plan_make(m->program, fusions, m->backend->qkv != NULL, m->options.max_num_batched_tokens, &m->plan, err);
     if (!rc)
         rc = weights_load(m->program, checkpoint, &m->options.weights, m->backend, m->ctx, &m->weights, err);

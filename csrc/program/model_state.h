@@ -12,7 +12,7 @@
  * are written before any row reads keys: such a graph takes a sequence of several rows as so many sequences. */
 struct captured {
     uint32_t n_rows, max_tokens; /* as in struct batch_view */
-    bool shares_new_keys;
+    bool shares_new_keys, has_adapters;
     void *graph;
 };
 

@@ -85,8 +85,11 @@ enum rc linear_run(struct running *run, const struct step *step, uint32_t n_rows
 
 enum rc run_linear(struct running *run, const struct step *step, const struct views *v)
 {
-    enum rc rc = linear_run(run, step, v->n_rows, v->in[0], v->out);
-    return rc || !run->row_adapter ? rc : lora_add(run, step, v);
+    struct view add;
+    struct linear_args args = linear_of(run->m, step, ROLE_MAIN, v->n_rows, v->in[0], v->out, &add);
+    if (run->has_adapters)
+        return lora_linear(run, step, step->ops[ROLE_MAIN]->weight[0], &args);
+    return run->m->backend->linear(run->m->ctx, &args, run->err);
 }
 
 const char *check_norm(const struct program *p, const struct op *op)
@@ -160,9 +163,11 @@ static enum rc run_add_rms_norm(struct running *run, const struct step *step, co
         args.route = &routing.route;
     } else if (next) {
         linear = linear_of(m, step, ROLE_NEXT, v->n_rows, args.out, out, &add);
-        args.linear = &linear;
+        args.linear = run->has_adapters ? NULL : &linear;
     }
-    return m->backend->add_rms_norm(m->ctx, &args, run->err);
+    enum rc rc = m->backend->add_rms_norm(m->ctx, &args, run->err);
+    bool is_left = next && next->code == OP_LINEAR && run->has_adapters;
+    return rc || !is_left ? rc : lora_linear(run, step, next->weight[0], &linear);
 }
 
 enum rc run_add(struct running *run, const struct step *step, const struct views *v)

@@ -11,7 +11,8 @@ struct running {
     struct batch *batch;             /* NULL while a graph is captured */
     struct batch_view view;
     const int32_t *tables[BATCH_MAX_GROUPS + 1], *wanted_rows;
-    const int32_t *row_adapter;      /* [n_rows] slots of the rows' adapters; NULL: no row has one */
+    bool has_adapters;               /* a row has an adapter, or a graph for such batches is captured */
+    const int32_t *row_adapter;      /* [n_rows] slots of the rows' adapters in host memory; NULL: `begin` has brought them */
     const int32_t *token_types;      /* [n_rows]; NULL: all are 0 */
     uint32_t n_wanted_rows, n_logits_rows; /* wanted_rows: first for logits, then for states */
     struct err *err;

@@ -55,7 +55,7 @@ static void shrink(const struct lora_args *args, uint32_t row, uint32_t part_idx
     args->scratch[((size_t)row * args->n_parts + part_idx) * args->max_rank + element] = dot(a, x, args->x.width);
 }
 
-/* y += scale * B t for rows first .. end of a part. */
+/* y += scale * B t, or y = scale * B t, for rows first .. end of a part. */
 static void expand(const struct lora_args *args, uint32_t row, uint32_t part_idx, uint32_t first, uint32_t end)
 {
     const struct lora_part *part = &args->parts[part_idx];
@@ -63,13 +63,16 @@ static void expand(const struct lora_args *args, uint32_t row, uint32_t part_idx
     struct lora_head head = slot ? head_of(part, slot) : (struct lora_head){0};
     const float *t = args->scratch + ((size_t)row * args->n_parts + part_idx) * args->max_rank;
     float *y = (float *)args->y.data + (size_t)row * args->y.stride + part->first_row;
+    for (uint32_t i = first; args->is_delta && !head.rank && i < end; i++)
+        y[i] = -0.0f;
     for (uint32_t i = first; head.rank && i < end; i += LANES) {
         uint32_t lanes = end - i < LANES ? end - i : LANES;
         const float *b = (const float *)(slot + part->b) + i;
         vf sum = v_zero();
         for (uint32_t j = 0; j < head.rank; j++, b += part->n_rows)
             sum = v_fma(v_set1(t[j]), v_load_n(b, lanes), sum);
-        v_store_n(y + i, v_fma(v_set1(head.scale), sum, v_load_n(y + i, lanes)), lanes);
+        vf before = args->is_delta ? v_set1(-0.0f) : v_load_n(y + i, lanes);
+        v_store_n(y + i, v_fma(v_set1(head.scale), sum, before), lanes);
     }
 }
 

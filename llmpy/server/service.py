@@ -291,7 +291,7 @@ class Service:
         return given
 
     def engine_arguments(self, request: Request, body: Any) -> dict[str, Any]:
-        """Id, priority, adapter and salt of a request. Requests may share an id in the header, so the engine's id gets a suffix."""
+        """Id, priority, adapter and salt of a request. An id in the header may come twice, so the engine's id gets a suffix."""
         given, header = body.request_id, request.headers.get("x-request-id")
         request.state.request_id = given or header or secrets.token_hex(12)
         request_id = f"{header}-{secrets.token_hex(4)}" if header and not given else request.state.request_id

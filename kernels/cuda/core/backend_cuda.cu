@@ -145,6 +145,7 @@ static void cuda_close(void *ctx)
         if (cuda->stream)
             cudaStreamSynchronize(cuda->stream);
         linear_close(cuda);
+        cuda_lora_close(cuda);
         cuda_experts_close(cuda);
         cuda_sample_close(cuda);
         cuda_uploads_close(cuda);
@@ -199,6 +200,8 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
     if (!rc)
         rc = linear_open(cuda, err);
     if (!rc)
+        rc = cuda_lora_open(cuda, err);
+    if (!rc)
         rc = cuda_router_open(cuda, err);
     return rc ? rc : cuda_experts_open(cuda, err);
 }
@@ -248,7 +251,7 @@ static uint32_t fusions(void *ctx)
 {
     const uint32_t of_ranks = cuda_n_ranks((struct cuda *)ctx) > 1 ? FUSION_GATHER_NORM : 0;
     return of_ranks | FUSION_LINEAR_GATED | FUSION_ADD_NORM | FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS |
-           FUSION_NORM_ROUTE | FUSION_QKV_ATTENTION | FUSION_ADD_NORM_LINEAR;
+           FUSION_NORM_ROUTE | FUSION_QKV_ATTENTION | FUSION_ADD_NORM_LINEAR | FUSION_LINEAR_DELTA;
 }
 
 static bool supports(void *ctx, uint32_t dtype, uint32_t use)
@@ -592,6 +595,7 @@ static struct backend make_table(void)
 #define ENTRY(name) b.name = cuda_##name;
 #define HOST_ENTRY(name) ENTRY(name)
 #define RANK_ENTRY(name) ENTRY(name)
+#define OPTION_ENTRY(name) ENTRY(name)
 #include "../../entries.def"
     b.activations = activations;
     b.device_info = device_describe;

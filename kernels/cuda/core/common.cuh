@@ -55,6 +55,7 @@ struct cuda {
     size_t begun_values;
     struct linear_state *linear; /* linear.cu's own */
     struct experts_state *experts; /* experts.cu's own */
+    struct lora_rows *lora_rows; /* lora.cu's: rows in the order of their adapters; NULL: there are no adapters */
     float *partials;            /* sums of the splits of long sequences, before they are folded (attention_decode.cuh) */
     size_t partials_bytes;
     const struct route *awaited_routes; /* of the last norm_route (norm_route.cuh); NULL once they are read or replaced */
@@ -271,7 +272,13 @@ enum rc cuda_prepare(void *ctx, struct err *err);
 #define ENTRY(name) enum rc cuda_##name(void *ctx, const struct name##_args *args, struct err *err);
 #define HOST_ENTRY(name) ENTRY(name)
 #define RANK_ENTRY(name) ENTRY(name)
+#define OPTION_ENTRY(name) ENTRY(name)
 #include "../../entries.def"
+/* lora.cu; sorts the rows of a step, whose slots and wanted rows lie in pinned memory. */
+enum rc cuda_lora_open(struct cuda *cuda, struct err *err);
+void cuda_lora_close(struct cuda *cuda);
+enum rc cuda_lora_begin(struct cuda *cuda, const int32_t *slots, const int32_t *wanted, uint32_t n_rows, uint32_t n_wanted,
+                        uint32_t n_pad, struct err *err);
 enum rc cuda_router_open(struct cuda *cuda, struct err *err);
 enum rc cuda_router(struct cuda *cuda, const struct linear_args *args, struct err *err);
 enum rc cuda_experts_open(struct cuda *cuda, struct err *err);

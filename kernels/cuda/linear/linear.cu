@@ -377,7 +377,7 @@ static bool fits_row_normed(const struct linear_problem &p)
 static bool fits_library(const struct linear_problem &p)
 {
     const struct linear_args *args = p.args;
-    return find_algorithm(p.cuda, args->matrix, args->n_rows) && fits_stream(p) && !args->bias && !args->add &&
+    return find_algorithm(p.cuda, args->matrix, args->n_rows) && fits_stream(p) && !args->bias && !args->delta && !args->add &&
            map_fits(args->y.data, (size_t)args->y.stride * (args->is_float_out ? 4 : 2)) &&
            args->is_float_out == p.cuda->linear->shapes[args->matrix->shape - 1].is_float;
 }
@@ -472,6 +472,11 @@ static bool fits_w4(const struct linear_problem &p)
     return map_fits(x.data, (size_t)x.stride * 2) && (!p.is_product() || units_of(p.args->matrix).is_paired());
 }
 
+static bool fits_w4_few(const struct linear_problem &p)
+{
+    return fits_w4(p) && !p.args->delta;
+}
+
 static enum rc run_w4_few(const struct linear_problem &p, struct err *err)
 {
     const struct matrix *matrix = p.args->matrix;
@@ -539,7 +544,7 @@ static const struct linear_way LINEAR_WAYS[] = {
     {"fp8_row",    1, 1,                      OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
     {"fp8_few",    1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
     {"fp8_many",   1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
-    {"w4_few",     1, W4_FEW_ROWS,            IN_UNITS,            SUM | PRODUCT, fits_w4,         run_w4_few},
+    {"w4_few",     1, W4_FEW_ROWS,            IN_UNITS,            SUM | PRODUCT, fits_w4_few,     run_w4_few},
     {"w4_many",    1, ANY_ROWS,               IN_UNITS,            SUM | PRODUCT, fits_w4,         run_w4_many},
     {"w4_plain",   1, ANY_ROWS,               IN_UNITS,            SUM,           NULL,            run_w4_plain},
     {"twice",      1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},

@@ -273,6 +273,10 @@ static __device__ __forceinline__ void fp8_few_store(const struct output &out, c
 #pragma unroll
                 for (uint32_t i = 0; i < 4 * EIGHTS; i++)
                     sum[i] += joined.bias[i / 2 % 2];
+            if (out.delta)
+#pragma unroll
+                for (uint32_t i = 0; i < 4 * EIGHTS; i++)
+                    sum[i] += joined.delta[i];
             if (IS_PRODUCT)
                 fp8_few_store_products<T, EIGHTS>(out, f.skinny, tile, sum, piece);
             else

@@ -234,6 +234,8 @@ static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f
         wait_for_input(); /* before reading the rows that the sums are added to; x has waited already */
         if (out.bias)
             add_bias(sum, out, s.is_product, place.column);
+        if (out.delta)
+            add_delta(sum, out, s.is_product, row, place.column);
         if (out.is_float)
             store_floats(sum, out, s.is_wide, row, place.column);
         else

@@ -151,6 +151,8 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
         wait_for_input(); /* before reading the rows that the sums are added to; x has waited already */
         if (out.bias)
             add_bias(sum, out, s.is_product, place.column);
+        if (out.delta)
+            add_delta(sum, out, s.is_product, row, place.column);
         if (out.is_float)
             store_floats(sum, out, s.is_wide, row, place.column);
         else

@@ -154,11 +154,11 @@ static __device__ __forceinline__ uint32_t skinny_w_row(uint32_t i)
     return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
 }
 
-/* The rows and the bias that are added to the sums of a tile, read before the sums are computed. Sum i of a thread has
- * bias i / 2 % 2. */
+/* The rows, the bias and the adapters' part that are added to the sums of a tile, read before the sums are computed. Sum i of a
+ * thread has bias i / 2 % 2. */
 template <class T, uint32_t EIGHTS> struct skinny_joined {
     T added[4 * EIGHTS];
-    float bias[2];
+    float bias[2], delta[4 * EIGHTS];
 };
 
 /* The output of a thread. A tile alternates between eight rows of gate and eight of up, so one thread has both sums of an
@@ -177,6 +177,14 @@ static __device__ __forceinline__ void skinny_read(const struct output &out, con
         for (uint32_t i = 0; i < 2; i++) {
             const uint32_t n = IS_PRODUCT ? skinny_output(s, tile) : tile * s.tile_rows + skinny_w_row(2 * i);
             joined.bias[i] = n < out.n_out ? out.bias[IS_PRODUCT ? n + i * out.n_out : n] : 0;
+        }
+    if (out.delta)
+#pragma unroll
+        for (uint32_t i = 0; i < 4 * EIGHTS; i++) {
+            const uint32_t r = skinny_x_row(i), half = i / 2 % 2;
+            const uint32_t row = IS_PRODUCT ? skinny_output(s, tile) : skinny_w_row(i), n = IS_PRODUCT ? row : tile * s.tile_rows + row;
+            if (r < out.n_rows && n < out.n_out && (IS_PRODUCT || row < s.tile_rows))
+                joined.delta[i] = out.delta[(size_t)r * out.delta_stride + (IS_PRODUCT ? n + half * out.n_out : n)];
         }
     if (IS_PRODUCT || !out.add)
         return;
@@ -241,6 +249,10 @@ static __device__ __forceinline__ void skinny_store(const struct output &out, co
 #pragma unroll
         for (uint32_t i = 0; i < 4 * EIGHTS; i++)
             sum[i] += joined.bias[i / 2 % 2];
+    if (out.delta)
+#pragma unroll
+        for (uint32_t i = 0; i < 4 * EIGHTS; i++)
+            sum[i] += joined.delta[i];
     if (IS_PRODUCT)
         skinny_store_products<T, EIGHTS>(out, s, tile, sum);
     else if (out.is_float)

@@ -312,7 +312,7 @@ template <uint32_t DTYPE, uint32_t EIGHTS, uint32_t PANELS> struct w4_few_worker
             return;
         if (!f.is_product) {
             if (panel < f.w.n_panels())
-                put<__nv_bfloat16>(out, own.x_row, f.w.row_of(panel, own.r), sum);
+                put<__nv_bfloat16, false>(out, own.x_row, f.w.row_of(panel, own.r), sum);
         } else {
             const uint32_t n = panel * 8 + own.r % 8;
             if (out.bias && n < out.n_out)

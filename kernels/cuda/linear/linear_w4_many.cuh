@@ -205,6 +205,21 @@ static __device__ __forceinline__ void w4_add_bias(float (&sum)[N], const struct
         sum[i] += biases[i / 2 % 2];
 }
 
+/* Adds what adapters add to the warp's rows of W, for rows of x from x_row on. */
+template <uint32_t N>
+static __device__ __forceinline__ void w4_add_delta(float (&sum)[N], const struct output &out, const struct w4_many &f,
+                                                    uint32_t x_row, uint32_t panel)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t columns[2] = {f.w.row_of(panel, lane / 4), f.w.row_of(panel, lane / 4 + 8)};
+#pragma unroll
+    for (uint32_t i = 0; i < N; i++) {
+        const uint32_t row = x_row + i / 4 * 8 + lane % 4 * 2 + i % 2, n = columns[i / 2 % 2];
+        if (row < out.n_rows && n < f.w.n_rows)
+            sum[i] += out.delta[(size_t)row * out.delta_stride + n];
+    }
+}
+
 template <uint32_t N>
 static __device__ __forceinline__ void w4_store_floats(const float (&sum)[N], const struct output &out, const struct w4_many &f,
                                                        uint32_t x_row, uint32_t panel)
@@ -267,6 +282,8 @@ static __device__ __forceinline__ void w4_many_consume(const struct w4_many &f, 
             continue;
         if (out.bias)
             w4_add_bias(sum, out, f, panel);
+        if (out.delta)
+            w4_add_delta(sum, out, f, place.x_row, panel);
         if (out.is_float)
             w4_store_floats(sum, out, f, place.x_row, panel);
         else

@@ -77,6 +77,27 @@ static __device__ __forceinline__ void add_bias(float (&sum)[N], const struct ou
     }
 }
 
+/* Adds what adapters add to a warp's 16 rows from row on. */
+template <uint32_t N>
+static __device__ __forceinline__ void add_delta(float (&sum)[N], const struct output &out, bool is_product, uint32_t row,
+                                                 uint32_t first)
+{
+    const uint32_t r = row + threadIdx.x % 32 / 4;
+    const float *low = out.delta + (size_t)r * out.delta_stride, *high = low + (size_t)8 * out.delta_stride;
+#pragma unroll
+    for (uint32_t i = 0; i < N; i += 4) {
+        const uint32_t eight = first / 8 + i / 4, n = (is_product ? eight / 2 : eight) * 8 + threadIdx.x % 4 * 2;
+        const uint32_t from = is_product && eight % 2 ? n + out.n_out : n;
+#pragma unroll
+        for (uint32_t j = 0; j < 2; j++) {
+            if (r < out.n_rows && n + j < out.n_out)
+                sum[i + j] += low[from + j];
+            if (r + 8 < out.n_rows && n + j < out.n_out)
+                sum[i + 2 + j] += high[from + j];
+        }
+    }
+}
+
 /* A warp's 16 rows from row on, columns from first on, as they are. */
 template <uint32_t N>
 static __device__ __forceinline__ void store_floats(const float (&sum)[N], const struct output &out, bool is_wide, uint32_t row,

@@ -10,7 +10,8 @@
 #define THREADS 256u
 #define MAX_PAIRS 32768u /* table entries that one kernel brings; more take more kernels */
 
-/* The arrays in pinned memory, in this order: token ids, positions, row_seq, logits_rows, seq_first_row, pairs. */
+/* The arrays in pinned memory, in this order: token ids, positions, row_seq, logits_rows, seq_first_row, pairs. The slots of
+ * adapters follow at 5 * max_rows + 1 + 2 * MAX_PAIRS. */
 struct staged_batch {
     const int32_t *from;
     const int32_t *sampled; /* of the step before */
@@ -20,7 +21,7 @@ struct staged_batch {
 
 size_t cuda_begun_values(const struct backend_options *options)
 {
-    return (size_t)4 * options->max_rows + options->max_rows + 1 + 2 * MAX_PAIRS;
+    return (size_t)6 * options->max_rows + 1 + 2 * MAX_PAIRS;
 }
 
 static __global__ void __launch_bounds__(THREADS) begin_scatter(const struct staged_batch b)
@@ -84,6 +85,16 @@ static enum rc flush_pairs(struct cuda *cuda, const int32_t *pairs, uint32_t n, 
     return code == cudaSuccess ? rc : cuda_fail(err, code, "begin");
 }
 
+/* from: the slot's pinned memory, which has the wanted rows already. */
+static enum rc begin_adapters(struct cuda *cuda, const struct begin_args *args, int32_t *from, struct err *err)
+{
+    int32_t *slots = from + (size_t)5 * cuda->options.max_rows + 1 + 2 * MAX_PAIRS;
+    if (args->row_adapters)
+        put(slots, args->row_adapters, args->n_rows);
+    return cuda_lora_begin(cuda, args->row_adapters ? slots : NULL, from + (size_t)3 * args->n_rows, args->n_rows,
+                           args->n_logits_rows, args->n_pad_rows, err);
+}
+
 enum rc cuda_begin(void *ctx, const struct begin_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
@@ -121,7 +132,8 @@ enum rc cuda_begin(void *ctx, const struct begin_args *args, struct err *err)
     b.n_pairs = n_pairs;
     b.pad_row_seq = args->pad_row_seq;
     b.to = args->to;
-    return scatter(cuda, &b, err);
+    enum rc rc = scatter(cuda, &b, err);
+    return rc || !args->has_adapters ? rc : begin_adapters(cuda, args, from, err);
 }
 
 /* ---- graphs -------------------------------------------------------------------------------------------------------------- */

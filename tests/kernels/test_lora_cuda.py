@@ -1,0 +1,126 @@
+"""Adapters on a CUDA device: sums against float64, rows alone and in any batch, and linears that add them before they round."""
+
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from binding import Backend
+from group_blocks import int4_rows
+from llmpy import hardware
+from test_lora import SLOTS, make, wanted
+
+Array = np.ndarray
+KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+MAX_RANK, MAX_ROWS = 8, 2100
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def backend(request: pytest.FixtureRequest, cuda: str) -> Backend:
+    made = Backend(cuda, max_rows=MAX_ROWS, dtype=request.param, library=hardware.cuda_library(), max_loras=SLOTS)
+    made.kind = KINDS[request.param]  # type: ignore[attr-defined]
+    return made
+
+
+def begin(backend: Backend, chosen: Array | None, rows: Array | None = None, n_pad: int = 0, n_rows: int | None = None) -> None:
+    """Starts a step with rows of these slots."""
+    n = len(chosen) if chosen is not None else n_rows or 0
+    each = np.arange(n, dtype=np.int32)
+    given = (each, each, each, np.array([0, n] if n else [0], np.int32), each if rows is None else rows)
+    to = tuple(np.zeros(n + n_pad + 4, np.int32) for _ in given)
+    empty, one = np.zeros(0, np.int32), np.zeros(1, np.int32)
+    backend.begin(0, given, one, empty, to, one.copy(), n_pad_rows=n_pad, row_adapters=chosen, has_adapters=True)
+
+
+def stored(backend: Backend, values: Array) -> Array:
+    """Values as rows of activations."""
+    rounded = values.astype(backend.kind)  # type: ignore[attr-defined]
+    return rounded if rounded.dtype == np.float32 else rounded.view(np.uint16)
+
+
+def read(backend: Backend, rows: Array) -> Array:
+    return rows.view(backend.kind).astype(np.float64)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("columns", "widths"), [(1, [1]), (40, [16, 7]), (515, [33, 64]), (1024, [1000, 4, 8, 520]), (4096, [64])]
+)
+@pytest.mark.parametrize("n_rows", [1, 3, 40, 2050])
+def test_values_and_bits(columns: int, widths: list[int], n_rows: int, backend: Backend) -> None:
+    rng = np.random.default_rng(n_rows)
+    slots, parts = make(columns, widths)
+    for slot, ranks in enumerate([[8, 3, 1, 5], [1, 0, 2, 8], [5, 8, 8, 0]]):
+        for (_, _, head, *_), rank in zip(parts, ranks, strict=False):
+            slots.view(np.uint32)[slot, head // 4] = rank
+            slots[slot, head // 4 + 1] = 0.5 + slot
+    x = stored(backend, rng.standard_normal((n_rows, columns)))
+    chosen = rng.integers(-1, SLOTS, n_rows, dtype=np.int32)
+    begin(backend, chosen)
+    delta = np.full((n_rows, sum(widths)), np.nan, np.float32)
+    for first in range(0, n_rows, 1024):
+        backend.lora(x[first : first + 1024], delta[first : first + 1024], slots, parts, None, MAX_RANK, None, True, first)
+    want = wanted(read(backend, x), np.zeros(delta.shape), slots, parts, chosen)
+    assert np.abs(delta - want).max() <= 1e-5 * max(np.abs(want).max(), 1)
+    zeros = delta[chosen < 0]
+    assert zeros.tobytes() == np.full_like(zeros, -0.0).tobytes()
+    for row in rng.integers(0, n_rows, 4):
+        begin(backend, chosen[row : row + 1], n_pad=int(row) % 3)
+        alone = np.full_like(delta[:1], np.nan)
+        backend.lora(x[row : row + 1], alone, slots, parts, None, MAX_RANK, None, True)
+        assert alone.tobytes() == delta[row : row + 1].tobytes()
+    picked = np.sort(rng.choice(n_rows, (n_rows + 1) // 2, replace=False)).astype(np.int32)[:1024]
+    begin(backend, chosen, picked)
+    some = np.full((len(picked), sum(widths)), np.nan, np.float32)
+    backend.lora(x[picked], some, slots, parts, None, MAX_RANK, picked, True)
+    assert some.tobytes() == delta[picked].tobytes()
+
+
+def test_padding_alone(backend: Backend) -> None:
+    slots, parts = make(40, [16, 7])
+    begin(backend, None, n_pad=5)
+    delta = np.full((5, 23), np.nan, np.float32)
+    backend.lora(stored(backend, np.ones((5, 40))), delta, slots, parts, None, MAX_RANK, None, True)
+    assert delta.tobytes() == np.full_like(delta, -0.0).tobytes()
+
+
+def matrices(backend: Backend, rng: np.random.Generator, n: int, k: int) -> list[object]:
+    """A matrix of each kind of weights."""
+    name = {value: key for key, value in KINDS.items()}[backend.kind]  # type: ignore[attr-defined]
+    made = [backend.matrix([(name, n, stored(backend, rng.standard_normal((n, k))))], k)]
+    made.append(backend.matrix([("float32", n, rng.standard_normal((n, k)).astype(np.float32))], k))
+    if name == "float32":
+        return made
+    fp8 = np.zeros((n, -(-k // 128), 132), np.uint8)
+    fp8[:, :, :4] = np.full((n, 1, 1), 1e-3, np.float32).view(np.uint8)
+    fp8[:, :, 4:] = rng.integers(0, 0x60, (n, fp8.shape[1], 128), dtype=np.uint8)
+    made.append(backend.matrix([("fp8", n, fp8.reshape(n, -1))], k))
+    if name == "bfloat16":
+        numbers, scales = rng.integers(0, 16, (n, k)), rng.uniform(1e-3, 1e-2, (n, -(-k // 128)))
+        made.append(backend.matrix([("int4_g128", n, int4_rows(numbers, scales, np.full(scales.shape, 8), 128)[0])], k))
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 2, 17, 40, 64, 65, 300])
+def test_linears_add_before_they_round(rows: int, backend: Backend) -> None:
+    """The bits of the float32 sums plus delta, rounded once; and of the product of gate and up, each rounded so."""
+    rng, n, k = np.random.default_rng(rows), 1536, 1088
+    x = stored(backend, rng.standard_normal((rows, k)))
+    delta = rng.standard_normal((rows, n)).astype(np.float32)
+    bias, kind = rng.standard_normal(n).astype(np.float32), x.dtype
+    delta[::3] = -0.0
+    for matrix in matrices(backend, rng, n, k):
+        run = partial(backend.linear, matrix, x)
+        for given in (None, bias):
+            sums, plain, got = np.zeros((rows, n), np.float32), np.zeros((rows, n), kind), np.zeros((rows, n), kind)
+            run(sums, given, is_float_out=True)
+            run(plain, given)
+            assert stored(backend, sums).tobytes() == plain.tobytes()  # what is rounded is the float32 sum
+            run(got, given, delta=delta)
+            assert got.tobytes() == stored(backend, sums + delta).tobytes()
+            assert got[::3].tobytes() == plain[::3].tobytes()
+        halves = stored(backend, sums + delta)
+        product, expected, mid = np.zeros((rows, n // 2), kind), np.zeros((rows, n // 2), kind), np.zeros((rows, n), kind)
+        run(product, bias, mid=mid, delta=delta)
+        backend.gated(np.ascontiguousarray(halves[:, : n // 2]), np.ascontiguousarray(halves[:, n // 2 :]), expected, 0)
+        assert product.tobytes() == expected.tobytes()
