@@ -1,4 +1,4 @@
-"""Adapters on a CUDA device, at sizes where it uses its fast kernels: each request as alone, and near the processor's values."""
+"""Adapters on a CUDA device, at sizes of its fast kernels: each request as alone, and near the values of the processor."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from modules import load
 
-from llmpy import LLM, RequestOutput, SamplingParams
+from llmpy import LLM, RequestOutput
 
 exact = load(Path(__file__).with_name("test_exactness_cuda.py"))
 files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")

@@ -5,11 +5,11 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
+from group_blocks import int4_rows
+from test_lora import SLOTS, make, wanted
 
 from binding import Backend
-from group_blocks import int4_rows
 from llmpy import hardware
-from test_lora import SLOTS, make, wanted
 
 Array = np.ndarray
 KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
