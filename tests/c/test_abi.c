@@ -54,14 +54,14 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF linear_args
     AT(matrix, 0) AT(n_rows, 8) AT(x, 16) AT(y, 32) AT(bias, 48) AT(add, 56) AT(input, 64) AT(norm_weight, 72)
-    AT(norm_eps, 80) AT(act, 84) AT(is_float_out, 88) AT(output, 92) AT(mid, 96)
+    AT(norm_eps, 80) AT(act, 84) AT(is_float_out, 88) AT(output, 92) AT(mid, 96) AT(delta, 112) AT(delta_stride, 120)
 #undef OF
 #define OF lora_part
     AT(first_row, 0) AT(n_rows, 4) AT(head, 8) AT(a, 16) AT(b, 24)
 #undef OF
 #define OF lora_args
     AT(n_rows, 0) AT(n_parts, 4) AT(max_rank, 8) AT(parts, 16) AT(slots, 24) AT(slot_bytes, 32) AT(row_slots, 40) AT(rows, 48)
-    AT(x, 56) AT(y, 72) AT(scratch, 88)
+    AT(x, 56) AT(y, 72) AT(scratch, 88) AT(is_delta, 96) AT(first_row, 100)
 #undef OF
 #define OF rms_norm_args
     AT(n_rows, 0) AT(n_heads, 4) AT(x, 8) AT(out, 24) AT(weight, 40) AT(eps, 48) AT(weight_stride, 52)
@@ -173,7 +173,7 @@ TEST(the_abi_has_its_number)
 #define OF begin_args
     AT(slot, 0) AT(n_rows, 4) AT(n_seqs, 8) AT(n_logits_rows, 12) AT(n_pad_rows, 16) AT(pad_row_seq, 20) AT(token_ids, 24)
     AT(positions, 32) AT(row_seq, 40) AT(seq_first_row, 48) AT(logits_rows, 56) AT(tables, 64) AT(runs, 72) AT(n_runs, 80)
-    AT(to, 88)
+    AT(to, 88) AT(row_adapters, 136) AT(has_adapters, 144)
 #undef OF
 #define OF token_bias
     AT(id, 0) AT(value, 4)
@@ -254,6 +254,7 @@ TEST(the_abi_has_its_number)
 #define OF backend_options
     AT(device, 0) AT(isa, 8) AT(n_threads, 16) AT(max_rows, 20) AT(max_logits_rows, 24) AT(max_cols, 28) AT(vocab_size, 32)
     AT(dtype, 36) AT(max_model_len, 40) AT(max_group, 44) AT(max_head_dim, 48) AT(cublaslt, 56) AT(n_ranks, 64)
+    AT(max_loras, 68)
 #undef OF
 #define OF device_info
     AT(name, 0) AT(total_bytes, 128) AT(free_bytes, 136) AT(uuid, 144)
@@ -317,7 +318,8 @@ NUMBER(LOGPROB_PROCESSED, 2) NUMBER(SAMPLE_OK, 0) NUMBER(SAMPLE_NON_FINITE, 1) N
 NUMBER(FUSION_NORM_LINEAR, 1) NUMBER(FUSION_GATED_LINEAR, 2) NUMBER(FUSION_LINEAR_ADD, 4) NUMBER(FUSION_LINEAR_GATED, 8)
 NUMBER(FUSION_ADD_NORM, 16) NUMBER(FUSION_NORM_ADD_NORM, 32) NUMBER(FUSION_SSM_GATED, 64) NUMBER(FUSION_SSM_INPUTS, 128)
 NUMBER(FUSION_NORM_ROUTE, 256) NUMBER(FUSION_QKV_ATTENTION, 512) NUMBER(FUSION_ADD_NORM_LINEAR, 1024)
-NUMBER(FUSION_GATHER_NORM, 2048) NUMBER(GATHER_COLUMNS, 0) NUMBER(GATHER_ROWS, 1) NUMBER(GATHER_ROUTES, 2)
+NUMBER(FUSION_GATHER_NORM, 2048) NUMBER(FUSION_LINEAR_DELTA, 4096)
+NUMBER(GATHER_COLUMNS, 0) NUMBER(GATHER_ROWS, 1) NUMBER(GATHER_ROUTES, 2)
 NUMBER(GATHER_TO_FIRST, 3) NUMBER(COMM_ARENA, 0) NUMBER(COMM_LOGITS, 1)
 NUMBER(MOVE_OUT, 0) NUMBER(MOVE_IN, 1)
 NUMBER(MEMORY_WEIGHTS, 0) NUMBER(MEMORY_KV, 1) NUMBER(MEMORY_WORK, 2) NUMBER(MEMORY_PINNED, 3)

@@ -1,15 +1,19 @@
 """Adapters on a CUDA device: sums against float64, rows alone and in any batch, and linears that add them before they round."""
 
 from functools import partial
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from group_blocks import int4_rows
-from test_lora import SLOTS, make, wanted
+from modules import load
 
 from binding import Backend
 from llmpy import hardware
+
+plain = load(Path(__file__).with_name("test_lora.py"))
+SLOTS, make, wanted = plain.SLOTS, plain.make, plain.wanted
 
 Array = np.ndarray
 KINDS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

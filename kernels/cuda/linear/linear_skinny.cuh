@@ -182,7 +182,8 @@ static __device__ __forceinline__ void skinny_read(const struct output &out, con
 #pragma unroll
         for (uint32_t i = 0; i < 4 * EIGHTS; i++) {
             const uint32_t r = skinny_x_row(i), half = i / 2 % 2;
-            const uint32_t row = IS_PRODUCT ? skinny_output(s, tile) : skinny_w_row(i), n = IS_PRODUCT ? row : tile * s.tile_rows + row;
+            const uint32_t row = IS_PRODUCT ? skinny_output(s, tile) : skinny_w_row(i);
+            const uint32_t n = IS_PRODUCT ? row : tile * s.tile_rows + row;
             if (r < out.n_rows && n < out.n_out && (IS_PRODUCT || row < s.tile_rows))
                 joined.delta[i] = out.delta[(size_t)r * out.delta_stride + (IS_PRODUCT ? n + half * out.n_out : n)];
         }

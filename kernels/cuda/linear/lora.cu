@@ -1,22 +1,21 @@
-/* Adapters: delta[r][n] = scale * sum over j of t[r][j] * B[n][j], t[r][j] = sum over k of A[j][k] * x[r][k], part by part of a
- * matrix; -0.0 for rows without an adapter. linear.cuh adds delta to the sums of the linear. A and B are float32, x has the type
- * of activations. Orders, the same for every number of rows:
- *   t      thread i of 256 has one chain over the columns 4 i .. 4 i + 3, 4 (i + 256) .. of x; then pairwise over lanes 16, 8, 4,
- *          2, 1 apart, then over warps 1, 2, 4 apart
+/* Adapters: delta[r][n] = scale * sum over j of t[r][j] * B[n][j], t[r][j] = sum over k of A[j][k] * x[r][k], part by part of
+ * a matrix; -0.0 for rows without an adapter. linear.cuh adds delta to the sums of the linear. A and B are float32, x has the
+ * type of activations. Orders, the same for every number of rows:
+ *   t      thread i of T has a chain over the columns 4 i .. 4 i + 3, 4 (i + T) .. of x; then pairwise over lanes 16, 8, 4,
+ *          2, 1 apart, then over warps 1, 2, 4, .. apart. T: 256, or 1024 for more than 4096 columns
  *   delta  one chain over j, then times scale
  * Once a step lora_sort puts the rows in the order of their slots, in tiles of up to eight rows of one slot; a block of
- * lora_shrink or lora_expand takes one tile, so it reads A or B once for eight rows. Bound by latency for one row (two kernels,
- * some 2 us each, while the linear behind them fetches its weights), else by the bytes of delta: 256 rows of 28672 columns are
- * 29 MB, which L2 takes in some 8 us. */
+ * lora_shrink or lora_expand takes one tile, so it reads A or B once for eight rows. A and B come in before the wait. Bound by
+ * latency for few rows (two kernels, some 2 us each, while the linear behind them fetches its weights), else by the bytes of
+ * delta: 256 rows of 28672 columns are 29 MB, which L2 takes in some 8 us. */
 #include "../core/launch.cuh"
 #include "../core/eight.cuh"
 
 #define TILE 8u              /* rows */
-#define SHRINK_THREADS 256u
-#define SHRINK_RANKS 4u      /* elements of t that a block computes for each row */
+#define SHRINK_LONG 4096u    /* more columns take more threads */
 #define EXPAND_THREADS 128u
 #define EXPAND_COLUMNS (4 * EXPAND_THREADS)
-#define EXPAND_RANKS 64u     /* elements of t that a block holds for each row */
+#define EXPAND_RANKS 16u     /* rows of B that a block holds at a time */
 #define MAX_SLOTS 1024u
 #define PARTS 8u             /* of a launch */
 
@@ -174,15 +173,43 @@ template <uint32_t N> static __device__ __forceinline__ uint32_t sum_number(void
     return threadIdx.x % 32 / (32 / N);
 }
 
-/* A block has SHRINK_RANKS elements of t for a tile of up to ROWS rows. */
-template <class T, uint32_t ROWS, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(SHRINK_THREADS)
-lora_shrink(const __grid_constant__ lora_work w, rows<T> x)
+template <bool IS_ALIGNED, uint32_t RANKS>
+static __device__ __forceinline__ void load_a(const float *const (&a)[RANKS], uint32_t column, uint32_t n_cols,
+                                              float (&m)[RANKS][4])
 {
-    constexpr uint32_t N = ROWS * SHRINK_RANKS;
-    __shared__ float sums[SHRINK_THREADS / 32][N];
+    if (column < n_cols)
+#pragma unroll
+        for (uint32_t j = 0; j < RANKS; j++)
+            load_four<IS_ALIGNED>(a[j], column, n_cols, m[j]);
+}
+
+/* Adds the products of four columns; rows beyond n_rows have the first row's values. */
+template <bool IS_ALIGNED, class T, uint32_t ROWS, uint32_t RANKS>
+static __device__ __forceinline__ void add_products(const T *const (&from)[ROWS], uint32_t column, uint32_t n_cols,
+                                                    const float (&m)[RANKS][4], float (&sum)[ROWS * RANKS])
+{
+    if (column < n_cols)
+#pragma unroll
+        for (uint32_t r = 0; r < ROWS; r++) {
+            float v[4];
+            load_four<IS_ALIGNED>(from[r], column, n_cols, v);
+#pragma unroll
+            for (uint32_t j = 0; j < RANKS; j++)
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++)
+                    sum[r * RANKS + j] = fmaf(m[j][i], v[i], sum[r * RANKS + j]);
+        }
+}
+
+/* A block has RANKS elements of t for a tile of up to ROWS rows. */
+template <class T, uint32_t ROWS, uint32_t THREADS, uint32_t RANKS, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(THREADS) lora_shrink(const __grid_constant__ lora_work w, rows<T> x)
+{
+    constexpr uint32_t N = ROWS * RANKS, N_WARPS = THREADS / 32;
+    constexpr uint32_t HELD = ROWS > 1 && THREADS > 256 ? 2 : 4; /* turns of A that come in before the wait */
+    __shared__ float sums[N_WARPS][N];
     const lora_place &place = w.places[blockIdx.y];
-    const uint32_t first = blockIdx.x * SHRINK_RANKS;
+    const uint32_t first = blockIdx.x * RANKS;
     start_next();
     const bool is_tile = w.has_tile(blockIdx.z);
     const lora_tile tile = is_tile ? w.tile(blockIdx.z) : lora_tile{-1, 0, 0, 0};
@@ -192,47 +219,40 @@ lora_shrink(const __grid_constant__ lora_work w, rows<T> x)
         wait_for_input();
         return;
     }
-    const float *a[SHRINK_RANKS];
+    const float *a[RANKS];
     const T *from[ROWS];
 #pragma unroll
-    for (uint32_t j = 0; j < SHRINK_RANKS; j++)
+    for (uint32_t j = 0; j < RANKS; j++)
         a[j] = (const float *)(slot + place.a) + (size_t)min(first + j, rank - 1) * w.n_cols;
 #pragma unroll
     for (uint32_t r = 0; r < ROWS; r++)
         from[r] = x.at((uint32_t)w.list[tile.first + min(r, tile.n_rows - 1)], 0);
+    const uint32_t begin = 4 * threadIdx.x, step = 4 * THREADS;
+    float held[HELD][RANKS][4], sum[N] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < HELD; i++)
+        load_a<IS_ALIGNED>(a, begin + i * step, w.n_cols, held[i]);
     wait_for_input();
-    float sum[N] = {};
-#pragma unroll 2
-    for (uint32_t column = 4 * threadIdx.x; column < w.n_cols; column += 4 * SHRINK_THREADS) {
-        float m[SHRINK_RANKS][4];
 #pragma unroll
-        for (uint32_t j = 0; j < SHRINK_RANKS; j++)
-            load_four<IS_ALIGNED>(a[j], column, w.n_cols, m[j]);
-#pragma unroll
-        for (uint32_t r = 0; r < ROWS; r++) {
-            if (ROWS > 1 && r >= tile.n_rows)
-                break;
-            float v[4];
-            load_four<IS_ALIGNED>(from[r], column, w.n_cols, v);
-#pragma unroll
-            for (uint32_t j = 0; j < SHRINK_RANKS; j++)
-#pragma unroll
-                for (uint32_t i = 0; i < 4; i++)
-                    sum[r * SHRINK_RANKS + j] = fmaf(m[j][i], v[i], sum[r * SHRINK_RANKS + j]);
-        }
+    for (uint32_t i = 0; i < HELD; i++)
+        add_products<IS_ALIGNED>(from, begin + i * step, w.n_cols, held[i], sum);
+    for (uint32_t column = begin + HELD * step; column < w.n_cols; column += step) {
+        float m[RANKS][4];
+        load_a<IS_ALIGNED>(a, column, w.n_cols, m);
+        add_products<IS_ALIGNED>(from, column, w.n_cols, m, sum);
     }
-    const float own = sum_lanes<N>(sum);
+    const float total = sum_lanes<N>(sum);
     if (threadIdx.x % 32 % (32 / N) == 0)
-        sums[threadIdx.x / 32][sum_number<N>()] = own;
+        sums[threadIdx.x / 32][sum_number<N>()] = total;
     __syncthreads();
-    const uint32_t r = threadIdx.x / SHRINK_RANKS, j = first + threadIdx.x % SHRINK_RANKS;
+    const uint32_t r = threadIdx.x / RANKS, j = first + threadIdx.x % RANKS;
     if (r >= tile.n_rows || j >= rank)
         return;
-    float parts[SHRINK_THREADS / 32];
+    float parts[N_WARPS];
 #pragma unroll
-    for (uint32_t i = 0; i < SHRINK_THREADS / 32; i++)
+    for (uint32_t i = 0; i < N_WARPS; i++)
         parts[i] = sums[i][threadIdx.x];
-    w.t_of((uint32_t)w.list[tile.first + r], place.number)[j] = sum_pairs<SHRINK_THREADS / 32>(parts);
+    w.t_of((uint32_t)w.list[tile.first + r], place.number)[j] = sum_pairs<N_WARPS>(parts);
 }
 
 /* ---- delta --------------------------------------------------------------------------------------------------------------- */
@@ -250,11 +270,25 @@ static __device__ __forceinline__ void store_four(float *row, uint32_t column, u
     }
 }
 
+/* Rows first .. first + EXPAND_RANKS of the transpose of B; zeros beyond the rank. */
+template <bool IS_ALIGNED>
+static __device__ __forceinline__ void load_b(const float *b, uint32_t first, uint32_t rank, uint32_t column, uint32_t n_rows,
+                                              float (&m)[EXPAND_RANKS][4])
+{
+#pragma unroll
+    for (uint32_t j = 0; j < EXPAND_RANKS; j++)
+        if (column < n_rows && first + j < rank)
+            load_four<IS_ALIGNED>(b + (size_t)(first + j) * n_rows, column, n_rows, m[j]);
+        else
+            m[j][0] = m[j][1] = m[j][2] = m[j][3] = 0;
+}
+
 /* A block has EXPAND_COLUMNS columns of a part for a tile of up to ROWS rows. */
 template <uint32_t ROWS, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(const __grid_constant__ lora_work w)
 {
-    __shared__ float t[ROWS][EXPAND_RANKS];
+    __shared__ float4 t[ROWS][EXPAND_RANKS / 4];
+    __shared__ uint32_t row_of[ROWS];
     start_next();
     const bool is_tile = w.has_tile(blockIdx.y);
     const lora_tile tile = is_tile ? w.tile(blockIdx.y) : lora_tile{-1, 0, 0, 0};
@@ -263,36 +297,48 @@ static __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(const __gri
         p++;
     const lora_place &place = w.places[p];
     const uint32_t column = (blockIdx.x - place.first_block) * EXPAND_COLUMNS + 4 * threadIdx.x;
-    const bool is_mine = is_tile && column < place.n_rows;
     const char *slot = tile.slot < 0 ? NULL : w.slot(tile);
     const uint32_t rank = slot ? *(const uint32_t *)(slot + place.head) : 0;
     const float scale = rank ? *(const float *)(slot + place.head + 4) : -0.0f;
     const float *b = rank ? (const float *)(slot + place.b) : NULL;
-    float sum[ROWS][4];
+    float m[EXPAND_RANKS][4], sum[ROWS][4];
+    load_b<IS_ALIGNED>(b, 0, rank, column, place.n_rows, m);
+    if (threadIdx.x < tile.n_rows)
+        row_of[threadIdx.x] = (uint32_t)w.list[tile.first + threadIdx.x];
 #pragma unroll
     for (uint32_t r = 0; r < ROWS; r++)
         for (uint32_t i = 0; i < 4; i++)
             sum[r][i] = rank ? 0.0f : 1.0f; /* 1 * -0.0 */
+    __syncthreads();
     wait_for_input();
     for (uint32_t first = 0; first < rank; first += EXPAND_RANKS) {
-        const uint32_t n = min(EXPAND_RANKS, rank - first);
+        if (first) {
+            load_b<IS_ALIGNED>(b, first, rank, column, place.n_rows, m);
+            __syncthreads();
+        }
+        for (uint32_t i = threadIdx.x; i < tile.n_rows * EXPAND_RANKS; i += EXPAND_THREADS) {
+            const uint32_t j = i % EXPAND_RANKS, r = i / EXPAND_RANKS;
+            ((float *)t[r])[j] = first + j < rank ? w.t_of(row_of[r], place.number)[first + j] : 0.0f;
+        }
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < tile.n_rows * n; i += EXPAND_THREADS)
-            t[i / n][i % n] = w.t_of((uint32_t)w.list[tile.first + i / n], place.number)[first + i % n];
-        __syncthreads();
-        if (is_mine)
-#pragma unroll 4
-            for (uint32_t j = 0; j < n; j++) {
-                float m[4];
-                load_four<IS_ALIGNED>(b + (size_t)(first + j) * place.n_rows, column, place.n_rows, m);
 #pragma unroll
-                for (uint32_t r = 0; r < ROWS; r++)
+        for (uint32_t r = 0; r < ROWS; r++) {
+            if (ROWS > 1 && r >= tile.n_rows)
+                break;
 #pragma unroll
-                    for (uint32_t i = 0; i < 4; i++)
-                        sum[r][i] = fmaf(t[r][j], m[i], sum[r][i]);
+            for (uint32_t j = 0; j < EXPAND_RANKS; j += 4) {
+                const float4 v = t[r][j / 4];
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++) {
+                    sum[r][i] = fmaf(v.x, m[j][i], sum[r][i]);
+                    sum[r][i] = fmaf(v.y, m[j + 1][i], sum[r][i]);
+                    sum[r][i] = fmaf(v.z, m[j + 2][i], sum[r][i]);
+                    sum[r][i] = fmaf(v.w, m[j + 3][i], sum[r][i]);
+                }
             }
+        }
     }
-    if (!is_mine)
+    if (!is_tile || column >= place.n_rows)
         return;
 #pragma unroll
     for (uint32_t r = 0; r < ROWS; r++) {
@@ -302,8 +348,7 @@ static __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(const __gri
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             v[i] = scale * sum[r][i];
-        float *row = w.delta + (size_t)(uint32_t)w.list[tile.first + r] * w.delta_stride + place.first_row;
-        store_four<IS_ALIGNED>(row, column, place.n_rows, v);
+        store_four<IS_ALIGNED>(w.delta + (size_t)row_of[r] * w.delta_stride + place.first_row, column, place.n_rows, v);
     }
 }
 
@@ -338,11 +383,15 @@ static bool has_fours(const struct lora_work *w)
     return fits;
 }
 
-template <class T> static auto shrink_kernel(uint32_t n_rows, bool is_aligned)
+template <class T, uint32_t THREADS, uint32_t RANKS>
+static void launch_shrink(const struct cuda *cuda, const struct lora_args *args, const lora_work &w, bool is_aligned,
+                          uint32_t n_tiles)
 {
-    if (n_rows == 1)
-        return is_aligned ? lora_shrink<T, 1, true> : lora_shrink<T, 1, false>;
-    return is_aligned ? lora_shrink<T, TILE, true> : lora_shrink<T, TILE, false>;
+    const auto kernel = args->n_rows == 1
+                            ? (is_aligned ? lora_shrink<T, 1, THREADS, RANKS, true> : lora_shrink<T, 1, THREADS, RANKS, false>)
+                            : (is_aligned ? lora_shrink<T, TILE, THREADS, RANKS, true>
+                                          : lora_shrink<T, TILE, THREADS, RANKS, false>);
+    launch(cuda, kernel, dim3(ceil_div(args->max_rank, RANKS), w.n_here, n_tiles), THREADS, 0, w, rows<T>(args->x));
 }
 
 static auto expand_kernel(uint32_t n_rows, bool is_aligned)
@@ -368,8 +417,10 @@ enum rc cuda_lora(void *ctx, const struct lora_args *args, struct err *err)
         const uint32_t n_tiles = most_tiles(sorted, args->n_rows);
         for (uint32_t first = 0; first < args->n_parts; first += PARTS) {
             const uint32_t n_blocks = fill_places(args, first, &w);
-            launch(cuda, shrink_kernel<T>(args->n_rows, has_x_fours),
-                   dim3(ceil_div(args->max_rank, SHRINK_RANKS), w.n_here, n_tiles), SHRINK_THREADS, 0, w, rows<T>(args->x));
+            if (w.n_cols > SHRINK_LONG)
+                launch_shrink<T, 1024, 2>(cuda, args, w, has_x_fours, n_tiles);
+            else
+                launch_shrink<T, 256, 4>(cuda, args, w, has_x_fours, n_tiles);
             launch(cuda, expand_kernel(args->n_rows, has_fours(&w)), dim3(n_blocks, n_tiles), EXPAND_THREADS, 0, w);
         }
     });

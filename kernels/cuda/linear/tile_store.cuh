@@ -83,18 +83,17 @@ static __device__ __forceinline__ void add_delta(float (&sum)[N], const struct o
                                                  uint32_t first)
 {
     const uint32_t r = row + threadIdx.x % 32 / 4;
-    const float *low = out.delta + (size_t)r * out.delta_stride, *high = low + (size_t)8 * out.delta_stride;
+    const bool has_pairs = out.n_out % 2 == 0 && out.delta_stride % 2 == 0;
+    const float *rows[2] = {out.delta + (size_t)r * out.delta_stride, out.delta + (size_t)(r + 8) * out.delta_stride};
 #pragma unroll
-    for (uint32_t i = 0; i < N; i += 4) {
+    for (uint32_t i = 0; i < N; i += 2) {
         const uint32_t eight = first / 8 + i / 4, n = (is_product ? eight / 2 : eight) * 8 + threadIdx.x % 4 * 2;
-        const uint32_t from = is_product && eight % 2 ? n + out.n_out : n;
-#pragma unroll
-        for (uint32_t j = 0; j < 2; j++) {
-            if (r < out.n_rows && n + j < out.n_out)
-                sum[i + j] += low[from + j];
-            if (r + 8 < out.n_rows && n + j < out.n_out)
-                sum[i + 2 + j] += high[from + j];
-        }
+        const float *from = rows[i / 2 % 2] + (is_product && eight % 2 ? n + out.n_out : n);
+        if (r + i / 2 % 2 * 8 >= out.n_rows || n >= out.n_out)
+            continue;
+        const float2 both = has_pairs ? *(const float2 *)from : make_float2(from[0], n + 1 < out.n_out ? from[1] : 0);
+        sum[i] += both.x;
+        sum[i + 1] += both.y;
     }
 }
 
