@@ -80,7 +80,7 @@ class EngineConfig:
         vocab_limit: Ids from here on are never sampled; None = the tokenizer's last id + 1.
         banned_token_ids: Ids that are never sampled.
         enable_return_routed_experts: Not supported yet.
-        enable_lora: Whether requests may have adapters (`lora_request`). On the CPU only so far.
+        enable_lora: Whether requests may have adapters (`lora_request`).
         max_loras: Most adapters whose requests run at the same time; those of other adapters wait.
         max_lora_rank: Largest rank of an adapter.
         speculative_config: Drafts, which make several tokens of a sample in one step: {"method": "ngram", "k": 4, "min": 2,
