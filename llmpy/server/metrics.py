@@ -151,9 +151,10 @@ def _template(prefixes: tuple[str, ...], model: str, *layout: Any) -> str:
 
 def _adapters(service: Service) -> str:
     """The gauge by which routers find adapters; "" if the engine serves none. Its value is the time."""
-    engine, names = service.engine, {}
+    engine = service.engine
     if not engine.config.enable_lora:
         return ""
+    names: dict[str, bool] = {}
     running = engine._frontend.adapters.running()
     for feed in engine._driver.find(None):
         if (adapter := feed.request.prompt.adapter) is not None:
