@@ -6,8 +6,8 @@
  *   delta  one chain over j, then times scale
  * Once a step lora_sort puts the rows in the order of their slots, in tiles of up to eight rows of one slot; a block of
  * lora_shrink or lora_expand takes one tile, so it reads A or B once for eight rows. A and B come in before the wait. Bound by
- * latency for few rows (two kernels, some 2 us each, while the linear behind them fetches its weights), else by the bytes of
- * delta: 256 rows of 28672 columns are 29 MB, which L2 takes in some 8 us. */
+ * latency for few rows (two kernels, while the linear behind them fetches its weights), else by the bytes of delta: 256 rows of
+ * 28672 columns are 29 MB. */
 #include "../core/launch.cuh"
 #include "../core/eight.cuh"
 
