@@ -5,7 +5,8 @@
     python benchmarks/gather.py --devices 0,1,2,3 --kilobytes 8,64
 
 A value has rows of 4,096 bfloat16 columns; each rank has an equal share of the columns. A rank's graph holds a chain of
-gathers, so the launch of one hides behind the one before. us a call: the median over rounds of the wall time of all ranks'
+gathers, so the launch of one hides behind the one before. "by stores" takes a way without packets (GATHER_WAYS), which larger
+values take anyway. us a call: the median over rounds of the wall time of all ranks'
 graphs, launched together, over the gathers in them. "norm alone" is the kernel of one rank for the same rows.
 """
 
@@ -31,6 +32,7 @@ from ranks import ARENA, COLUMNS, Ranks, view
 from staging import address, struct
 
 WIDTH, ITEM = 4096, 2  # columns of a row, bytes of one
+GATHER_WAYS = 4  # enum way_table
 CHAIN, REPEATS, ROUNDS = 500, 10, 5  # gathers of a graph; times that it runs in a round
 
 
@@ -38,7 +40,11 @@ class Rank:
     """A rank's device memory: the value, the sum's other term, the norm's weight and result."""
 
     def __init__(self, device: str, n_rows: int) -> None:
-        self.backend = Backend(device, max_rows=n_rows, vocab_size=64, dtype="bfloat16", library=hardware.cuda_library())
+        library = hardware.cuda_library()
+        self.backend = Backend(device, max_rows=n_rows, vocab_size=64, dtype="bfloat16", library=library)
+        self.functions = ctypes.CDLL(library)
+        self.functions.llmpy_cuda_way.restype = ctypes.c_char_p
+        self.functions.llmpy_cuda_put_first.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]
         self.n_rows, self.n_bytes = n_rows, n_rows * WIDTH * ITEM
         self.value, self.other, self.normed = (self.backend.new_buffer(self.n_bytes) for _ in range(3))
         self.weight = self.backend.new_buffer(4 * WIDTH)
@@ -56,6 +62,13 @@ class Rank:
 
     def call(self, name: str, *args: int) -> None:
         self.backend.table.call(name, self.backend.ctx, *args)
+
+    def put_first(self, way: str | None) -> None:
+        """Puts a row of GATHER_WAYS first, or none."""
+        row = 0
+        while way and self.functions.llmpy_cuda_way(GATHER_WAYS, row) != way.encode():
+            row += 1
+        self.functions.llmpy_cuda_put_first(self.backend.ctx, GATHER_WAYS, row + 1 if way else 0)
 
     def view(self, memory: int, first: int = 0, width: int = WIDTH) -> object:
         return view(memory + first * ITEM, width, WIDTH)
@@ -122,15 +135,20 @@ def measure(devices: Sequence[str], n_rows: int) -> dict[str, float]:
     team.share(ARENA, [one.value for one in members], members[0].n_bytes)
 
     def own(rank: int, **terms: object) -> None:
-        fields = {"first": rank * share, "n_columns": share, **terms}
+        fields = {"first": rank * share, "n_columns": share, "unit": share, **terms}
         team.gather(rank, COLUMNS, n_rows, members[rank].view(members[rank].value), **fields)
 
     def add_norm(rank: int) -> None:
         one, first = members[rank], rank * share
         own(rank, a=one.view(one.value, first, share), b=one.view(one.other, first, share), norm=one.norm())
 
-    found["gather"] = time_chain(members, own)
-    found["add + gather + norm"] = time_chain(members, add_norm)
+    for name, work, way in (("gather", own, "push"), ("add + gather + norm", add_norm, "push_norm")):
+        found[name] = time_chain(members, work)
+        for one in members:
+            one.put_first(way)
+        found[f"{name}, by stores"] = time_chain(members, work)
+        for one in members:
+            one.put_first(None)
     found["meet"] = time_chain(members, lambda rank: team.meet(rank))
     for rank in range(len(members)):
         team.check(rank)

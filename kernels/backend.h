@@ -739,6 +739,7 @@ struct gather_args {
     uint32_t route_stride, n_chosen; /* n_chosen: equal parts of a row; GATHER_COLUMNS: 0 or those that have the columns */
     const struct rms_norm_args *norm; /* FUSION_GATHER_NORM, or NULL: then run it; its x is whole */
     bool is_stored;            /* an earlier operation has stored to all ranks: only meet */
+    uint32_t unit;             /* GATHER_COLUMNS: the columns of every rank begin and end at multiples of it; 0: of 1 */
 };
 
 /* Functions for ranks. They take the contexts of all ranks in order, or one of them. */

@@ -13,8 +13,13 @@ const char *check_gather(const struct program *p, const struct op *op)
         ;
     if (own == root)
         return "the gathered value is another one than the rank's own";
-    if (given->kind == GATHER_COLUMNS && !given->n_chosen)
-        return (uint64_t)given->first + width <= whole ? NULL : "a rank's columns are among the gathered ones";
+    const bool is_range = given->kind == GATHER_COLUMNS && !given->n_chosen;
+    if (is_range && (uint64_t)given->first + width > whole)
+        return "a rank's columns are among the gathered ones";
+    if (given->unit && (!is_range || given->first % given->unit || width % given->unit))
+        return "a rank's columns begin and end at multiples of the unit";
+    if (is_range)
+        return NULL;
     if (given->first >= given->end || given->end > INT32_MAX)
         return "a rank has rows of at least one token id, or results of at least one expert";
     if (given->kind == GATHER_COLUMNS)
@@ -40,7 +45,7 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN], *norm = step->ops[ROLE_NORM];
     const struct gather_attributes *given = &op->gather;
-    struct gather_args args = {.kind = given->kind, .n_rows = v->n_rows, .whole = v->out};
+    struct gather_args args = {.kind = given->kind, .n_rows = v->n_rows, .whole = v->out, .unit = given->unit};
     struct rms_norm_args row;
     if (given->kind == GATHER_COLUMNS && given->n_chosen) {
         args.first = given->first;

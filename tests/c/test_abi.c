@@ -231,6 +231,7 @@ TEST(the_abi_has_its_number)
 #define OF gather_args
     AT(kind, 0) AT(n_rows, 4) AT(whole, 8) AT(first, 24) AT(n_columns, 28) AT(a, 32) AT(b, 48) AT(token_ids, 64)
     AT(first_id, 72) AT(end_id, 76) AT(routes, 80) AT(route_stride, 88) AT(n_chosen, 92) AT(norm, 96) AT(is_stored, 104)
+    AT(unit, 108)
 #undef OF
 #define OF comm
     AT(size_bytes, 0) AT(open, 8) AT(share, 16) AT(meet, 24) AT(gather, 32) AT(check, 40) AT(abort, 48) AT(close, 56)

@@ -5,11 +5,12 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import ml_dtypes
 import numpy as np
 import pytest
+from test_ways_cuda import Ways
 
 from binding import Backend
 from llmpy import devices, errors, hardware
@@ -34,7 +35,7 @@ class Team:
     """
 
     def __init__(self, names: Sequence[str], dtype: str, size_bytes: int, purpose: int = ARENA, **options: float) -> None:
-        self.dtype, self.words, self.n = dtype, WORDS[dtype], len(names)
+        self.dtype, self.words, self.n, self.has_devices = dtype, WORDS[dtype], len(names), len({*names}) == len(names)
         library = hardware.cuda_library()
         self.backends = [Backend(name, max_rows=4096, vocab_size=64, dtype=dtype, library=library) for name in names]
         self.buffers: list[tuple[Backend, int, int]] = []
@@ -42,6 +43,19 @@ class Team:
         self.ranks = Ranks(self.backends, **options)
         self.ranks.share(purpose, self.memory, size_bytes)
         self.size_bytes = size_bytes
+        self.ways = [Ways(backend, "gather") for backend in self.backends]
+
+    @property
+    def most_sent(self) -> int:
+        """Values of one `ll`: 512 KB, or 128 KB where ranks share a device, because their grids have 8 blocks."""
+        item = np.dtype(self.words).itemsize
+        return (1 << 19 if self.has_devices else 1 << 17) // item
+
+    def put_first(self, way: str | None = None) -> list[str]:
+        """Puts a way first on all ranks, or none. Returns the ways that ran since the last call."""
+        found = [ways.put_first(ways.names.index(way) + 1 if way else 0) for ways in self.ways]
+        assert all(each == found[0] for each in found)
+        return found[0]
 
     def close(self) -> None:
         self.ranks.close()
@@ -154,7 +168,8 @@ N_RANKS = pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_columns(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
     team, rng = make_team(n_ranks, dtype, 8 << 20), np.random.default_rng(n_ranks)
     for n_rows, width, step, gap in SHAPES:
-        for source in ("whole", "a", "a in whole", "is stored"):
+        for source, way in product(("whole", "a", "a in whole", "is stored"), ("ll", "push")):
+            team.put_first(way)
             place, wanted = Place(team, n_rows, width, team.words, gap), random_bits(rng, (n_rows, width), team.words)
             shares = cuts(rng, width, n_ranks, step)
             for rank, (first, end) in enumerate(shares):
@@ -164,7 +179,7 @@ def test_columns(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
                     place.rows(place.before[rank])[:, first:end] = wanted[:, first:end]
             place.upload()
             for rank, (first, end) in enumerate(shares):
-                fields = {"first": first, "n_columns": end - first, "is_stored": source == "is stored"}
+                fields = {"first": first, "n_columns": end - first, "is_stored": source == "is stored", "unit": step}
                 if source == "a" and end > first:
                     terms = team.new(rank, wanted[:, first:end])
                     fields["a"] = view(terms, end - first, end - first)
@@ -174,6 +189,9 @@ def test_columns(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
             team.wait()
             for rank in range(n_ranks):
                 place.check(rank, wanted)
+            has_eights = step % 8 == 0 and source != "is stored"
+            is_sent = way == "ll" and has_eights and n_rows * width <= team.most_sent
+            assert team.put_first() == ["ll" if is_sent else "push"], (n_rows, width, source)
 
 
 @N_RANKS
@@ -182,9 +200,10 @@ def test_sum_and_norm(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
     """a + b with the bits of `add`; the norm with the bits of `rms_norm`, in one launch or in two."""
     team, rng, kind = make_team(n_ranks, dtype, 4 << 20), np.random.default_rng(n_ranks), KINDS[dtype]
     words = np.float32 if dtype == "float32" else np.uint16  # as binding.py takes activations
-    shapes = [(1, 64, 8), (5, 256, 8), (3, 264, 8), (200, 1000, 8), (1, 4096, 64), (33, 5120, 64), (9, 16384, 64),
-              (2, 16392, 8), (7, 333, 1), (3, 4096, 1)]  # fmt: skip
-    for n_rows, width, step in shapes:
+    shapes = [(1, 64, 8), (5, 256, 8), (3, 264, 8), (200, 1000, 8), (1, 4096, 64), (2, 8192, 8), (33, 5120, 64),
+              (9, 16384, 64), (2, 16392, 8), (7, 333, 1), (3, 4096, 1)]  # fmt: skip
+    for (n_rows, width, step), way in product(shapes, ("ll_norm", "push_norm", "ll", "push")):
+        team.put_first(way)
         shape = n_rows, width
         a, b = rng.standard_normal((2, *shape)).astype(kind)
         a[rng.random(shape) < 0.2] = b[rng.random(shape) < 0.2] = -0.0
@@ -206,12 +225,18 @@ def test_sum_and_norm(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
             norm = struct("rms_norm_args", n_rows=n_rows, n_heads=1, x=place.view(rank), weight=memory[3], eps=1e-5,
                           out=view(outs[rank], width, width))  # fmt: skip
             terms = {"a": own, "b": view(memory[1] + at, end - first, width)} if end > first else {}
-            terms |= {"first": first, "n_columns": end - first, "norm": norm}
+            terms |= {"first": first, "n_columns": end - first, "norm": norm, "unit": step}
             team.ranks.gather(rank, COLUMNS, n_rows, place.view(rank), **terms)
         team.wait()
         for rank in range(n_ranks):
             place.check(rank, total.view(team.words))
             assert team.get(rank, outs[rank], shape, team.words).tobytes() == normed.tobytes(), (shape, rank)
+        is_normed = width % 8 == 0 and width <= 16384
+        is_sent = step % 8 == 0 and n_rows * width <= team.most_sent
+        sends_rows = step % 8 == 0 and width * place.item <= 16384 and n_rows <= (128 if team.has_devices else 8)
+        takers = [("push_norm", is_normed), ("ll", is_sent), ("push", True)]
+        takers = [("ll_norm", is_normed and sends_rows and n_rows * width * place.item <= 1 << 20), *takers]
+        assert team.put_first() == [way if dict(takers)[way] else next(name for name, takes in takers if takes)], (shape, way)
 
 
 @N_RANKS
@@ -337,7 +362,8 @@ def add_neighbours(team: Team, rank: int, step: int) -> None:
     share = WIDTH // team.n
     at, other = (team.memory[rank] + 4 * WIDTH * (place % 2) for place in (step, step + 1))
     whole = view(at, WIDTH, WIDTH)
-    team.ranks.gather(rank, COLUMNS, 1, whole, first=rank * share, n_columns=share)
+    unit = share if step % 3 else 0  # packets, and stores that meet
+    team.ranks.gather(rank, COLUMNS, 1, whole, first=rank * share, n_columns=share, unit=unit)
     a, b = (view(at + 4 * share * (one % team.n), share, share) for one in (rank, rank + 1))
     team.call(rank, "add", struct("add_args", n_rows=1, a=a, b=b, out=view(other + 4 * share * rank, share, share)))
 
@@ -380,9 +406,9 @@ def start_row(team: Team) -> Array:
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])
-@pytest.mark.parametrize("first", [0, 2**31 - 20, 2**32 - 20])
+@pytest.mark.parametrize("first", [0, 2**30 - 20, 2**31 - 20, 2**32 - 20])
 def test_many_gathers_from_threads(make_team: MakeTeam, n_ranks: int, first: int) -> None:
-    """Every gather needs the one before on all ranks. Meetings are counted across 2^31 and 2^32."""
+    """Every gather needs the one before on all ranks. Meetings are counted across 2^31 and 2^32, and slots are cleared."""
     team = make_team(n_ranks, "float32", first_meeting=first)
     start, n_steps = start_row(team), 60
 
@@ -427,28 +453,33 @@ def test_graphs_are_replayed_among_other_gathers(make_team: MakeTeam, n_ranks: i
 def test_grids_of_all_sizes_in_turn(make_team: MakeTeam) -> None:
     """Blocks that only some gathers have count by themselves."""
     team, rng = make_team(2, first_meeting=2**31 - 9), np.random.default_rng(0)
-    for n_rows in (1, 128, 3, 300, 2, 64, 1, 1, 128, 5):
+    for number, n_rows in enumerate((1, 128, 3, 300, 2, 64, 1, 1, 128, 5, 40, 2, 128)):
         place, wanted = Place(team, n_rows, 256, np.uint16), random_bits(rng, (n_rows, 256), np.uint16)
         place.rows(place.before[0])[:, :128], place.rows(place.before[1])[:, 128:] = wanted[:, :128], wanted[:, 128:]
         place.upload()
         for rank in range(2):
-            team.ranks.gather(rank, COLUMNS, n_rows, place.view(rank), first=128 * rank, n_columns=128)
+            unit = 128 * (number % 4 != 3)
+            team.ranks.gather(rank, COLUMNS, n_rows, place.view(rank), first=128 * rank, n_columns=128, unit=unit)
         team.wait()
         for rank in range(2):
             place.check(rank, wanted)
 
 
-def gather_row(team: Team, rank: int) -> None:
+def gather_row(team: Team, rank: int, unit: int = 0) -> None:
     whole = view(team.memory[rank], 64, 64)
-    team.ranks.gather(rank, COLUMNS, 1, whole, first=32 * rank, n_columns=32)
+    team.ranks.gather(rank, COLUMNS, 1, whole, first=32 * rank, n_columns=32, unit=unit)
 
 
-def test_a_rank_that_does_not_come(make_team: MakeTeam) -> None:
+UNITS = pytest.mark.parametrize("unit", [0, 32], ids=["push", "ll"])
+
+
+@UNITS
+def test_a_rank_that_does_not_come(make_team: MakeTeam, unit: int) -> None:
     team = make_team(2, timeout_s=0.5)
     for rank in range(2):
         team.ranks.meet(rank)
         for _ in range(3 - rank):
-            gather_row(team, rank)
+            gather_row(team, rank, unit)
     begun = time.monotonic()
     backend = team.backends[0]
     backend.table.call("synchronize", backend.ctx)
@@ -459,12 +490,20 @@ def test_a_rank_that_does_not_come(make_team: MakeTeam) -> None:
         team.ranks.check(0)
     begun = time.monotonic()
     for _ in range(20):
-        gather_row(team, 0)
+        gather_row(team, 0, unit)
     backend.table.call("synchronize", backend.ctx)
     assert time.monotonic() - begun < 0.4  # later waits end soon
     with pytest.raises(errors.DeviceError, match="did not reach gather 3"):
         team.ranks.check(0)
     team.ranks.check(1)
+
+
+def test_columns_that_no_rank_sends(make_team: MakeTeam) -> None:
+    team = make_team(2, timeout_s=0.3)
+    for rank in range(2):
+        team.ranks.gather(rank, COLUMNS, 1, view(team.memory[rank], 64, 64), first=32 * rank, n_columns=8, unit=8)
+    with pytest.raises(errors.DeviceError, match=r"^rank 0 \(cuda:0\) did not get all values of gather 1 within 0.3 s"):
+        team.wait()
 
 
 def test_a_rank_that_does_not_begin_the_step(make_team: MakeTeam) -> None:
@@ -476,11 +515,12 @@ def test_a_rank_that_does_not_begin_the_step(make_team: MakeTeam) -> None:
             team.ranks.check(rank)
 
 
-def test_abort_ends_waits(make_team: MakeTeam) -> None:
+@UNITS
+def test_abort_ends_waits(make_team: MakeTeam, unit: int) -> None:
     team = make_team(2, timeout_s=30.0)
     team.ranks.meet(0)
     team.ranks.meet(1)
-    gather_row(team, 0)
+    gather_row(team, 0, unit)
     time.sleep(0.1)
     begun = time.monotonic()
     team.ranks.abort()

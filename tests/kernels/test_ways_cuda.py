@@ -17,7 +17,7 @@ from llmpy import hardware
 
 Array = np.ndarray
 KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-TABLES = ("linear", "experts", "experts_linear", "attention")  # enum way_table
+TABLES = ("linear", "experts", "experts_linear", "attention", "gather")  # enum way_table
 LINEAR, EXPERTS, ROUTER = 1, 4, 8
 GATED, CLAMPED, UNGATED = range(3)
 

@@ -233,6 +233,8 @@ WRONG = {
     "a value has room for its columns, and more": short_rooms,
     "the gathered value is another one than the rank's own": into_itself,
     "a rank's columns are among the gathered ones": gathers("columns", first=97),
+    "a rank's columns begin and end at multiples of the unit": gathers("columns", unit=5),
+    "a rank's columns begin and end at multiples": gathers("rows", unit=1),
     "a rank has rows of at least one token id": gathers("rows", end=0),
     "a range of token ids has rows in the matrix": attributes_of("embed", end_id=129),
     "a range of token ids has rows": attributes_of("embed", first_id=128),

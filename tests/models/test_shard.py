@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from math import gcd
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -395,6 +396,20 @@ def test_gathers_of_a_dense_layer():
     assert names_of(shard(spec, 2, 0)[0]) == ["embed", "gather", *ops * 2, "rms_norm", "logits", "states"]
     large = 2 * DENSE["hidden_size"] * 2 * DENSE["intermediate_size"] - 1  # bytes of gate and up
     assert Counter(names_of(shard(spec, 2, large)[0]))["gather"] == 2 * 2
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_the_unit_of_gathered_columns(n_ranks):
+    """The largest number that divides where the columns of all ranks begin and end: 3 heads of 24 columns, blocks of 64."""
+    given = {**DENSE, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}
+    programs = shard(program(**given), n_ranks, 0)
+    for ops in zip(*(one["ops"] for one in programs), strict=True):
+        given = [op["attributes"] for _, op in ops]
+        if ops[0][0] != "gather" or given[0]["kind"] != "columns":
+            continue
+        widths = [one["values"][op["in"][0]][0] for one, (_, op) in zip(programs, ops, strict=True)]
+        ends = [each["first"] + width for each, width in zip(given, widths, strict=True)]
+        assert {each["unit"] for each in given} == {gcd(*ends)} and gcd(*ends) in (48, 64)
 
 
 def test_what_is_replicated():

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 CUDA = ROOT / "kernels/cuda"
 TABLES = {  # as enum way_table has them
     "LINEAR_WAYS": "linear/linear.cu", "EXPERTS_WAYS": "experts/experts.cu", "EXPERTS_LINEAR_WAYS": "experts/experts.cu",
-    "ATTENTION_WAYS": "attention/attention.cu",
+    "ATTENTION_WAYS": "attention/attention.cu", "GATHER_WAYS": "ranks/gather.cu",
 }  # fmt: skip
 
 

@@ -634,7 +634,7 @@ EXPORTED const struct backend *llmpy_backend(const struct backend_host *host)
 EXPORTED const char *llmpy_cuda_way(uint32_t table, uint32_t row)
 {
     static const char *(*const names[N_WAY_TABLES])(uint32_t) = {cuda_linear_way, cuda_experts_way, cuda_experts_linear_way,
-                                                                  cuda_attention_way};
+                                                                  cuda_attention_way, cuda_gather_way};
     return table < N_WAY_TABLES ? names[table](row) : NULL;
 }
 

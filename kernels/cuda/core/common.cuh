@@ -32,7 +32,7 @@ struct tensor_state {
 };
 
 /* The tables of ways.cuh. */
-enum way_table { WAYS_LINEAR, WAYS_EXPERTS, WAYS_EXPERTS_LINEAR, WAYS_ATTENTION, N_WAY_TABLES };
+enum way_table { WAYS_LINEAR, WAYS_EXPERTS, WAYS_EXPERTS_LINEAR, WAYS_ATTENTION, WAYS_GATHER, N_WAY_TABLES };
 struct way_choice {
     uint32_t first; /* 1 + the row that tests put first; 0: the table's order */
     uint32_t found; /* bit i: row i has been found since the last llmpy_cuda_put_first */
@@ -261,11 +261,12 @@ enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
 void linear_drop(struct cuda *cuda, const struct matrix *matrix);
 /* Forgets what prepare found out about the values of a matrix. */
 void linear_changed(struct matrix *matrix);
-/* The name of a row of LINEAR_WAYS, EXPERTS_WAYS, EXPERTS_LINEAR_WAYS, ATTENTION_WAYS; NULL: no such row. */
+/* The name of a row of LINEAR_WAYS, EXPERTS_WAYS, EXPERTS_LINEAR_WAYS, ATTENTION_WAYS, GATHER_WAYS; NULL: no such row. */
 const char *cuda_linear_way(uint32_t row);
 const char *cuda_experts_way(uint32_t row);
 const char *cuda_experts_linear_way(uint32_t row);
 const char *cuda_attention_way(uint32_t row);
+const char *cuda_gather_way(uint32_t row);
 /* Does add_rms_norm and its linear in one launch; false: did nothing. */
 bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args);
 enum rc cuda_prepare(void *ctx, struct err *err);

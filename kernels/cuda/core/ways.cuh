@@ -1,7 +1,7 @@
 /* ways.cuh: how an operation chooses among its kernels. An operation with several ways has one table with a row for each way:
  * its name, the problems that it takes, and run(). The first row that takes the problem runs. Rows that take the same problem
  * give equal bits, so their order is a matter of speed alone; tests/kernels/test_ways_cuda.py puts each row first in turn and
- * compares. The tables are LINEAR_WAYS, EXPERTS_WAYS, EXPERTS_LINEAR_WAYS and ATTENTION_WAYS. */
+ * compares. The tables are LINEAR_WAYS, EXPERTS_WAYS, EXPERTS_LINEAR_WAYS, ATTENTION_WAYS and GATHER_WAYS. */
 #ifndef LLMPY_CUDA_WAYS_CUH
 #define LLMPY_CUDA_WAYS_CUH
 

@@ -144,6 +144,7 @@ static void team_close(struct cuda_team *team)
         struct cuda *cuda = team->ranks[r];
         cuda->team = NULL;
         cuda_give(cuda, team->states[r]);
+        cuda_give(cuda, team->slots[r]);
         cuda_give(cuda, team->failures[r]);
         if (!r)
             cuda_give(cuda, team->aborted);
@@ -166,11 +167,15 @@ static enum rc make_state(struct cuda_team *team, uint32_t rank, uint32_t first,
     }
     initial.step = first;
     enum rc rc = cuda_take(cuda, MEMORY_WORK, sizeof initial, &team->states[rank], err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, sizeof *team->slots[rank], &team->slots[rank], err);
     rc = rc ? rc : cuda_take(cuda, MEMORY_PINNED, sizeof *team->failures[rank], &team->failures[rank], err);
     if (rc)
         return rc;
     memset(team->failures[rank], 0, sizeof *team->failures[rank]);
     cudaError_t code = cudaMemcpyAsync(team->states[rank], &initial, sizeof initial, cudaMemcpyHostToDevice, cuda->stream);
+    for (uint32_t parity = 0; parity < 2; parity++) /* cleared slots have numbers of the other parity */
+        code = code ? code : cudaMemsetAsync(team->slots[rank]->packets[parity], 1 - (int)parity,
+                                             sizeof team->slots[rank]->packets[parity], cuda->stream);
     code = code ? code : cudaStreamSynchronize(cuda->stream);
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "ranks");
 }
@@ -250,7 +255,10 @@ static enum rc comm_check(void *ctx, struct err *err)
         return RC_OK;
     if (gather)
         snprintf(meeting, sizeof meeting, "gather %u", gather);
-    if (reason == WAIT_LATE)
+    if (reason == WAIT_LATE && source == cuda->rank)
+        err_set(err, RC_DEVICE, "rank %u (cuda:%d) did not get all values of %s within %g s (step_timeout_s)", source,
+                cuda->device, meeting, team->timeout_seconds);
+    else if (reason == WAIT_LATE)
         err_set(err, RC_DEVICE, "rank %u (cuda:%d) did not reach %s within %g s (step_timeout_s)", source,
                 team->ranks[source]->device, meeting, team->timeout_seconds);
     else

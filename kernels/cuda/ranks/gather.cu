@@ -1,161 +1,23 @@
-/* gather.cu: meet and gather. Each rank stores what it has of a value into all ranks' memory, 16 bytes a thread and turn, and
- * meets them (meeting.cuh). Values are final: they are copied, never added, so all bits are kept, also of -0 and of a NaN.
+/* gather.cu: meet and gather. A gather has several ways (GATHER_WAYS): each rank stores what it has of a value into all ranks'
+ * memory, 16 bytes a thread and turn, and meets them (gather_push.cuh); or it sends packets, for few bytes (gather_ll.cuh).
+ * Values are final: they are copied, never added, so all bits are kept, also of -0 and of a NaN.
  *
- * Without a norm all threads of the grid share the rank's part evenly. A norm of the whole rows runs in the same launch: a
- * block has the same rows on all ranks, and norms them as soon as its own flags have come. It has the threads of rms_norm for
- * rows of this size and that operation's functions (row_norm.cuh), so its bits are equal. Heads, rows at odd addresses and rows
- * of more than 16,384 columns are normed by a second launch.
+ * A norm of the whole rows runs in the same launch. A block has the threads of rms_norm for rows of this size and that
+ * operation's functions (row_norm.cuh), so its bits are equal. Heads, rows at odd addresses and rows of more than 16,384
+ * columns are normed by a second launch.
+ *
+ * All ranks must choose the same way with the same grid. So both depend only on what is equal on all ranks.
  *
  * Bound by a flag's way to the other device, 1.3 us, and from 1 MB on by the link, 360 GB/s a direction. */
 #include "gather.cuh"
-#include "../norm/row_norm.cuh"
+#include "../core/ways.cuh"
+#include "gather_ll.cuh"
+#include "gather_push.cuh"
 
 #define PLAIN_BLOCKS 32u /* saturate the link */
 #define SHARED_BLOCKS 8u /* of ranks that share a device: all their grids and clusters of 8 blocks fit beside each other */
 #define MAX_PARTS 4u     /* chains of a thread */
-
-/* A rank's own part: some columns of all rows, or of all equal parts of the rows; rows of some token ids; or parts of some
- * experts' routes. */
-struct own_part {
-    const void *a, *b;  /* row 0, first own column; b: NULL, or added to a */
-    void *to[MAX_RANKS];
-    uint32_t a_stride, b_stride, to_stride, n_to, n_rows, n_columns;
-    const int32_t *token_ids; /* NULL: all rows */
-    const struct route *routes; /* [n_rows][route_stride], or NULL: all parts */
-    uint32_t route_stride, n_parts, part_columns; /* n_parts 0: rows have no parts */
-    int32_t first_id, end_id;
-    bool is_aligned;          /* everything is taken in eights */
-    bool is_by_rows;          /* a block has rows blockIdx.x, blockIdx.x + gridDim.x, ... */
-};
-
-template <class T>
-static __device__ __forceinline__ void put_eight(T *row, uint32_t column, uint32_t n, bool is_aligned, const eight<T> &x)
-{
-    if (is_aligned)
-        *(eight<T> *)(row + column) = x;
-    else
-#pragma unroll
-        for (uint32_t i = 0; i < 8; i++)
-            if (column + i < n)
-                row[column + i] = x.values[i];
-}
-
-template <class T>
-static __device__ __forceinline__ eight<T> get_eight(const T *row, uint32_t column, uint32_t n, bool is_aligned)
-{
-    return is_aligned ? part_of<true>(row, column, n) : part_of<false>(row, column, n);
-}
-
-/* a, or a + b as the operation `add` rounds it. */
-template <class T> static __device__ __forceinline__ eight<T> own_eight(const own_part &own, uint32_t row, uint32_t column)
-{
-    const T *a = (const T *)own.a + (size_t)row * own.a_stride, *b = (const T *)own.b + (size_t)row * own.b_stride;
-    eight<T> x = get_eight(a, column, own.n_columns, own.is_aligned);
-    if (!own.b)
-        return x;
-    float sum[8], other[8];
-    to_floats(x, sum);
-    to_floats(get_eight(b, column, own.n_columns, own.is_aligned), other);
-#pragma unroll
-    for (uint32_t i = 0; i < 8; i++)
-        sum[i] = sum[i] + other[i];
-    return to_eight<T>(sum);
-}
-
-template <class T> static __device__ __forceinline__ void store_own(const own_part &own)
-{
-    const uint32_t first = own.is_by_rows ? blockIdx.x : 0, apart = own.is_by_rows ? gridDim.x : 1;
-    const uint32_t lane = threadIdx.x + (own.is_by_rows ? 0 : blockIdx.x * blockDim.x);
-    const uint32_t lanes = own.is_by_rows ? blockDim.x : gridDim.x * blockDim.x;
-    const uint32_t n_eights = (own.n_columns + 7) / 8, n = (own.n_rows + apart - 1 - first) / apart * n_eights;
-    for (uint32_t i = lane; i < n; i += lanes) {
-        const uint32_t row = first + i / n_eights * apart, column = i % n_eights * 8;
-        if (own.token_ids && (own.token_ids[row] < own.first_id || own.token_ids[row] >= own.end_id))
-            continue;
-        const eight<T> x = own_eight<T>(own, row, column);
-        for (uint32_t r = 0; r < own.n_to; r++)
-            put_eight((T *)own.to[r] + (size_t)row * own.to_stride, column, own.n_columns, own.is_aligned, x);
-    }
-}
-
-/* The same of rows that have equal parts. */
-template <class T> static __device__ __forceinline__ void store_parts(const own_part &own)
-{
-    const uint32_t n_eights = (own.n_columns + 7) / 8, n = own.n_rows * own.n_parts * n_eights;
-    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-        const uint32_t part = i / n_eights % own.n_parts, row = i / n_eights / own.n_parts, column = i % n_eights * 8;
-        const struct route *route = own.routes ? own.routes + (size_t)row * own.route_stride + part : NULL;
-        if (route && (route->expert < own.first_id || route->expert >= own.end_id))
-            continue;
-        const size_t at = (size_t)row * own.to_stride + part * own.part_columns;
-        const eight<T> x = get_eight((const T *)own.a + at, column, own.n_columns, own.is_aligned);
-        for (uint32_t r = 0; r < own.n_to; r++)
-            put_eight((T *)own.to[r] + at, column, own.n_columns, own.is_aligned, x);
-    }
-}
-
-template <class T> struct whole_norm {
-    rows<T> x, out;
-    const float *weight;
-    uint32_t n_rows, size;
-    float eps;
-};
-
-template <class T>
-static __global__ void __launch_bounds__(MEETING_THREADS)
-gather_push(const __grid_constant__ struct meeting meeting, const __grid_constant__ own_part own)
-{
-    start_next_if_alone(meeting);
-    wait_for_input();
-    const uint32_t number = next_number(meeting);
-    store_own<T>(own);
-    meet_ranks(meeting, number);
-}
-
-template <class T>
-static __global__ void __launch_bounds__(MEETING_THREADS)
-gather_push_parts(const __grid_constant__ struct meeting meeting, const __grid_constant__ own_part own)
-{
-    start_next_if_alone(meeting);
-    wait_for_input();
-    const uint32_t number = next_number(meeting);
-    store_parts<T>(own);
-    meet_ranks(meeting, number);
-}
-
-/* PARTS chains a thread. */
-template <class T, uint32_t PARTS>
-static __global__ void __launch_bounds__(MEETING_THREADS)
-gather_push_norm(const __grid_constant__ struct meeting meeting, const __grid_constant__ own_part own,
-                 const __grid_constant__ whole_norm<T> norm)
-{
-    const uint32_t column = 8 * threadIdx.x, step = 8 * blockDim.x;
-    float w[PARTS][8];
-    start_next_if_alone(meeting);
-#pragma unroll
-    for (uint32_t i = 0; i < PARTS; i++)
-        weight_part<true>(norm.weight, 0, column + i * step, norm.size, w[i]);
-    wait_for_input();
-    const uint32_t number = next_number(meeting);
-    store_own<T>(own);
-    meet_ranks(meeting, number);
-    for (uint32_t row = blockIdx.x, use = 0; row < norm.n_rows; row += gridDim.x, use ^= 1) {
-        float values[PARTS][8], sum = 0;
-#pragma unroll
-        for (uint32_t i = 0; i < PARTS; i++)
-            load_part<true>(norm.x.at(row, 0), column + i * step, norm.size, values[i]);
-#pragma unroll
-        for (uint32_t i = 0; i < PARTS; i++)
-            for (uint32_t j = 0; j < 8; j++)
-                sum = fmaf(values[i][j], values[i][j], sum);
-        const float scale = norm_scale(block_squares(sum, use, blockDim.x / 32), norm.size, norm.eps);
-#pragma unroll
-        for (uint32_t i = 0; i < PARTS; i++) {
-            scale_part(values[i], w[i], scale);
-            store_part<true>(norm.out.at(row, 0), column + i * step, norm.size, values[i]);
-        }
-    }
-}
+#define LL_PARTS 2u      /* the same, of rows in packets; one of float32, as the slots have no room for more */
 
 /* Rank 0's drawn ids. The kernel that resolves ids below 0 (staging.cu) reads those of the other slot, so a rank that is still
  * in the step before is not disturbed. */
@@ -221,7 +83,8 @@ template <class T> static bool is_aligned(const void *data, uint32_t stride)
     return (uintptr_t)data % 16 == 0 && stride * sizeof(T) % 16 == 0;
 }
 
-template <class T> static struct own_part part_of_rank(const struct cuda *cuda, const struct gather_args *args)
+/* is_sent: packets bring the part to the other ranks, so the kernel stores it to this rank's own memory at most. */
+template <class T> static struct own_part part_of_rank(const struct cuda *cuda, const struct gather_args *args, bool is_sent)
 {
     const struct cuda_team *team = cuda->team;
     const uint32_t purpose = args->kind == GATHER_TO_FIRST ? COMM_LOGITS : COMM_ARENA;
@@ -251,52 +114,181 @@ template <class T> static struct own_part part_of_rank(const struct cuda *cuda, 
     const bool is_in_place = part.a == own && !part.b && (args->n_rows == 1 || part.a_stride == part.to_stride);
     for (uint32_t i = 0; i < team->n_ranks; i++) { /* from this rank on: not all ranks store to the same one at a time */
         const uint32_t r = (cuda->rank + i) % team->n_ranks;
-        if (r < n_targets && (r != cuda->rank || !is_in_place))
+        if (r == cuda->rank ? r < n_targets && !is_in_place : r < n_targets && !is_sent)
             part.to[part.n_to++] = team->memory[purpose][r] + offset;
     }
     return part;
 }
 
-/* ---- launches ------------------------------------------------------------------------------------------------------------ */
+/* ---- ways ---------------------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a meeting; equal on all ranks, so only of what is equal there. */
-static uint32_t grid_of(const struct cuda_team *team, const struct gather_args *args)
+struct gather_problem {
+    struct cuda *cuda;
+    const struct gather_args *args;
+    size_t item_bytes, n_bytes; /* of a value; of the whole one */
+};
+
+struct gather_way {
+    const char *name;
+    size_t most_bytes;
+    bool is_normed; /* with the norm of the gathered rows */
+    bool (*fits)(const struct gather_problem &); /* NULL: takes everything within the limits before */
+    void (*run)(const struct gather_problem &);
+};
+
+/* Blocks of a meeting, at most. */
+static uint32_t most_blocks(const struct gather_problem &p, bool is_normed)
 {
-    const uint32_t most = team->shares_device ? SHARED_BLOCKS : args->norm ? MEETING_BLOCKS : PLAIN_BLOCKS;
-    const uint64_t eights = args->is_stored ? 1 : (uint64_t)args->n_rows * ceil_div(args->whole.width, 8) / team->n_ranks;
-    const uint64_t wanted = args->norm ? args->n_rows : (eights + MEETING_THREADS - 1) / MEETING_THREADS;
+    return p.cuda->team->shares_device ? SHARED_BLOCKS : is_normed ? MEETING_BLOCKS : PLAIN_BLOCKS;
+}
+
+static uint32_t blocks_of(uint64_t wanted, uint32_t most)
+{
     return wanted < 1 ? 1 : wanted < most ? (uint32_t)wanted : most;
 }
 
-template <class T> static bool norms_in_place(const struct rms_norm_args *norm)
+static uint32_t push_grid(const struct gather_problem &p)
 {
-    return norm && norm->n_heads == 1 && has_eights<T>(norm->x) && has_eights<T>(norm->out) &&
-           (uintptr_t)norm->weight % 16 == 0 && norm->x.width <= 8 * MEETING_THREADS * MAX_PARTS;
+    const struct gather_args *args = p.args;
+    const uint64_t eights = args->is_stored ? 1 : (uint64_t)args->n_rows * ceil_div(args->whole.width, 8);
+    const uint64_t of_rank = (eights / p.cuda->team->n_ranks + MEETING_THREADS - 1) / MEETING_THREADS;
+    return blocks_of(args->norm ? args->n_rows : of_rank, most_blocks(p, args->norm));
 }
 
-template <class T> static void launch_norm(struct cuda *cuda, const struct gather_args *args)
+static uint32_t ll_grid(const struct gather_problem &p)
+{
+    const uint64_t eights = (uint64_t)p.args->n_rows * p.args->whole.width / 8;
+    return blocks_of((eights + MEETING_THREADS - 1) / MEETING_THREADS, most_blocks(p, false));
+}
+
+static bool has_eights(const struct gather_problem &p, const struct view &v)
+{
+    return (uintptr_t)v.data % 16 == 0 && v.stride * p.item_bytes % 16 == 0 && v.width % 8 == 0;
+}
+
+/* Can a block norm the gathered rows? */
+static bool fits_norm(const struct gather_problem &p)
+{
+    const struct rms_norm_args *norm = p.args->norm;
+    return norm->n_heads == 1 && has_eights(p, norm->x) && has_eights(p, norm->out) && (uintptr_t)norm->weight % 16 == 0 &&
+           norm->x.width <= 8 * MEETING_THREADS * MAX_PARTS;
+}
+
+/* Do packets bring it: eights of columns, which the slots of a block have room for? */
+static bool fits_packets(const struct gather_problem &p, uint64_t eights_of_block)
+{
+    const struct gather_args *args = p.args;
+    return args->kind == GATHER_COLUMNS && !args->n_chosen && !args->is_stored && args->unit && args->unit % 8 == 0 &&
+           has_eights(p, args->whole) && eights_of_block * 8 * p.item_bytes <= SLOT_PACKETS * sizeof(uint2);
+}
+
+static bool fits_ll(const struct gather_problem &p)
+{
+    const uint64_t eights = (uint64_t)p.args->n_rows * p.args->whole.width / 8, lanes = ll_grid(p) * MEETING_THREADS;
+    return fits_packets(p, (eights + lanes - 1) / lanes * MEETING_THREADS);
+}
+
+/* A block has one row. */
+static bool fits_ll_norm(const struct gather_problem &p)
+{
+    const uint32_t chains = ceil_div(p.args->whole.width, 8), threads = row_threads(chains), parts = ceil_div(chains, threads);
+    return fits_norm(p) && parts <= LL_PARTS && p.args->n_rows <= most_blocks(p, true) &&
+           fits_packets(p, (uint64_t)parts * threads);
+}
+
+static bool has_parts(const struct gather_problem &p)
+{
+    return p.args->n_chosen;
+}
+
+/* Calls f with a value of the gathered type. */
+template <class F> static void visit_gathered(const struct gather_problem &p, F f)
+{
+    if (p.args->kind == GATHER_TO_FIRST)
+        f(float());
+    else
+        visit_type(p.cuda->dtype, f);
+}
+
+template <class T> static whole_norm<T> norm_of(const struct gather_args *args)
 {
     const struct rms_norm_args *norm = args->norm;
-    const uint32_t chains = ceil_div(args->whole.width, 8), threads = row_threads(chains), parts = ceil_div(chains, threads);
-    const whole_norm<T> whole = {rows<T>(args->whole), rows<T>(norm->out), norm->weight,
-                                 args->n_rows, args->whole.width, norm->eps};
-    const auto kernel = parts == 1   ? gather_push_norm<T, 1>
-                        : parts == 2 ? gather_push_norm<T, 2>
-                                     : gather_push_norm<T, MAX_PARTS>;
-    launch(cuda, kernel, grid_of(cuda->team, args), threads, 0, meeting_of(cuda, false), part_of_rank<T>(cuda, args), whole);
+    return {rows<T>(args->whole), rows<T>(norm->out), norm->weight, args->n_rows, args->whole.width, norm->eps};
 }
 
-template <class T> static enum rc launch_gather(struct cuda *cuda, const struct gather_args *args, struct err *err)
+static void run_ll_norm(const struct gather_problem &p)
 {
-    const bool is_fused = norms_in_place<T>(args->norm);
-    if (is_fused)
-        launch_norm<T>(cuda, args);
-    else
-        launch(cuda, args->n_chosen ? gather_push_parts<T> : gather_push<T>, grid_of(cuda->team, args), MEETING_THREADS, 0,
-               meeting_of(cuda, false), part_of_rank<T>(cuda, args));
-    const enum rc rc = launched(err, "gather");
-    return rc || !args->norm || is_fused ? rc : cuda_rms_norm(cuda, args->norm, err);
+    const uint32_t chains = ceil_div(p.args->whole.width, 8), threads = row_threads(chains);
+    visit_gathered(p, [&](auto value) {
+        using T = decltype(value);
+        const gathered<T> to = {rows<T>(p.args->whole), p.args->first};
+        const auto kernel = chains <= threads ? gather_ll_norm<T, 1> : gather_ll_norm<T, LL_PARTS * 2 / sizeof(T)>;
+        launch(p.cuda, kernel, p.args->n_rows, threads, 0, meeting_of(p.cuda, false), part_of_rank<T>(p.cuda, p.args, true),
+               to, norm_of<T>(p.args));
+    });
 }
+
+static void run_push_norm(const struct gather_problem &p)
+{
+    const uint32_t chains = ceil_div(p.args->whole.width, 8), threads = row_threads(chains), parts = ceil_div(chains, threads);
+    visit_gathered(p, [&](auto value) {
+        using T = decltype(value);
+        const auto kernel = parts == 1   ? gather_push_norm<T, 1>
+                            : parts == 2 ? gather_push_norm<T, 2>
+                                         : gather_push_norm<T, MAX_PARTS>;
+        launch(p.cuda, kernel, push_grid(p), threads, 0, meeting_of(p.cuda, false), part_of_rank<T>(p.cuda, p.args, false),
+               norm_of<T>(p.args));
+    });
+}
+
+static void run_ll(const struct gather_problem &p)
+{
+    visit_gathered(p, [&](auto value) {
+        using T = decltype(value);
+        const gathered<T> to = {rows<T>(p.args->whole), p.args->first};
+        launch(p.cuda, gather_ll<T>, ll_grid(p), MEETING_THREADS, 0, meeting_of(p.cuda, false),
+               part_of_rank<T>(p.cuda, p.args, true), to);
+    });
+}
+
+static void run_push_parts(const struct gather_problem &p)
+{
+    visit_gathered(p, [&](auto value) {
+        using T = decltype(value);
+        launch(p.cuda, gather_push_parts<T>, push_grid(p), MEETING_THREADS, 0, meeting_of(p.cuda, false),
+               part_of_rank<T>(p.cuda, p.args, false));
+    });
+}
+
+static void run_push(const struct gather_problem &p)
+{
+    visit_gathered(p, [&](auto value) {
+        using T = decltype(value);
+        launch(p.cuda, gather_push<T>, push_grid(p), MEETING_THREADS, 0, meeting_of(p.cuda, false),
+               part_of_rank<T>(p.cuda, p.args, false));
+    });
+}
+
+static const struct gather_way GATHER_WAYS[] = {
+    /* name         bytes     norm   fits          run */
+    {"ll_norm",     1u << 20, true,  fits_ll_norm, run_ll_norm},
+    {"push_norm",   SIZE_MAX, true,  fits_norm,    run_push_norm},
+    {"ll",          1u << 19, false, fits_ll,      run_ll},
+    {"push_parts",  SIZE_MAX, false, has_parts,    run_push_parts},
+    {"push",        SIZE_MAX, false, NULL,         run_push},
+};
+
+const char *cuda_gather_way(uint32_t row)
+{
+    return name_of_way(GATHER_WAYS, row);
+}
+
+static bool takes(const struct gather_way &way, const struct gather_problem &p)
+{
+    return p.n_bytes <= way.most_bytes && (p.args->norm || !way.is_normed) && (!way.fits || way.fits(p));
+}
+
+/* ---- calls --------------------------------------------------------------------------------------------------------------- */
 
 enum rc cuda_gather(void *ctx, const struct gather_args *args, struct err *err)
 {
@@ -307,11 +299,14 @@ enum rc cuda_gather(void *ctx, const struct gather_args *args, struct err *err)
     if (!args->n_rows)
         return RC_OK;
     enum rc rc = check_args(cuda, args, err);
-    if (!rc && args->kind == GATHER_TO_FIRST)
-        return launch_gather<float>(cuda, args, err);
-    if (!rc)
-        visit_type(cuda->dtype, [&](auto value) { rc = launch_gather<decltype(value)>(cuda, args, err); });
-    return rc;
+    if (rc)
+        return rc;
+    const size_t item_bytes = args->kind == GATHER_TO_FIRST || cuda->dtype == DTYPE_F32 ? 4 : 2;
+    const struct gather_problem problem = {cuda, args, item_bytes, (size_t)args->n_rows * args->whole.width * item_bytes};
+    const struct gather_way *way = find_way<WAYS_GATHER>(cuda, GATHER_WAYS, problem);
+    way->run(problem);
+    rc = launched(err, "gather");
+    return rc || !args->norm || way->is_normed ? rc : cuda_rms_norm(cuda, args->norm, err);
 }
 
 enum rc cuda_meet(void *ctx, const struct meet_args *args, struct err *err)

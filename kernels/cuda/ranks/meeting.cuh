@@ -9,6 +9,13 @@
  * a flag is one behind the number that is waited for, equal to it, or one ahead. So a signed difference of 32 bits is right
  * however often the count has passed 2^32, even for a block that only large grids have.
  *
+ * Packets. A few values can travel without flags of their own: 8 bytes of a packet are 4 bytes of data and the number of the
+ * meeting, stored and loaded as one. So the data have come when the number has, and no order of stores is needed. A rank has
+ * two sets of slots for packets, by the parity of the number. A block stores packets n + 2 over packets n; all other ranks have
+ * read those, because it has come to meeting n + 1 with them. Slots belong to one block, as numbers do. A slot may keep the
+ * packet of an old number while others are used. So every 2^30 meetings a block clears its slots; thus no number comes again
+ * while it lies in a slot. A cleared slot of even numbers has an odd number, and the other way round.
+ *
  * Waits end by the clock, or soon after the host has set the abort word. Then the wait records its failure for the host, and
  * the kernel goes on with incomplete values, which the host discards. Later waits of the rank end soon. */
 #ifndef LLMPY_CUDA_MEETING_CUH
@@ -19,6 +26,8 @@
 #define MAX_RANKS 8u
 #define MEETING_BLOCKS 128u  /* of a grid that waits, at most */
 #define MEETING_THREADS 512u /* of its blocks, at most */
+#define SLOT_PACKETS 2048u   /* that a block stores to a rank in one meeting, at most */
+#define CLEAR_EVERY (1u << 30) /* meetings */
 #define TURNS 1024u          /* looks at a flag between two looks at the clock and at the abort word */
 
 enum wait_failure { WAIT_OK, WAIT_LATE, WAIT_ABORTED };
@@ -38,10 +47,16 @@ struct rank_state {
     alignas(128) uint32_t is_alone; /* no other rank can need the room that the next kernel's blocks take before their wait */
 };
 
+/* Packets for a rank, [parity of the number][block]. */
+struct rank_slots {
+    uint4 packets[2][MEETING_BLOCKS][SLOT_PACKETS];
+};
+
 /* A meeting, as a kernel of one rank sees it. */
 struct meeting {
     struct rank_state *state;    /* of this rank */
     uint32_t *flags[MAX_RANKS];  /* on each rank, those that this rank stores to */
+    struct rank_slots *slots[MAX_RANKS];
     struct rank_failure *failure;
     const uint32_t *aborted;     /* in pinned memory */
     uint64_t timeout_ns;
@@ -55,6 +70,7 @@ struct cuda_team {
     uint32_t n_ranks;
     struct cuda *ranks[MAX_RANKS];
     struct rank_state *states[MAX_RANKS];
+    struct rank_slots *slots[MAX_RANKS];
     struct rank_failure *failures[MAX_RANKS];
     char *memory[COMM_MEMORIES][MAX_RANKS];
     size_t size_bytes[COMM_MEMORIES];
@@ -69,8 +85,10 @@ static inline struct meeting meeting_of(const struct cuda *cuda, bool is_start)
     const struct cuda_team *team = cuda->team;
     struct meeting m = {};
     m.state = team->states[cuda->rank];
-    for (uint32_t r = 0; r < team->n_ranks; r++)
+    for (uint32_t r = 0; r < team->n_ranks; r++) {
         m.flags[r] = team->states[r]->flags[cuda->rank];
+        m.slots[r] = team->slots[r];
+    }
     m.failure = team->failures[cuda->rank];
     m.aborted = team->aborted;
     m.timeout_ns = (uint64_t)(team->timeout_seconds * 1e9);
@@ -83,6 +101,11 @@ static inline struct meeting meeting_of(const struct cuda *cuda, bool is_start)
 static __device__ __forceinline__ void flag_store(uint32_t *flag, uint32_t number)
 {
     asm volatile("st.release.sys.global.u32 [%0],%1;" ::"l"(flag), "r"(number) : "memory");
+}
+
+static __device__ __forceinline__ void flag_store_relaxed(uint32_t *flag, uint32_t number)
+{
+    asm volatile("st.relaxed.sys.global.u32 [%0],%1;" ::"l"(flag), "r"(number) : "memory");
 }
 
 static __device__ __forceinline__ uint32_t flag_load(const uint32_t *flag)
@@ -128,11 +151,13 @@ static __device__ __noinline__ bool gives_up(const struct meeting &m, uint32_t s
     return is_aborted || is_late;
 }
 
+/* ORDERED: what the other rank stored before the flag can be read after the wait. */
+template <bool ORDERED>
 static __device__ __forceinline__ void flag_wait(const struct meeting &m, uint32_t source, uint32_t number)
 {
     const uint32_t *flag = &m.state->flags[source][blockIdx.x];
     uint64_t start = 0;
-    for (uint32_t turn = 1; (int32_t)(flag_load(flag) - number) < 0; turn++) {
+    for (uint32_t turn = 1; (int32_t)((ORDERED ? flag_load(flag) : load_fresh(flag)) - number) < 0; turn++) {
         if (turn % TURNS)
             continue;
         start = start ? start : clock_ns();
@@ -148,23 +173,39 @@ static __device__ __forceinline__ void start_next_if_alone(const struct meeting 
         start_next();
 }
 
-/* The block's number of this meeting; after wait_for_input(). */
-static __device__ __forceinline__ uint32_t next_number(const struct meeting &m)
+static __device__ __noinline__ void clear_slots(const struct meeting &m, uint32_t parity)
 {
-    return load_fresh(&m.state->met[blockIdx.x]) + 1;
+    uint4 *packets = m.slots[m.rank]->packets[parity][blockIdx.x];
+    const uint32_t none = 1 - parity;
+    for (uint32_t i = threadIdx.x; i < SLOT_PACKETS; i += blockDim.x)
+        packets[i] = make_uint4(0, none, 0, none);
+    __threadfence_system();
+    __syncthreads();
 }
 
-/* All threads of the block call it when they have stored. On return all other ranks' blocks of this number have stored. */
+/* The block's number of this meeting; after wait_for_input(). All threads of the block call it before they store. Slots of the
+ * next number are free: other ranks store to them when they have come to this meeting with this block. */
+static __device__ __forceinline__ uint32_t next_number(const struct meeting &m)
+{
+    const uint32_t number = load_fresh(&m.state->met[blockIdx.x]) + 1;
+    if (number % CLEAR_EVERY < 2)
+        clear_slots(m, (number + 1) % 2);
+    return number;
+}
+
+/* All threads of the block call it when they have stored. On return all other ranks' blocks of this number have stored. The
+ * count is stored behind the flags, because a release waits for all stores before it. */
 static __device__ __forceinline__ void meet_ranks(const struct meeting &m, uint32_t number)
 {
     const uint32_t t = threadIdx.x;
+    const bool has_other = t < m.n_ranks && t != m.rank;
     __syncthreads();
+    if (has_other)
+        flag_store(m.flags[t] + blockIdx.x, number);
     if (!t)
         m.state->met[blockIdx.x] = number;
-    if (t < m.n_ranks && t != m.rank) {
-        flag_store(m.flags[t] + blockIdx.x, number);
-        flag_wait(m, t, number);
-    }
+    if (has_other)
+        flag_wait<true>(m, t, number);
     __syncthreads();
     start_next();
 }

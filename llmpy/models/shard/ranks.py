@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import chain
+from math import gcd
 from typing import Any
 
 from ...errors import UnsupportedError
@@ -228,4 +230,6 @@ class Ranks:
         return out
 
     def _emit_gather(self, value: int, out: int, segment: Place) -> None:
-        self.emit_new("gather", [value], [out], lambda rank: {"kind": "columns", "first": self._columns_of(segment, rank)[0]})
+        columns = [self._columns_of(segment, rank) for rank in range(self.n_ranks)]
+        unit = gcd(*chain(*columns))
+        self.emit_new("gather", [value], [out], lambda rank: {"kind": "columns", "first": columns[rank][0], "unit": unit})
