@@ -98,6 +98,13 @@ class AlwaysSo(TypedDict, total=False):
     model_impl: str
     distributed_executor_backend: str | None
     cpu_offload_gb: float
+    decode_context_parallel_size: int
+    prefill_context_parallel_size: int
+    enable_dp_attention: bool | None
+    enable_eplb: bool | None
+    eplb_config: None
+    num_redundant_experts: int
+    tp_sums: str
 
 
 class EngineOptions(TypedDict, total=False):

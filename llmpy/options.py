@@ -207,6 +207,13 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "model_impl": ("auto",),
     "distributed_executor_backend": (None, "uni", "mp"),
     "cpu_offload_gb": (0,),
+    "decode_context_parallel_size": (1,),
+    "prefill_context_parallel_size": (1,),
+    "enable_dp_attention": (False, None),
+    "enable_eplb": (False, None),
+    "eplb_config": (None,),
+    "num_redundant_experts": (0,),
+    "tp_sums": ("whole",),
 }
 
 
