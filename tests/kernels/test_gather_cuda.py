@@ -10,7 +10,7 @@ from itertools import pairwise, product
 import ml_dtypes
 import numpy as np
 import pytest
-from test_ways_cuda import Ways
+from cuda_ways import Ways
 
 from binding import Backend
 from llmpy import devices, errors, hardware
