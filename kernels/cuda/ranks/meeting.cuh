@@ -183,14 +183,17 @@ static __device__ __noinline__ void clear_slots(const struct meeting &m, uint32_
     __syncthreads();
 }
 
-/* The block's number of this meeting; after wait_for_input(). All threads of the block call it before they store. Slots of the
- * next number are free: other ranks store to them when they have come to this meeting with this block. */
+/* The block's number of this meeting; after wait_for_input(). */
 static __device__ __forceinline__ uint32_t next_number(const struct meeting &m)
 {
-    const uint32_t number = load_fresh(&m.state->met[blockIdx.x]) + 1;
+    return load_fresh(&m.state->met[blockIdx.x]) + 1;
+}
+
+/* Before the block says that it has come. Then other ranks may store to the slots of the next number. */
+static __device__ __forceinline__ void free_slots(const struct meeting &m, uint32_t number)
+{
     if (number % CLEAR_EVERY < 2)
         clear_slots(m, (number + 1) % 2);
-    return number;
 }
 
 /* All threads of the block call it when they have stored. On return all other ranks' blocks of this number have stored. The
@@ -199,6 +202,7 @@ static __device__ __forceinline__ void meet_ranks(const struct meeting &m, uint3
 {
     const uint32_t t = threadIdx.x;
     const bool has_other = t < m.n_ranks && t != m.rank;
+    free_slots(m, number);
     __syncthreads();
     if (has_other)
         flag_store(m.flags[t] + blockIdx.x, number);

@@ -71,6 +71,7 @@ static __device__ __forceinline__ void receive(const struct meeting &m, uint32_t
 static __device__ __forceinline__ void come(const struct meeting &m, uint32_t number)
 {
     const uint32_t t = threadIdx.x;
+    free_slots(m, number);
     if (t < m.n_ranks && t != m.rank)
         flag_store_relaxed(m.flags[t] + blockIdx.x, number);
     __syncthreads(); /* all threads have read the count */
