@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import ExitStack
+from itertools import product
 
 import httpx
 import numpy as np
@@ -26,6 +27,7 @@ from llmpy import (
     SamplingParams,
     WeightsMissingError,
     WeightUpdateError,
+    devices,
     hardware,
 )
 
@@ -221,6 +223,36 @@ def test_full_updates(made, tiny_model, other):
             llm.update_weights(tiny_model)
             assert llm.weight_checksum() == first_sums
         assert outcome(llm) == before
+
+
+def strided(tensor):
+    """The same values with strides of 3 along rows and of more along columns."""
+    if tensor.dim() == 1:
+        return tensor.repeat_interleave(3)[::3]
+    return tensor.t().repeat_interleave(3, 1)[:, ::3].t()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_updates_from_the_memory_of_the_first_device(made, tiny_model, other, dtype):
+    """Ranks on other devices copy it; the trainer's stream goes on only behind them."""
+    torch = pytest.importorskip("torch")
+    if sum(device["device"].startswith("cuda") and device["available"] for device in devices()) < 2:
+        pytest.skip("needs two CUDA devices")
+    options = {"device": "cuda:0", "device_ids": (0, 1), "dtype": dtype, "kv_cache_memory_bytes": "64MiB"}
+    fresh, path, weights = made(other[0], 2, **options), tiny_model, other[1]
+    for of_type, change in product((torch.float32, torch.bfloat16), (torch.clone, strided)):
+        llm = made(path, 2, **options)
+        given = {name: torch.from_numpy(w).to("cuda:0", of_type) for name, w in weights.items()}
+        assert not llm.compare_weights(given)
+        moved = {name: change(tensor) for name, tensor in given.items()}
+        llm.update_weights(moved)
+        for tensor in moved.values():
+            tensor.zero_()
+        assert llm.compare_weights(given)
+        if of_type is torch.float32:
+            assert llm.weight_checksum() == fresh.weight_checksum()
+            assert outcome(llm) == outcome(fresh)
+        llm.close()
 
 
 def test_partial_updates(made, tiny_model, other):

@@ -2,8 +2,8 @@
  * bf16; and the sum of mix64(i, bits of y[i]) over a weight, modulo 2^64, so that no order matters. Where x has the type of y
  * its bits are copied. Values are exact but for the one rounding. A tensor on the device takes one launch, on the stream that
  * produced it. A tensor on the host is copied to its place, or to a bucket on the device if it must be converted, and from
- * there. Bound by memory: 16 GB of bfloat16 that are read and written take 8 ms at 4 TB/s on an H200; from pinned memory by
- * the link, 55 GB/s on PCIe 5 x16. */
+ * there. A rank copies pieces of a tensor on another device to its bucket. Bound by memory: 16 GB of bfloat16 that are read and
+ * written take 8 ms at 4 TB/s on an H200; from pinned memory by the link, 55 GB/s on PCIe 5 x16. */
 #include "../core/eight.cuh"
 #include "../core/packed.cuh"
 #include "../core/weight_format.cuh"
@@ -323,10 +323,102 @@ static enum rc upload_rows(struct cuda *cuda, const struct tensor_view &view, ui
     return rc;
 }
 
-/* Calls f with the view, or for one in host memory with pieces of it that lie in the bucket, and the first row of each. */
-template <class F> static enum rc each_piece(struct cuda *cuda, const struct tensor_view &view, F f, struct err *err)
+/* ---- from another device --------------------------------------------------------------------------------------------------- */
+
+/* The device of a view in device memory. Only a rank meets views on a device that is not its own. */
+static int device_of(const struct cuda *cuda, const struct tensor_view &view)
 {
-    if (!view.is_host) {
+    cudaPointerAttributes attributes = {};
+    if (!cuda->team || cudaPointerGetAttributes(&attributes, view.data) != cudaSuccess ||
+        attributes.type != cudaMemoryTypeDevice) {
+        cudaGetLastError();
+        return cuda->device;
+    }
+    return attributes.device;
+}
+
+/* Lets work that is enqueued later on `waiting` wait for the work of `stream`, which may be of another device. */
+static cudaError_t order(int device, cudaStream_t stream, int waiting_device, cudaStream_t waiting)
+{
+    cudaEvent_t event = NULL;
+    device_scope scope(device);
+    cudaError_t code = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    code = code ? code : cudaEventRecord(event, stream);
+    if (code == cudaSuccess) {
+        device_scope waiting_scope(waiting_device);
+        code = cudaStreamWaitEvent(waiting, event, 0);
+    }
+    if (event)
+        cudaEventDestroy(event);
+    return code;
+}
+
+/* Some rows of a view on another device, as they lie in the bucket: lines along the smaller stride, without what lies between
+ * the lines. */
+struct lines {
+    struct tensor_view piece; /* data NULL: the strides are negative, or lines overlap or are too long */
+    size_t line_bytes, n_lines, apart_bytes;
+};
+
+static struct lines lines_of(const struct tensor_view &view, uint32_t first_row, char *bucket)
+{
+    const size_t item = item_bytes(view.dtype);
+    const bool is_by_rows = view.n_rows == 1 || (view.n_cols > 1 && view.col_stride <= view.row_stride);
+    const int64_t inner = is_by_rows ? view.col_stride : view.row_stride, outer = is_by_rows ? view.row_stride : view.col_stride;
+    const uint32_t left = view.n_rows - first_row;
+    struct lines l = {view, 0, 0, (size_t)outer * item};
+    l.piece.data = NULL;
+    if (inner < 0)
+        return l;
+    const uint64_t row = is_by_rows ? ((view.n_cols - 1) * inner + 1) * item : view.n_cols * inner * item;
+    const uint64_t at_once = row > BUCKET_BYTES ? 0 : row ? BUCKET_BYTES / row : left;
+    l.piece.n_rows = at_once < left ? (uint32_t)at_once : left;
+    const uint32_t n_inner = is_by_rows ? view.n_cols : l.piece.n_rows;
+    const int64_t span = (n_inner - 1) * inner + 1;
+    l.n_lines = is_by_rows ? l.piece.n_rows : view.n_cols;
+    l.line_bytes = (size_t)span * item;
+    (is_by_rows ? l.piece.row_stride : l.piece.col_stride) = span;
+    if (at_once && (l.n_lines == 1 || outer >= span))
+        l.piece.data = bucket;
+    return l;
+}
+
+/* Calls f with pieces of a view on another device, when they lie in the bucket. */
+template <class F> static enum rc each_fetched(struct cuda *cuda, const struct tensor_view &view, int device, F f, struct err *err)
+{
+    const char *from = (const char *)view.data;
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0; row < view.n_rows && !rc;) {
+        const struct lines l = lines_of(view, row, cuda->tensors.bucket);
+        if (!l.piece.data)
+            return err_set(err, RC_UNSUPPORTED, "tensor: wanted contiguous rows of at most %zu bytes on cuda:%d for the rank on "
+                           "cuda:%d, have %u columns with strides %lld and %lld; call contiguous()", BUCKET_BYTES, device,
+                           cuda->device, view.n_cols, (long long)view.row_stride, (long long)view.col_stride);
+        cudaMemcpy3DPeerParms copy = {};
+        copy.srcDevice = device;
+        copy.dstDevice = cuda->device;
+        copy.srcPtr = make_cudaPitchedPtr((void *)(from + row * view.row_stride * (int64_t)item_bytes(view.dtype)),
+                                          l.n_lines == 1 ? l.line_bytes : l.apart_bytes, l.line_bytes, l.n_lines);
+        copy.dstPtr = make_cudaPitchedPtr(cuda->tensors.bucket, l.line_bytes, l.line_bytes, l.n_lines);
+        copy.extent = make_cudaExtent(l.line_bytes, l.n_lines, 1);
+        const cudaError_t code = cudaMemcpy3DPeerAsync(&copy, cuda->stream);
+        if (code != cudaSuccess)
+            return cuda_fail(err, code, "tensor");
+        f(l.piece, row);
+        rc = launched(err, "tensor");
+        row += l.piece.n_rows;
+    }
+    return rc;
+}
+
+/* ---- pieces --------------------------------------------------------------------------------------------------------------- */
+
+/* Calls f with the view, or for one in host memory or on another device with pieces of it that lie in the bucket, and the first
+ * row of each. */
+template <class F>
+static enum rc each_piece(struct cuda *cuda, const struct tensor_view &view, int device, F f, struct err *err)
+{
+    if (!view.is_host && device == cuda->device) {
         f(view, 0);
         return launched(err, "tensor");
     }
@@ -334,6 +426,8 @@ template <class F> static enum rc each_piece(struct cuda *cuda, const struct ten
     if (row_bytes > BUCKET_BYTES)
         return err_set(err, RC_UNSUPPORTED, "tensor: wanted rows of at most %zu bytes, have %zu", BUCKET_BYTES, row_bytes);
     enum rc rc = cuda->tensors.bucket ? RC_OK : cuda_take(cuda, MEMORY_WORK, BUCKET_BYTES, &cuda->tensors.bucket, err);
+    if (rc || !view.is_host)
+        return rc ? rc : each_fetched(cuda, view, device, f, err);
     uint32_t at_once = (uint32_t)(BUCKET_BYTES / row_bytes);
     for (uint32_t row = 0; row < view.n_rows && !rc; row += at_once) {
         uint32_t n = view.n_rows - row < at_once ? view.n_rows - row : at_once;
@@ -349,11 +443,31 @@ template <class F> static enum rc each_piece(struct cuda *cuda, const struct ten
 
 /* ---- operations ---------------------------------------------------------------------------------------------------------- */
 
-static cudaStream_t stream_of(struct cuda *cuda, const struct tensor_view *view, void *stream)
+/* Where a call works on a view, and which stream has produced the view. Both are the same but for a view on another device:
+ * then the context's stream copies it, after the producer's work and before what the producer does later. */
+struct work {
+    cudaStream_t stream, producer;
+    int device;
+};
+
+static struct work work_of(struct cuda *cuda, const struct tensor_view *view, void *stream)
 {
     if (!view || view->is_host)
-        return cuda->stream;
-    return stream ? (cudaStream_t)stream : cudaStreamLegacy;
+        return {cuda->stream, cuda->stream, cuda->device};
+    const cudaStream_t producer = stream ? (cudaStream_t)stream : cudaStreamLegacy;
+    const int device = device_of(cuda, *view);
+    return {device == cuda->device ? producer : cuda->stream, producer, device};
+}
+
+static cudaError_t begin_work(struct cuda *cuda, const struct work &work)
+{
+    const cudaError_t code = use_stream(cuda, work.stream);
+    return code || work.device == cuda->device ? code : order(work.device, work.producer, cuda->device, work.stream);
+}
+
+static cudaError_t end_work(struct cuda *cuda, const struct work &work)
+{
+    return work.device == cuda->device ? cudaSuccess : order(cuda->device, work.stream, work.device, work.producer);
 }
 
 enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struct err *err)
@@ -364,22 +478,24 @@ enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struc
     struct target to = target_of(args->to);
     if (!is_float_type(to.dtype))
         return err_set(err, RC_UNSUPPORTED, "tensor_write: wanted a weight of floats");
-    cudaStream_t stream = stream_of(cuda, &from, args->stream);
-    cudaError_t code = use_stream(cuda, stream);
+    const struct work work = work_of(cuda, &from, args->stream);
+    cudaError_t code = begin_work(cuda, work);
     if (code != cudaSuccess)
         return cuda_fail(err, code, "tensor_write");
     if (from.is_host && from.dtype == to.dtype && !to.rule.adds && is_dense(from))
         return upload_rows(cuda, from, 0, from.n_rows, to.data, to.row_bytes, err);
-    return each_piece(
-        cuda, from,
+    const enum rc rc = each_piece(
+        cuda, from, work.device,
         [&](const struct tensor_view &piece, uint32_t first_row) {
             struct target rows = to;
             rows.data += first_row * to.row_bytes;
             visit_types(piece, rows, [&](auto x, auto y) {
-                launch_copy(stream, job_of<decltype(x), decltype(y)>(piece, rows));
+                launch_copy(work.stream, job_of<decltype(x), decltype(y)>(piece, rows));
             });
         },
         err);
+    code = rc ? cudaSuccess : end_work(cuda, work);
+    return code == cudaSuccess ? rc : cuda_fail(err, code, "tensor_write");
 }
 
 /* The contents of a weight. */
@@ -425,9 +541,10 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
     struct tensor_state *state = &cuda->tensors;
     device_scope scope(cuda->device);
     struct target of = target_of(args->of);
-    cudaStream_t stream = stream_of(cuda, args->from, args->stream);
+    const struct work work = work_of(cuda, args->from, args->stream);
+    cudaStream_t stream = work.stream;
     enum rc rc = state->total ? RC_OK : cuda_take(cuda, MEMORY_WORK, sizeof *state->total, &state->total, err);
-    cudaError_t code = rc ? cudaSuccess : use_stream(cuda, stream);
+    cudaError_t code = rc ? cudaSuccess : begin_work(cuda, work);
     if (!rc && code == cudaSuccess)
         code = cudaMemsetAsync(state->total, 0, sizeof *state->total, stream);
     if (rc || code != cudaSuccess)
@@ -436,7 +553,7 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
         if (!is_float_type(of.dtype))
             of.dtype = DTYPE_F32;
         rc = each_piece(
-            cuda, *args->from,
+            cuda, *args->from, work.device,
             [&](const struct tensor_view &piece, uint32_t first_row) {
                 struct numbering number = of.number;
                 number.first += first_row * number.row_step;
