@@ -323,7 +323,7 @@ static enum rc upload_rows(struct cuda *cuda, const struct tensor_view &view, ui
     return rc;
 }
 
-/* ---- from another device --------------------------------------------------------------------------------------------------- */
+/* ---- from another device ------------------------------------------------------------------------------------------------- */
 
 /* The device of a view in device memory. Only a rank meets views on a device that is not its own. */
 static int device_of(const struct cuda *cuda, const struct tensor_view &view)
@@ -364,7 +364,8 @@ static struct lines lines_of(const struct tensor_view &view, uint32_t first_row,
 {
     const size_t item = item_bytes(view.dtype);
     const bool is_by_rows = view.n_rows == 1 || (view.n_cols > 1 && view.col_stride <= view.row_stride);
-    const int64_t inner = is_by_rows ? view.col_stride : view.row_stride, outer = is_by_rows ? view.row_stride : view.col_stride;
+    const int64_t inner = is_by_rows ? view.col_stride : view.row_stride;
+    const int64_t outer = is_by_rows ? view.row_stride : view.col_stride;
     const uint32_t left = view.n_rows - first_row;
     struct lines l = {view, 0, 0, (size_t)outer * item};
     l.piece.data = NULL;
@@ -384,15 +385,16 @@ static struct lines lines_of(const struct tensor_view &view, uint32_t first_row,
 }
 
 /* Calls f with pieces of a view on another device, when they lie in the bucket. */
-template <class F> static enum rc each_fetched(struct cuda *cuda, const struct tensor_view &view, int device, F f, struct err *err)
+template <class F>
+static enum rc each_fetched(struct cuda *cuda, const struct tensor_view &view, int device, F f, struct err *err)
 {
     const char *from = (const char *)view.data;
     enum rc rc = RC_OK;
     for (uint32_t row = 0; row < view.n_rows && !rc;) {
         const struct lines l = lines_of(view, row, cuda->tensors.bucket);
         if (!l.piece.data)
-            return err_set(err, RC_UNSUPPORTED, "tensor: wanted contiguous rows of at most %zu bytes on cuda:%d for the rank on "
-                           "cuda:%d, have %u columns with strides %lld and %lld; call contiguous()", BUCKET_BYTES, device,
+            return err_set(err, RC_UNSUPPORTED, "tensor: wanted contiguous rows of at most %zu bytes on cuda:%d for the rank "
+                           "on cuda:%d, have %u columns with strides %lld and %lld; call contiguous()", BUCKET_BYTES, device,
                            cuda->device, view.n_cols, (long long)view.row_stride, (long long)view.col_stride);
         cudaMemcpy3DPeerParms copy = {};
         copy.srcDevice = device;
@@ -411,7 +413,7 @@ template <class F> static enum rc each_fetched(struct cuda *cuda, const struct t
     return rc;
 }
 
-/* ---- pieces --------------------------------------------------------------------------------------------------------------- */
+/* ---- pieces -------------------------------------------------------------------------------------------------------------- */
 
 /* Calls f with the view, or for one in host memory or on another device with pieces of it that lie in the bucket, and the first
  * row of each. */
