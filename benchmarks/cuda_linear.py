@@ -1,7 +1,7 @@
 """Time of the CUDA backend's linears, bfloat16, beside cuBLASLt's own choice of algorithms (through torch, if it is installed).
 
     python benchmarks/cuda_linear.py [--models 8b,0.6b] [--rows 1,8,...] [--no-torch] [--no-library]
-        [--fp8 SCALES | --int8 SCALES | --w4 GROUP] [--out DIR]
+        [--fp8 SCALES | --int8 SCALES | --w4 GROUP | --gguf TYPE] [--out DIR]
 
 Each shape has several copies of random weights, together far larger than the L2 cache, that take turns in a CUDA graph. A graph
 of few rows has at least 64 launches, so that its start does not count. The backend is used through its C ABI
@@ -12,7 +12,8 @@ also computes the gated product. The totals use it instead of gate_up, but cuBLA
 backend rounds to FP8 (a launch before each linear, which the times include), beside cuBLASLt's times in bfloat16; without the
 head. A line has the share of the 4.55 TB/s that an H200 reads. --out writes results.csv. --int8: the same with INT8.
 
---w4: 4-bit weights in groups of 128 or 32 columns, bfloat16 activations as they are, otherwise the same.
+--w4: 4-bit weights in groups of 128 or 32 columns, bfloat16 activations as they are, otherwise the same. --gguf: weights of a
+type of GGUF likewise.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ BF16, FP8, INT8, INT4 = 30, 66, 69, {128: 67, 32: 68}  # csrc/base/dtype.h
 FP8_ROWS = (1, 8, 32, 64, 128, 1024, 4096)
 W4_ROWS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
 EIGHT_BITS = ("fp8_rows", "fp8_blocks", "int8_rows", "int8_blocks")
+# type; values and bytes of a block
+GGUF = {"q4_0": (2, 32, 18), "q8_0": (8, 32, 34), "q4_k": (12, 256, 144), "q6_k": (14, 256, 210)}
+HALVES = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}  # where a block has float16 numbers
 BYTES = dict.fromkeys(EIGHT_BITS, 132 / 128) | {"w4_128": 68 / 128, "w4_32": 20 / 32}  # of a weight
+BYTES |= {f"gguf_{name}": size / values for name, (_, values, size) in GGUF.items()}
 READ_TBS = 4.55
 
 
@@ -148,9 +153,21 @@ def int4_rows(n: int, k: int, group: int) -> np.ndarray:
     return blocks
 
 
+def gguf_rows(n: int, k: int, name: str) -> np.ndarray:
+    """Rows of random blocks of a type of GGUF."""
+    _, values, size = GGUF[name]
+    rng = np.random.default_rng(n + k)
+    blocks: np.ndarray = rng.integers(0, 256, (n, k // values, size), np.uint8)
+    for at in HALVES[name]:
+        blocks[:, :, at : at + 2] = rng.uniform(1e-4, 3e-4, (n, k // values, 1)).astype(np.float16).view(np.uint8)
+    return blocks
+
+
 def stored_rows(form: str, n: int, k: int) -> tuple[int, np.ndarray]:
-    """(type, random rows) of a form: "fp8_rows", "fp8_blocks", "int8_rows", "int8_blocks", "w4_128" or "w4_32"."""
+    """(type, random rows) of a form: a key of BYTES."""
     kind, _, which = form.partition("_")
+    if kind == "gguf":
+        return GGUF[which][0], gguf_rows(n, k, which)
     if kind == "int8":
         return INT8, int8_rows(n, k, which)
     return (FP8, fp8_rows(n, k, which)) if kind == "fp8" else (INT4[int(which)], int4_rows(n, k, int(which)))
@@ -321,18 +338,19 @@ def main() -> None:
     parser.add_argument("--fp8", default="", choices=("rows", "blocks"), help="FP8 weights and activations")
     parser.add_argument("--int8", default="", choices=("rows", "blocks"), help="INT8 weights and activations")
     parser.add_argument("--w4", type=int, default=0, choices=(128, 32), help="4-bit weights in groups")
-    parser.add_argument("--out", type=Path, help="with --fp8, --int8 and --w4: a directory for results.csv")
+    parser.add_argument("--gguf", default="", choices=GGUF, help="weights of a type of GGUF")
+    parser.add_argument("--out", type=Path, help="with --fp8, --int8, --w4 and --gguf: a directory for results.csv")
     parser.add_argument("--commit", default="", help="the commit under test")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-library", action="store_true", help="our own kernels alone")
     args = parser.parse_args()
-    default = FP8_ROWS if args.fp8 or args.int8 else W4_ROWS if args.w4 else ROWS
+    forms = [f"{kind}_{which}" for kind in ("fp8", "int8", "w4", "gguf") if (which := getattr(args, kind))]
+    default = ROWS if not forms else W4_ROWS if args.w4 or args.gguf else FP8_ROWS
     rows = [int(m) for m in args.rows.split(",") if m] or [*default]
-    if args.fp8 or args.int8 or args.w4:
-        form = f"fp8_{args.fp8}" if args.fp8 else f"int8_{args.int8}" if args.int8 else f"w4_{args.w4}"
-        found = [*measure_form(args.models.split(","), rows, not args.no_torch, form)]
+    if forms:
+        found = [*measure_form(args.models.split(","), rows, not args.no_torch, forms[0])]
         if args.out:
-            write_results(args.out, args.commit, "--" + form.replace("_", " "), found)
+            write_results(args.out, args.commit, "--" + forms[0].replace("_", " ", 1), found)
         return
     measure(
         args.models.split(","),

@@ -1,4 +1,4 @@
-"""Random headers for blocks of int4 and int8 types, as csrc/base/dtype.h has them."""
+"""Blocks of int4 and int8 types, as csrc/base/dtype.h has them, and of some types of GGUF."""
 
 import numpy as np
 
@@ -63,3 +63,66 @@ def q4_0_rows(numbers: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.n
     raw[:, :, :2] = halves[..., None].view(np.uint8)
     raw[:, :, 2:] = blocks[..., :16] | blocks[..., 16:] << 4
     return raw.reshape(rows, -1), (numbers.astype(np.float32) - 8) * halves.astype(np.float32).repeat(32, 1)
+
+
+def q8_0_rows(numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Rows of Q8_0 blocks.
+
+    Args:
+        numbers: [rows, columns] from -128 to 127; columns are a multiple of 32.
+        scales: [rows, groups], float16.
+
+    Returns:
+        The rows as a file has them.
+    """
+    rows, groups = scales.shape
+    raw = np.zeros((rows, groups, 34), np.uint8)
+    raw[:, :, :2] = scales[..., None].view(np.uint8)
+    raw[:, :, 2:] = numbers.astype(np.int8).view(np.uint8).reshape(rows, groups, 32)
+    return raw.reshape(rows, -1)
+
+
+def q4_k_rows(numbers: np.ndarray, scales: np.ndarray, minima: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Rows of Q4_K blocks.
+
+    Args:
+        numbers: [rows, columns] from 0 to 15; columns are a multiple of 256.
+        scales: [rows, columns / 32] from 0 to 63.
+        minima: The same.
+        factors: [rows, columns / 256, 2], float16: d and dmin.
+
+    Returns:
+        The rows as a file has them.
+    """
+    rows, blocks = factors.shape[:2]
+    raw = np.zeros((rows, blocks, 144), np.uint8)
+    raw[:, :, :4] = factors.view(np.uint8).reshape(rows, blocks, 4)
+    s, m = (each.astype(np.uint8).reshape(rows, blocks, 8) for each in (scales, minima))
+    raw[:, :, 4:8] = s[..., :4] | s[..., 4:] >> 4 << 6
+    raw[:, :, 8:12] = m[..., :4] | m[..., 4:] >> 4 << 6
+    raw[:, :, 12:16] = (s[..., 4:] & 15) | (m[..., 4:] & 15) << 4
+    q = numbers.astype(np.uint8).reshape(rows, blocks, 4, 2, 32)
+    raw[:, :, 16:] = (q[:, :, :, 0] | q[:, :, :, 1] << 4).reshape(rows, blocks, 128)
+    return raw.reshape(rows, -1)
+
+
+def q6_k_rows(numbers: np.ndarray, scales: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Rows of Q6_K blocks.
+
+    Args:
+        numbers: [rows, columns] from 0 to 63; columns are a multiple of 256.
+        scales: [rows, columns / 16] from -128 to 127.
+        factors: [rows, columns / 256], float16: d.
+
+    Returns:
+        The rows as a file has them.
+    """
+    rows, blocks = factors.shape
+    raw = np.zeros((rows, blocks, 210), np.uint8)
+    q = numbers.astype(np.uint8).reshape(rows, blocks, 2, 4, 32)
+    low = (q[:, :, :, :2] & 15) | (q[:, :, :, 2:] & 15) << 4
+    high = q[:, :, :, 0] >> 4 | q[:, :, :, 1] >> 4 << 2 | q[:, :, :, 2] >> 4 << 4 | q[:, :, :, 3] >> 4 << 6
+    raw[:, :, :128], raw[:, :, 128:192] = low.reshape(rows, blocks, 128), high.reshape(rows, blocks, 64)
+    raw[:, :, 192:208] = scales.astype(np.int8).view(np.uint8).reshape(rows, blocks, 16)
+    raw[:, :, 208:] = factors[..., None].view(np.uint8)
+    return raw.reshape(rows, -1)

@@ -79,15 +79,15 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
         few = [*(["fp8_row"] if rows == 1 else []), *(["fp8_few"] if rows <= 64 else [])]
         assert ways.takers(partial(sums, rows, fp8)) == [*few, "fp8_many"]
         assert ways.takers(partial(products, rows, fp8)) == [*few, "fp8_many", "twice"]
-    unreached = {"library", "twice", "w4_plain"}  # the last takes x that the copy engine cannot read, or comes behind others
+    unreached = {"library", "twice", "units_plain"}  # the last takes x that the copy engine cannot read, or comes behind others
     if dtype == "bfloat16":
         numbers, scales = rng.integers(0, 16, (1536, 1088)), rng.uniform(1e-3, 1e-2, (1536, 9))
         w4 = backend.matrix([("int4_g128", 1536, int4_rows(numbers, scales, np.full((1536, 9), 8), 128)[0])], 1088)
         for rows in (1, 16, 17, 300):
-            few = ["w4_few"] if rows <= 16 else []
-            assert ways.takers(partial(sums, rows, w4)) == [*few, "w4_many", "w4_plain"]
-            assert ways.takers(partial(products, rows, w4)) == [*few, "w4_many", "twice"]
-    assert {*ways.names} - ways.reached == (unreached if dtype == "bfloat16" else unreached | {"w4_few", "w4_many"})
+            few = ["units_few"] if rows <= 16 else []
+            assert ways.takers(partial(sums, rows, w4)) == [*few, "units_many", "units_plain"]
+            assert ways.takers(partial(products, rows, w4)) == [*few, "units_many", "twice"]
+    assert {*ways.names} - ways.reached == (unreached if dtype == "bfloat16" else unreached | {"units_few", "units_many"})
     odd = backend.matrix([(dtype, 22, weights[:22].copy())], 1088)  # halves that are no whole eights
     y, mid = np.zeros((3, 11), np.uint16), np.zeros((3, 22), np.uint16)
     ways.put_first(0)

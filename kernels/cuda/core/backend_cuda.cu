@@ -5,7 +5,7 @@
 #include "../attention/kv.cuh"
 #include "../experts/router.cuh"
 #include "fp8_rows.cuh"
-#include "int4_units.cuh"
+#include "units.cuh"
 #include "launch.cuh"
 #include "packed.cuh"
 #include "types.cuh"
@@ -309,13 +309,13 @@ static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint3
     return fits;
 }
 
-/* Does the matrix lie in units of 4-bit weights? Its products have the order of linear_w4.cuh then. Operations other than
+/* Does the matrix lie in units of 4-bit weights? Its products have the order of linear_units.cuh then. Operations other than
  * linears read rows. */
 static bool has_units(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
 {
     const bool is_of_linears = !(desc->use & ~(MATRIX_LINEAR | MATRIX_LOGITS));
     return is_of_linears && desc->arithmetic == ARITHMETIC_AUTO && cuda->dtype == DTYPE_BF16 && matrix->is_whole &&
-           matrix->n_rows && matrix->n_cols % 64 == 0 && is_int4(matrix->parts[0].dtype);
+           matrix->n_rows && matrix->n_cols % 64 == 0 && lies_in_units(matrix->parts[0].dtype);
 }
 
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)

@@ -37,7 +37,7 @@ static __device__ __forceinline__ uint32_t pack_pair(uint32_t pair, uint32_t tur
 }
 
 /* matrix.cu: rows of blocks as a file has them, from the host and back. The matrix is of MXFP4, or lies in the units of
- * int4_units.cuh. */
+ * units.cuh. */
 enum rc cuda_packed_write(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, const void *data,
                           struct err *err);
 /* Unpacks rows, at most *n_rows, into memory of the device that the next call overwrites. Sets *n_rows and the address. */

@@ -5,7 +5,7 @@
  *   and missing rows are zeros. linear_plain.cuh has any of them; where the copy engine can read both, linear_row.cuh,
  *   linear_skinny.cuh and linear_gemm.cuh use wgmma in the same order.
  * - FP8 or INT8 weights, and activations that are rounded to their type: the order of linear_fp8.cuh.
- * - 4-bit weights in groups, and bfloat16 activations: the order of linear_w4.cuh.
+ * - weights in units (units.cuh), and bfloat16 activations: the order of linear_units.cuh.
  * - anything else: the exact float32 value of W (weight_format.cuh) times that of x in fused multiply-adds, k ascending, by
  *   linear_plain.cuh. */
 #include "../core/ways.cuh"
@@ -16,8 +16,7 @@
 #include "linear_gemm.cuh"
 #include "linear_plain.cuh"
 #include "linear_row.cuh"
-#include "linear_w4_few.cuh"
-#include "linear_w4_many.cuh"
+#include "linear_units.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -81,8 +80,7 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
     if (cuda->dtype == DTYPE_BF16)
         code = allow_rings<__nv_bfloat16>();
     if (code == cudaSuccess && cuda->dtype == DTYPE_BF16)
-        code = w4_few_open();
-    code = code == cudaSuccess && cuda->dtype == DTYPE_BF16 ? w4_many_open() : code;
+        code = units_open();
     if (cuda->dtype == DTYPE_F16)
         code = allow_rings<__half>();
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
@@ -311,7 +309,7 @@ static struct lt_product product_of(const struct linear_args *args)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
- * two-byte type; whole and of FP8 or INT8, with activations that are rounded to it, too; as int4_units.cuh has them; anything
+ * two-byte type; whole and of FP8 or INT8, with activations that are rounded to it, too; as units.cuh has them; anything
  * else. */
 enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, IN_UNITS = 16, ALL_WEIGHTS = 31 };
 /* What a linear computes: the sums, act(gate) * up of them, or either for a row that is first added to another row and normed.
@@ -466,41 +464,44 @@ static enum rc run_fp8_many(const struct linear_problem &p, struct err *err)
                              p.output(), err);
 }
 
-static bool fits_w4(const struct linear_problem &p)
+static bool fits_units(const struct linear_problem &p)
 {
     const struct view &x = p.args->x;
     return map_fits(x.data, (size_t)x.stride * 2) && (!p.is_product() || units_of(p.args->matrix).is_paired());
 }
 
-static bool fits_w4_few(const struct linear_problem &p)
+static bool fits_units_few(const struct linear_problem &p)
 {
-    return fits_w4(p) && !p.args->delta;
+    return fits_units(p) && !p.args->delta;
 }
 
-static enum rc run_w4_few(const struct linear_problem &p, struct err *err)
+static enum rc find_units_map(const struct linear_problem &p, const struct units_box &box, const struct tensor_map **map,
+                              struct err *err)
 {
-    const struct matrix *matrix = p.args->matrix;
+    return find_x_map(p.cuda, &p.args->x, p.n_rows, p.args->matrix->n_cols, box.rows, box.blocks, map, err);
+}
+
+static enum rc run_units_few(const struct linear_problem &p, struct err *err)
+{
     const struct tensor_map *x_map;
-    enum rc rc = find_x_map(p.cuda, &p.args->x, p.n_rows, matrix->n_cols, w4_few_x_rows(p.n_rows), W4_X_BLOCKS, &x_map, err);
+    enum rc rc = find_units_map(p, units_few_box(p.n_rows), &x_map, err);
     if (!rc)
-        w4_few_multiply(p.cuda, matrix, *x_map, p.is_product(), p.output());
+        units_few_multiply(p.cuda, p.args->matrix, *x_map, p.is_product(), p.output());
     return rc;
 }
 
-static enum rc run_w4_many(const struct linear_problem &p, struct err *err)
+static enum rc run_units_many(const struct linear_problem &p, struct err *err)
 {
-    const struct matrix *matrix = p.args->matrix;
-    const struct w4_form *form = w4_many_choose(p.cuda, matrix, p.n_rows);
     const struct tensor_map *x_map;
-    enum rc rc = find_x_map(p.cuda, &p.args->x, p.n_rows, matrix->n_cols, form->width, 2, &x_map, err);
+    enum rc rc = find_units_map(p, units_many_box(p.cuda, p.args->matrix, p.n_rows), &x_map, err);
     if (!rc)
-        w4_many_multiply(p.cuda, matrix, form, *x_map, p.is_product(), p.output());
+        units_many_multiply(p.cuda, p.args->matrix, *x_map, p.is_product(), p.output());
     return rc;
 }
 
-static enum rc run_w4_plain(const struct linear_problem &p, struct err *)
+static enum rc run_units_plain(const struct linear_problem &p, struct err *)
 {
-    w4_plain_multiply(p.cuda, p.args->matrix, &p.args->x, p.output());
+    units_plain_multiply(p.cuda, p.args->matrix, &p.args->x, p.output());
     return RC_OK;
 }
 
@@ -534,21 +535,21 @@ static enum rc run_twice(const struct linear_problem &p, struct err *err)
 }
 
 static const struct linear_way LINEAR_WAYS[] = {
-    /* name        rows                       weights              forms          fits             run */
-    {"row_normed", 1, 1,                      STREAMED,            NORMED,        fits_row_normed, run_row_normed},
-    {"router",     1, ANY_ROWS,               OF_ROUTER,           SUM,           NULL,            run_router},
-    {"library",    SKINNY_ROWS + 1, ANY_ROWS, STREAMED,            SUM,           fits_library,    run_library},
-    {"row",        1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
-    {"skinny",     1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
-    {"gemm",       1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
-    {"fp8_row",    1, 1,                      OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
-    {"fp8_few",    1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
-    {"fp8_many",   1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
-    {"w4_few",     1, W4_FEW_ROWS,            IN_UNITS,            SUM | PRODUCT, fits_w4_few,     run_w4_few},
-    {"w4_many",    1, ANY_ROWS,               IN_UNITS,            SUM | PRODUCT, fits_w4,         run_w4_many},
-    {"w4_plain",   1, ANY_ROWS,               IN_UNITS,            SUM,           NULL,            run_w4_plain},
-    {"twice",      1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
-    {"parts",      1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
+    /* name          rows                       weights              forms          fits             run */
+    {"row_normed",  1, 1,                      STREAMED,            NORMED,        fits_row_normed, run_row_normed},
+    {"router",      1, ANY_ROWS,               OF_ROUTER,           SUM,           NULL,            run_router},
+    {"library",     SKINNY_ROWS + 1, ANY_ROWS, STREAMED,            SUM,           fits_library,    run_library},
+    {"row",         1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
+    {"skinny",      1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
+    {"gemm",        1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
+    {"fp8_row",     1, 1,                      OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
+    {"fp8_few",     1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
+    {"fp8_many",    1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
+    {"units_few",   1, UNITS_FEW_ROWS,         IN_UNITS,            SUM | PRODUCT, fits_units_few,  run_units_few},
+    {"units_many",  1, ANY_ROWS,               IN_UNITS,            SUM | PRODUCT, fits_units,      run_units_many},
+    {"units_plain", 1, ANY_ROWS,               IN_UNITS,            SUM,           NULL,            run_units_plain},
+    {"twice",       1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
+    {"parts",       1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
 };
 
 const char *cuda_linear_way(uint32_t row)

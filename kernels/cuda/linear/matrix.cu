@@ -1,13 +1,13 @@
 /* Weight matrices with dummy values, filled on the device, and the conversion of experts' MXFP4 into packed.cuh's order, of
- * 4-bit weights (groups, Q4_0) into int4_units.cuh's, and back.
+ * weights of linears into units.cuh's, and back.
  *
  * Dummy values: element (r, c) of a part is csrc/base/dummy.h's value of (key, s, c), rounded once to the part's type; s is
  * the row's number in the checkpoint's tensor. MXFP4 has dummy blocks. Bound by the hash, some 20 instructions a value: the
  * 8.0e9 weights of Llama-3-8B take 8 ms on an H200, behind which their 16 GB of writes (4 ms) hide.
  *
  * Packed: rows are copied to the device as the file has them, some megabytes at a time, and a thread orders a block of 32
- * values, or the eight bits of four columns of units. Bound by that copy. */
-#include "../core/int4_units.cuh"
+ * values, or four numbers of units. Bound by that copy. */
+#include "../core/units.cuh"
 #include "../core/packed.cuh"
 #include "../core/weight_format.cuh"
 #include "../experts/experts.cuh"
@@ -99,96 +99,257 @@ static __global__ void matrix_unpack_rows(char *data, uint32_t n_eights, uint32_
 
 /* ---- units --------------------------------------------------------------------------------------------------------------- */
 
-/* A row of a matrix in units. */
-struct unit_row {
+/* A row of a matrix in units of a type. */
+template <uint32_t DTYPE> struct unit_row {
+    static constexpr uint32_t bits = unit_type_of(DTYPE).bits;
     uint8_t *units; /* of its panel */
-    uint32_t r, unit_bytes;
-    __device__ unit_row(const struct int4_units &of, uint32_t row, uint32_t dtype) : unit_bytes(::unit_bytes(dtype))
+    uint32_t r, half;
+    __device__ unit_row(const struct matrix_units &of, uint32_t row)
     {
         uint32_t panel;
         of.find(row, panel, r);
-        units = of.data + (size_t)panel * of.n_slabs * unit_bytes;
+        units = of.data + (size_t)panel * of.n_slabs * unit_bytes(DTYPE);
+        half = r / 8;
     }
-    /* Which has columns k, k + 1, k + 8 and k + 9, where bit 3 of k is 0. */
-    __device__ uint32_t *word(uint32_t k) const
+    __device__ uint8_t *unit(uint32_t k) const { return units + (size_t)(k / UNIT_COLUMNS) * unit_bytes(DTYPE); }
+    static __device__ uint32_t step(uint32_t k) { return k % UNIT_COLUMNS / 16; }
+    __device__ uint32_t lane(uint32_t k) const { return r % 8 * 4 + k % 8 / 2; }
+    /* Of 4 bits: the word of column k. */
+    __device__ uint32_t *nibbles(uint32_t k) const
     {
-        const uint32_t step = k % UNIT_COLUMNS / 16, lane = r % 8 * 4 + k % 8 / 2;
-        return (uint32_t *)(units + (size_t)(k / UNIT_COLUMNS) * unit_bytes) + step / 4 * 128 + lane * 4 + step % 4;
+        return (uint32_t *)unit(k) + step(k) / 4 * 128 + lane(k) * 4 + step(k) % 4;
+    }
+    static constexpr uint32_t pair_shift = 16; /* of columns k and k + 1 in a word */
+    __device__ uint32_t nibble_shift(uint32_t k) const { return k % 2 * pair_shift + k / 8 % 2 * 8 + half * 4; }
+    /* Of 6 bits: the word of the upper two. */
+    __device__ uint32_t *upper(uint32_t k) const
+    {
+        return (uint32_t *)(unit(k) + 1024) + step(k) / 4 * 64 + lane(k) * 2 + step(k) % 4 / 2;
+    }
+    __device__ uint32_t upper_shift(uint32_t k) const
+    {
+        return k % 2 * pair_shift + step(k) % 2 * 8 + k / 8 % 2 * 4 + half * 2;
+    }
+    /* Of 8 bits. */
+    __device__ uint8_t *byte(uint32_t k) const
+    {
+        return unit(k) + step(k) / 2 * 512 + lane(k) * 16 + step(k) % 2 * 8 + k / 8 % 2 * 4 + k % 2 * 2 + half;
     }
     __device__ uint32_t number(uint32_t k) const
     {
-        return *word(k & ~9u) >> (r / 8 * 4 + k / 8 % 2 * 8 + k % 2 * 16) & 15;
+        if (bits == 8)
+            return *byte(k);
+        const uint32_t low = *nibbles(k) >> nibble_shift(k) & 15;
+        return bits == 4 ? low : low | (*upper(k) >> upper_shift(k) & 3) << 4;
     }
-    __device__ uint32_t *header(uint32_t k, uint32_t group) const
+    /* Sets columns k, k + 1, k + 8 and k + 9, where k is even and its bit 3 is 0. Other rows have bits of the same words. */
+    __device__ void put_numbers(uint32_t k, const uint32_t (&q)[4]) const
     {
-        return (uint32_t *)(units + (size_t)(k / UNIT_COLUMNS) * unit_bytes + UNIT_WORDS_BYTES) +
-               k % UNIT_COLUMNS / group * 16 + r;
+        uint32_t low = 0, high = 0, low_mask = 0, high_mask = 0;
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t at = k + i % 2 + i / 2 * 8;
+            if (bits == 8)
+                *byte(at) = (uint8_t)q[i];
+            low |= (q[i] & 15) << nibble_shift(at);
+            low_mask |= 15u << nibble_shift(at);
+            high |= q[i] >> 4 << upper_shift(at);
+            high_mask |= 3u << upper_shift(at);
+        }
+        if (bits < 8) {
+            atomicAnd(nibbles(k), ~low_mask);
+            atomicOr(nibbles(k), low);
+        }
+        if (bits == 6) {
+            atomicAnd(upper(k), ~high_mask);
+            atomicOr(upper(k), high);
+        }
     }
+    __device__ uint8_t *headers(uint32_t k) const { return unit(k) + unit_numbers_bytes(DTYPE); }
 };
 
-/* The bytes of a file's block: where numbers begin, the two columns of a byte, its header as units have it. */
-template <uint32_t DTYPE> struct unit_block { /* int4 */
-    static const uint32_t numbers_at = 4, columns_apart = 1;
-    static __device__ uint32_t column(uint32_t byte) { return 2 * byte; }
-    static __device__ uint32_t header(const uint8_t *block) { return *(const uint32_t *)block; }
-    static __device__ void put_header(uint8_t *block, uint32_t header) { *(uint32_t *)block = header; }
-};
-template <> struct unit_block<DTYPE_Q4_0> {
-    static const uint32_t numbers_at = 2, columns_apart = 16;
-    static __device__ uint32_t column(uint32_t byte) { return byte; }
-    static __device__ uint32_t header(const uint8_t *block) { return (__float_as_uint(half_at(block)) & 0xffffff00u) | 8; }
-    static __device__ void put_header(uint8_t *block, uint32_t header)
-    {
-        /* Not byte by byte: ptxas 13.0 turns the store of a conversion's low byte into a conversion to uint8. */
-        *(__half *)block = __float2half_rn(__uint_as_float(header & 0xffffff00u));
-    }
-};
-
-/* Number v of a file's block. */
-template <class W> static __device__ __forceinline__ uint32_t unit_number(const uint8_t *block, uint32_t v)
+static __device__ __forceinline__ uint16_t half_bits(const uint8_t *p)
 {
-    typedef unit_block<W::dtype> form;
-    const bool is_high = v / form::columns_apart % 2;
-    return block[form::numbers_at + (form::columns_apart == 1 ? v / 2 : v % 16)] >> 4 * is_high & 15;
+    return (uint16_t)(p[0] | p[1] << 8);
 }
 
-/* A block packs row first_row + blockIdx.x. Two rows share the bytes of a word, so they are set by atomic operations. */
+/* A type's blocks in a file: number v of one; what scales the group that begins at its value v (of a missing block, NULL:
+ * zeros) into a row of units at column k; and byte i of the block that the row has at column k. */
+template <uint32_t DTYPE> struct file_block { /* int4 */
+    typedef struct unit_row<DTYPE> row;
+    static const uint32_t group = weight_format<DTYPE>::n_values;
+    static __device__ uint32_t *header(const row &of, uint32_t k)
+    {
+        return (uint32_t *)of.headers(k) + k % UNIT_COLUMNS / group * 16 + of.r;
+    }
+    static __device__ uint32_t number(const uint8_t *b, uint32_t v) { return b[4 + v / 2] >> v % 2 * 4 & 15; }
+    static __device__ void put_group(const row &to, uint32_t k, const uint8_t *b, uint32_t)
+    {
+        *header(to, k) = b ? *(const uint32_t *)b : 0;
+    }
+    static __device__ uint32_t byte(const row &from, uint32_t k, uint32_t i)
+    {
+        const uint32_t first = k + 2 * (i - 4);
+        return i < 4 ? *header(from, k) >> 8 * i : from.number(first) | from.number(first + 1) << 4;
+    }
+};
+
+template <> struct file_block<DTYPE_Q4_0> {
+    typedef struct unit_row<DTYPE_Q4_0> row;
+    static const uint32_t group = 32;
+    static __device__ float *header(const row &of, uint32_t k)
+    {
+        return (float *)of.headers(k) + k % UNIT_COLUMNS / 32 * 16 + of.r;
+    }
+    static __device__ uint32_t number(const uint8_t *b, uint32_t v) { return b[2 + v % 16] >> v / 16 * 4 & 15; }
+    static __device__ void put_group(const row &to, uint32_t k, const uint8_t *b, uint32_t)
+    {
+        *header(to, k) = b ? __uint_as_float((__float_as_uint(half_at(b)) & 0xffffff00u) | 8) : 0.0f;
+    }
+    static __device__ uint32_t byte(const row &from, uint32_t k, uint32_t i)
+    {
+        const uint32_t header = __float_as_uint(*file_block::header(from, k)) & 0xffffff00u;
+        uint32_t half = __half_as_ushort(__float2half_rn(__uint_as_float(header)));
+        /* ptxas 13.0 turns a store of the low byte of a conversion into a conversion to uint8. */
+        asm volatile("" : "+r"(half));
+        return i < 2 ? half >> 8 * i : from.number(k + i - 2) | from.number(k + 14 + i) << 4;
+    }
+};
+
+template <> struct file_block<DTYPE_Q8_0> {
+    typedef struct unit_row<DTYPE_Q8_0> row;
+    static const uint32_t group = 32;
+    static __device__ uint16_t *header(const row &of, uint32_t k)
+    {
+        return (uint16_t *)of.headers(k) + of.r % 8 * 8 + k % UNIT_COLUMNS / 32 * 2 + of.half;
+    }
+    static __device__ uint32_t number(const uint8_t *b, uint32_t v) { return b[2 + v]; }
+    static __device__ void put_group(const row &to, uint32_t k, const uint8_t *b, uint32_t)
+    {
+        *header(to, k) = b ? half_bits(b) : 0;
+    }
+    static __device__ uint32_t byte(const row &from, uint32_t k, uint32_t i)
+    {
+        return i < 2 ? *header(from, k) >> 8 * i : from.number(k + i - 2);
+    }
+};
+
+template <> struct file_block<DTYPE_Q4_K> {
+    typedef struct unit_row<DTYPE_Q4_K> row;
+    static const uint32_t group = 32;
+    static __device__ uint8_t *header(const row &of, uint32_t k) /* scale, minimum */
+    {
+        return of.headers(k) + of.r % 8 * 16 + k % UNIT_COLUMNS / 32 * 4 + of.half * 2;
+    }
+    static __device__ uint16_t *factors(const row &of, uint32_t k) /* d, dmin */
+    {
+        return (uint16_t *)(of.headers(k) + 128) + of.r % 8 * 4 + of.half * 2;
+    }
+    static __device__ uint32_t number(const uint8_t *b, uint32_t v)
+    {
+        return b[16 + v / 64 * 32 + v % 32] >> v / 32 % 2 * 4 & 15;
+    }
+    static __device__ void put_group(const row &to, uint32_t k, const uint8_t *b, uint32_t v)
+    {
+        int scale = 0, minimum = 0;
+        if (b)
+            k_scale(b + 4, v / 32, &scale, &minimum);
+        header(to, k)[0] = (uint8_t)scale;
+        header(to, k)[1] = (uint8_t)minimum;
+        for (uint32_t i = 0; i < 2 && k % UNIT_COLUMNS == 0; i++)
+            factors(to, k)[i] = b ? half_bits(b + 2 * i) : 0;
+    }
+    /* Byte i of the 12 that hold scales and minima. */
+    static __device__ uint32_t packed(const row &from, uint32_t k, uint32_t i)
+    {
+        const uint32_t j = i % 4, at = k + 32 * j, after = at + 128;
+        const uint32_t which = i / 4 % 2; /* of bytes 0 to 7: the scale, or the minimum */
+        if (i < 8)
+            return header(from, at)[which] | header(from, after)[which] >> 4 << 6;
+        return (header(from, after)[0] & 15) | header(from, after)[1] << 4;
+    }
+    static __device__ uint32_t byte(const row &from, uint32_t k, uint32_t i)
+    {
+        if (i < 4)
+            return factors(from, k)[i / 2] >> i % 2 * 8;
+        if (i < 16)
+            return packed(from, k, i - 4);
+        const uint32_t first = k + (i - 16) / 32 * 64 + i % 16 + (i - 16) % 32 / 16 * 16;
+        return from.number(first) | from.number(first + 32) << 4;
+    }
+};
+
+template <> struct file_block<DTYPE_Q6_K> {
+    typedef struct unit_row<DTYPE_Q6_K> row;
+    static const uint32_t group = 16;
+    static __device__ uint8_t *header(const row &of, uint32_t k)
+    {
+        return of.headers(k) + of.r % 8 * 16 + k % UNIT_COLUMNS / 16 * 2 + of.half;
+    }
+    static __device__ uint16_t *factor(const row &of, uint32_t k)
+    {
+        return (uint16_t *)(of.headers(k) + 128) + of.r % 8 * 2 + of.half;
+    }
+    static __device__ uint32_t number(const uint8_t *b, uint32_t v)
+    {
+        const uint32_t half = v / 128, part = v % 128 / 32, l = v % 32;
+        const uint32_t low = b[64 * half + part % 2 * 32 + l] >> part / 2 * 4 & 15;
+        return low | (b[128 + 32 * half + l] >> part * 2 & 3) << 4;
+    }
+    static __device__ void put_group(const row &to, uint32_t k, const uint8_t *b, uint32_t v)
+    {
+        *header(to, k) = b ? b[192 + v / 16] : 0;
+        if (k % UNIT_COLUMNS == 0)
+            *factor(to, k) = b ? half_bits(b + 208) : 0;
+    }
+    static __device__ uint32_t byte(const row &from, uint32_t k, uint32_t i)
+    {
+        if (i >= 208)
+            return *factor(from, k) >> 8 * (i - 208);
+        if (i >= 192)
+            return *header(from, k + 16 * (i - 192));
+        if (i >= 128) { /* the upper bits of four parts */
+            const uint32_t first = k + (i - 128) / 32 * 128 + i % 32;
+            uint32_t all = 0;
+            for (uint32_t part = 0; part < 4; part++)
+                all |= from.number(first + part * 32) >> 4 << 2 * part;
+            return all;
+        }
+        const uint32_t first = k + i / 64 * 128 + i % 64; /* the lower ones of this part and of the second behind it */
+        return (from.number(first) & 15) | (from.number(first + 64) & 15) << 4;
+    }
+};
+
+/* A block packs row first_row + blockIdx.x. */
 template <class W>
-static __global__ void matrix_pack_units(const uint8_t *rows, uint32_t n_blocks, const struct int4_units units,
+static __global__ void matrix_pack_units(const uint8_t *rows, uint32_t n_blocks, const struct matrix_units units,
                                          uint32_t first_row)
 {
+    typedef file_block<W::dtype> file;
     const uint8_t *row = rows + (size_t)blockIdx.x * n_blocks * W::n_bytes;
-    const struct unit_row to(units, first_row + blockIdx.x, W::dtype);
-    const uint32_t shift = to.r / 8 * 4, n_cols = units.n_slabs * UNIT_COLUMNS;
+    const struct unit_row<W::dtype> to(units, first_row + blockIdx.x);
+    const uint32_t n_cols = units.n_slabs * UNIT_COLUMNS;
+    auto block_of = [&](uint32_t k) {
+        return k / W::n_values < n_blocks ? row + (size_t)(k / W::n_values) * W::n_bytes : NULL;
+    };
     for (uint32_t i = threadIdx.x; i < n_cols / 4; i += blockDim.x) {
-        const uint32_t k = i / 4 * 16 + i % 4 * 2, block = k / W::n_values, v = k % W::n_values;
-        const uint8_t *from = row + (size_t)block * W::n_bytes;
-        uint32_t bits = 0;
-        if (block < n_blocks)
-            bits = unit_number<W>(from, v) | unit_number<W>(from, v + 8) << 8 | unit_number<W>(from, v + 1) << 16 |
-                   unit_number<W>(from, v + 9) << 24;
-        atomicAnd(to.word(k), ~(0x0f0f0f0fu << shift));
-        atomicOr(to.word(k), bits << shift);
+        const uint32_t k = i / 4 * 16 + i % 4 * 2, v = k % W::n_values;
+        uint32_t q[4] = {};
+        for (uint32_t j = 0; j < 4 && block_of(k); j++)
+            q[j] = file::number(block_of(k), v + j % 2 + j / 2 * 8);
+        to.put_numbers(k, q);
     }
-    for (uint32_t block = threadIdx.x; block < n_cols / W::n_values; block += blockDim.x)
-        *to.header(block * W::n_values, W::n_values) =
-            block < n_blocks ? unit_block<W::dtype>::header(row + (size_t)block * W::n_bytes) : 0;
+    for (uint32_t k = threadIdx.x * file::group; k < n_cols; k += blockDim.x * file::group)
+        file::put_group(to, k, block_of(k), k % W::n_values);
 }
 
 template <class W>
-static __global__ void matrix_unpack_units(const struct int4_units units, uint32_t first_row, uint32_t n_blocks, uint8_t *rows)
+static __global__ void matrix_unpack_units(const struct matrix_units units, uint32_t first_row, uint32_t n_blocks,
+                                           uint8_t *rows)
 {
+    const struct unit_row<W::dtype> from(units, first_row + blockIdx.x);
     uint8_t *row = rows + (size_t)blockIdx.x * n_blocks * W::n_bytes;
-    const struct unit_row from(units, first_row + blockIdx.x, W::dtype);
-    typedef unit_block<W::dtype> form;
-    for (uint32_t i = threadIdx.x; i < n_blocks * W::n_values / 2; i += blockDim.x) {
-        const uint32_t block = i / (W::n_values / 2), byte = i % (W::n_values / 2);
-        const uint32_t k = block * W::n_values + form::column(byte);
-        row[(size_t)block * W::n_bytes + form::numbers_at + byte] =
-            (uint8_t)(from.number(k) | from.number(k + form::columns_apart) << 4);
-    }
-    for (uint32_t block = threadIdx.x; block < n_blocks; block += blockDim.x)
-        form::put_header(row + (size_t)block * W::n_bytes, *from.header(block * W::n_values, W::n_values));
+    for (uint32_t i = threadIdx.x; i < n_blocks * W::n_bytes; i += blockDim.x)
+        row[i] = (uint8_t)file_block<W::dtype>::byte(from, i / W::n_bytes * W::n_values, i % W::n_bytes);
 }
 
 /* Calls f with the format of a type that lies in units; does nothing for other types. */
@@ -196,7 +357,7 @@ template <class F> static void visit_units(uint32_t dtype, F f)
 {
     visit_weight(dtype, [&](auto weight) {
         using W = decltype(weight);
-        if constexpr (is_int4(W::dtype))
+        if constexpr (lies_in_units(W::dtype))
             f(weight);
     });
 }
@@ -219,9 +380,8 @@ static enum rc pack_units(struct cuda *cuda, struct matrix *matrix, uint32_t fir
 {
     visit_units(matrix->parts[0].dtype, [&](auto weight) {
         using W = decltype(weight);
-        matrix_pack_units<W><<<n_rows, 256, 0, cuda->stream>>>((const uint8_t *)cuda->experts->packing,
-                                                               ceil_div(matrix->n_cols, W::n_values), units_of(matrix),
-                                                               first_row);
+        matrix_pack_units<W><<<n_rows, 256, 0, cuda->stream>>>(
+            (const uint8_t *)cuda->experts->packing, ceil_div(matrix->n_cols, W::n_values), units_of(matrix), first_row);
     });
     return launched(err, "matrix_write");
 }
@@ -231,14 +391,16 @@ static enum rc pack_mxfp4(struct cuda *cuda, struct matrix *matrix, uint32_t fir
     uint32_t *flag = (uint32_t *)(cuda->experts->packing + PACKING_BYTES), too_large = 0;
     cudaError_t code = cudaMemsetAsync(flag, 0, sizeof *flag, cuda->stream);
     matrix_pack_rows<<<n_rows, 64, 0, cuda->stream>>>((const uint8_t *)cuda->experts->packing, matrix->n_cols / BLOCK_VALUES,
-                                              matrix->data, matrix->n_rows / 8, first_row, flag);
+                                                      matrix->data, matrix->n_rows / 8, first_row, flag);
     code = code ? code : cudaMemcpyAsync(&too_large, flag, sizeof too_large, cudaMemcpyDeviceToHost, cuda->stream);
     code = code ? code : cudaStreamSynchronize(cuda->stream);
     if (code != cudaSuccess)
         return cuda_fail(err, code, "matrix_write");
     if (too_large)
-        return err_set(err, RC_UNSUPPORTED, "matrix_write: wanted MXFP4 weights of at most 12 (exponents of %u), have larger "
-                       "ones; convert the checkpoint to bfloat16", 254 - PACKED_EXPONENT);
+        return err_set(err, RC_UNSUPPORTED,
+                       "matrix_write: wanted MXFP4 weights of at most 12 (exponents of %u), have larger "
+                       "ones; convert the checkpoint to bfloat16",
+                       254 - PACKED_EXPONENT);
     return RC_OK;
 }
 

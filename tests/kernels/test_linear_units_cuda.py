@@ -1,22 +1,27 @@
-"""Linears of 4-bit weights (groups, Q4_0) with bfloat16 activations, on a CUDA device: one order of sums for all kernels.
+"""Linears of weights in units with bfloat16 activations, on a CUDA device: one order of sums for all kernels and rows.
 
 Where values have few bits, the tensor cores' sums are exact, so NumPy gives the bits; otherwise float64 gives the values.
 """
 
 import ctypes
+from dataclasses import dataclass
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
-from group_blocks import int4_rows, q4_0_rows
+from group_blocks import int4_rows, q4_0_rows, q4_k_rows, q6_k_rows, q8_0_rows
 
 from binding import Backend
 from llmpy import hardware
 
 Array = np.ndarray
 BF16 = ml_dtypes.bfloat16
-TYPES = {"int4_g128": 128, "int4_g32": 32, "q4_0": 32}
+# values of a group; values of a block; bytes of 16 rows by 128 columns
+TYPES = {
+    "int4_g128": (128, 1, 1088), "int4_g32": (32, 1, 1280), "q4_0": (32, 32, 1280), "q8_0": (32, 32, 2176),
+    "q4_k": (32, 256, 1216), "q6_k": (16, 256, 1696),
+}  # fmt: skip
 LINEAR, EMBED, EXPERTS, LOGITS, READ_ROWS = 1, 2, 4, 16, 32  # enum matrix_use
 AUTO, FLOAT = 0, 1  # enum arithmetic
 ROWS = (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 191, 300)
@@ -63,16 +68,57 @@ class Ways:
         return {name for i, name in enumerate(self.names) if found >> i & 1}
 
 
-def random_weights(dtype: str, n: int, k: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """(rows of the file, values): scales of both signs, zeros from 0 to 16."""
-    groups = -(-k // TYPES[dtype])
-    scales = rng.uniform(1e-3, 1e-2, (n, groups)) * rng.choice([-1, 1], (n, groups))
-    return rows_of(dtype, rng.integers(0, 16, (n, k)), scales, rng.integers(0, 17, (n, groups)))
+@dataclass
+class Weights:
+    """A weight is numbers * scales - minima."""
+
+    raw: Array  # rows of the file
+    values: Array  # as they are defined, in float32
+    numbers: Array  # [n, k], whole
+    scales: Array  # [n, groups] float32
+    minima: Array
 
 
-def rows_of(dtype: str, numbers: Array, scales: Array, zeros: Array) -> tuple[Array, Array]:
-    """(rows of the file, values). Q4_0 has zeros of 8 whatever they are."""
-    return q4_0_rows(numbers, scales) if dtype == "q4_0" else int4_rows(numbers, scales, zeros, TYPES[dtype])
+def columns(dtype: str, k: int) -> int:
+    """Whole blocks."""
+    block = TYPES[dtype][1]
+    return -(-k // block) * block
+
+
+def halves(rng: np.random.Generator, *shape: int) -> Array:
+    return (rng.uniform(1e-3, 1e-2, shape) * rng.choice([-1, 1], shape)).astype(np.float16)
+
+
+def random_weights(dtype: str, n: int, k: int, rng: np.random.Generator) -> Weights:
+    """Scales of both signs, zeros from 0 to 16."""
+    group, groups = TYPES[dtype][0], -(-k // TYPES[dtype][0])
+    none = np.zeros((n, groups), np.float32)
+
+    def wide(each: Array) -> Array:
+        return each.repeat(group, 1)[:, :k]
+
+    if dtype == "q8_0":
+        q, d = rng.integers(-128, 128, (n, k)), halves(rng, n, groups)
+        scales = d.astype(np.float32)
+        return Weights(q8_0_rows(q, d), wide(scales) * q.astype(np.float32), q, scales, none)
+    if dtype == "q4_k":
+        q, s, m = rng.integers(0, 16, (n, k)), rng.integers(0, 64, (n, groups)), rng.integers(0, 64, (n, groups))
+        d = halves(rng, n, k // 256, 2)
+        scales, minima = (d[..., i].astype(np.float32).repeat(8, 1) * (s, m)[i].astype(np.float32) for i in range(2))
+        values = wide(scales) * q.astype(np.float32) - wide(minima)
+        return Weights(q4_k_rows(q, s, m, d), values, q, scales, minima)
+    if dtype == "q6_k":
+        q, s, d = rng.integers(0, 64, (n, k)), rng.integers(-128, 128, (n, groups)), halves(rng, n, k // 256)
+        scales = d.astype(np.float32).repeat(16, 1) * s.astype(np.float32)
+        return Weights(q6_k_rows(q, s, d), wide(scales) * (q - 32).astype(np.float32), q - 32, scales, none)
+    q, d = rng.integers(0, 16, (n, k)), halves(rng, n, groups).astype(np.float32)
+    if dtype == "q4_0":
+        raw, values = q4_0_rows(q, d)
+        return Weights(raw, values, q - 8, d, none)
+    scales = ((d * np.float32(1.0007)).view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)
+    zeros = rng.integers(0, 17, (n, groups))
+    raw, values = int4_rows(q, scales, zeros, group)
+    return Weights(raw, values, q - wide(zeros), scales, none)
 
 
 def linear(backend: Backend, matrix: object, x: Array, n: int, **options: object) -> Array:
@@ -92,9 +138,9 @@ def draw(rng: np.random.Generator, *shape: int) -> Array:
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_values_and_rows(n: int, k: int, dtype: str, backend: Backend) -> None:
     """Equal bits for every number of rows, near float64; the stored values are exact."""
-    rng = np.random.default_rng(n + k)
-    raw, values = random_weights(dtype, n, k, rng)
-    matrix = backend.matrix([(dtype, n, raw)], k, LINEAR, AUTO)
+    rng, k = np.random.default_rng(n + k), columns(dtype, k)
+    weights = random_weights(dtype, n, k, rng)
+    matrix, values = backend.matrix([(dtype, n, weights.raw)], k, LINEAR, AUTO), weights.values
     assert backend.matrix_info(matrix, 0)[1] == AUTO
     read = np.empty((n, k), np.float32)
     backend.matrix_read(matrix, 0, n, read)
@@ -116,18 +162,20 @@ def fused(p: Array, scale: Array, total: Array) -> Array:
     return (p.astype(np.longdouble) * scale + total).astype(np.float32)
 
 
-def fold(x: Array, w: Array, scales: Array, group: int) -> Array:
-    """The order of linear_w4.cuh in NumPy. x, w: whole numbers."""
-    total = np.zeros((len(x), len(w)), np.float32)
+def fold(x: Array, w: Weights, group: int) -> Array:
+    """The order of linear_units.cuh in NumPy. x: whole numbers."""
+    total = np.zeros((len(x), len(w.numbers)), np.float32)
     for slab in range(0, x.shape[1], 128):
         v = np.zeros_like(total)
         for k in range(slab, min(slab + 128, x.shape[1]), group):
-            p = x[:, k : k + group].astype(np.float64) @ w[:, k : k + group].T.astype(np.float64)
-            scale = scales[None, :, k // group]
+            part = x[:, k : k + group].astype(np.float64)
+            p = part @ w.numbers[:, k : k + group].T.astype(np.float64)
+            scale = w.scales[None, :, k // group]
             if group == 128:
                 total = fused(p, scale, total)
             else:
                 v = fused(p, scale, v)
+                v = fused(part.sum(1, keepdims=True), -w.minima[None, :, k // group], v) if w.minima.any() else v
         if group < 128:
             total = total + v
     return total
@@ -136,15 +184,10 @@ def fold(x: Array, w: Array, scales: Array, group: int) -> Array:
 @pytest.mark.parametrize(("n", "k"), [(72, 128), (200, 640), (1000, 1344), (136, 4224)])
 def test_order(n: int, k: int, dtype: str, backend: Backend) -> None:
     """The bits of the definition: groups and slabs in order, one rounding an addition."""
-    rng, group = np.random.default_rng(k), TYPES[dtype]
-    groups = -(-k // group)
-    numbers, zeros = rng.integers(0, 16, (n, k)), rng.integers(0, 17, (n, groups))
-    zeros = np.full_like(zeros, 8) if dtype == "q4_0" else zeros
-    scales = rng.uniform(1e-3, 1e-2, (n, groups)).astype(np.float16 if dtype == "q4_0" else np.float32).astype(np.float32)
-    scales = (scales.view(np.uint32) & np.uint32(0xFFFFFF00)).view(np.float32)
-    x = rng.integers(-128, 129, (150, k)).astype(np.float32)
-    matrix = backend.matrix([(dtype, n, rows_of(dtype, numbers, scales, zeros)[0])], k)
-    wanted = fold(x, numbers - zeros.repeat(group, 1)[:, :k], scales, group)
+    rng, k = np.random.default_rng(k), columns(dtype, k)
+    weights, x = random_weights(dtype, n, k, rng), rng.integers(-128, 129, (150, k)).astype(np.float32)
+    matrix = backend.matrix([(dtype, n, weights.raw)], k)
+    wanted = fold(x, weights, TYPES[dtype][0])
     for rows in (1, 8, 16, 30, 64, 65, 150):
         got = linear(backend, matrix, x[:rows].astype(BF16), n, is_float_out=True)
         assert got.tobytes() == wanted[:rows].tobytes(), rows
@@ -153,15 +196,15 @@ def test_order(n: int, k: int, dtype: str, backend: Backend) -> None:
 @pytest.mark.parametrize(("n", "k"), [(72, 256), (208, 1344), (4096, 1024)])
 def test_all_ways_give_equal_bits(n: int, k: int, dtype: str, backend: Backend) -> None:
     """Few and many rows' kernels and the plain one, as sums and as gate | up, with a bias and rows to add."""
-    rng, ways = np.random.default_rng(n), Ways(backend)
-    matrix = backend.matrix([(dtype, n, random_weights(dtype, n, k, rng)[0])], k)
+    rng, ways, k = np.random.default_rng(n), Ways(backend), columns(dtype, k)
+    matrix = backend.matrix([(dtype, n, random_weights(dtype, n, k, rng).raw)], k)
     x, bias = draw(rng, 300, k), rng.standard_normal(n).astype(np.float32)
     add = draw(rng, 300, n)
     for rows in (1, 9, 16, 17, 40, 64, 65, 200, 300):
         plain = partial(linear, backend, matrix, x[:rows], n, bias=bias)
         found = []
-        for name in ("w4_few", "w4_many", "w4_plain"):
-            if name == "w4_few" and rows > 16:
+        for name in ("units_few", "units_many", "units_plain"):
+            if name == "units_few" and rows > 16:
                 continue
             ways.first(name)
             both, total = plain(), plain(add=add.view(np.uint16)[:rows])
@@ -176,8 +219,8 @@ def test_all_ways_give_equal_bits(n: int, k: int, dtype: str, backend: Backend) 
             if n // 2 % 8:
                 continue
             backend.gated(words[:, : n // 2], words[:, n // 2 :], gated_by, act)
-            for name in ("w4_few", "w4_many", "twice"):
-                if name == "w4_few" and rows > 16:
+            for name in ("units_few", "units_many", "twice"):
+                if name == "units_few" and rows > 16:
                     continue
                 ways.first(name)
                 product, mid = np.zeros((rows, n // 2), np.uint16), np.zeros((rows, n), np.uint16)
@@ -191,8 +234,8 @@ def test_large_tiles(n: int, k: int, dtype: str, cuda: str) -> None:
     """Hundreds and thousands of rows, whose blocks have several tiles, have the bits of few rows."""
     rng = np.random.default_rng(n + k)
     backend = Backend(cuda, max_rows=2100, dtype="bfloat16", library=hardware.cuda_library())
-    raw, values = random_weights(dtype, n, k, rng)
-    matrix = backend.matrix([(dtype, n, raw)], k)
+    weights = random_weights(dtype, n, k, rng)
+    matrix, values = backend.matrix([(dtype, n, weights.raw)], k), weights.values
     read = np.empty((64, k), np.float32)
     backend.matrix_read(matrix, n - 64, 64, read)
     assert read.tobytes() == values[-64:].tobytes()
@@ -214,8 +257,8 @@ def test_large_tiles(n: int, k: int, dtype: str, cuda: str) -> None:
 
 def test_places_and_other_rows(dtype: str, backend: Backend) -> None:
     """Strided rows at odd addresses between NaN; y between guards; a row that is not finite affects only itself."""
-    rng, n, k = np.random.default_rng(3), 203, 320
-    matrix = backend.matrix([(dtype, n, random_weights(dtype, n, k, rng)[0])], k)
+    rng, n, k = np.random.default_rng(3), 203, columns(dtype, 320)
+    matrix = backend.matrix([(dtype, n, random_weights(dtype, n, k, rng).raw)], k)
     wide = np.full((130, k + 7), np.nan, BF16)
     wide[:, 3 : k + 3] = draw(rng, 130, k)
     plain = linear(backend, matrix, np.ascontiguousarray(wide[:, 3 : k + 3]), n)
@@ -235,8 +278,9 @@ def test_places_and_other_rows(dtype: str, backend: Backend) -> None:
 @pytest.mark.parametrize("n", [1032, 1040])
 def test_shares_of_rows_and_parts(n: int, dtype: str, backend: Backend) -> None:
     """Ranks have some rows of a matrix; q, k and v are parts of one; rows are written again."""
-    rng, k = np.random.default_rng(4), 576
-    raw, values = random_weights(dtype, n, k, rng)
+    rng, k = np.random.default_rng(4), columns(dtype, 576)
+    weights = random_weights(dtype, n, k, rng)
+    raw, values = weights.raw, weights.values
     whole = backend.matrix([(dtype, n, raw)], k)
     cut = backend.matrix([(dtype, 600, raw[:600]), (dtype, 0, raw[:0]), (dtype, n - 600, raw[600:])], k)
     x = draw(rng, 200, k)
@@ -253,7 +297,8 @@ def test_shares_of_rows_and_parts(n: int, dtype: str, backend: Backend) -> None:
     backend.matrix_read(whole, 0, n, read)
     values[5:705] = values[300:1000].copy()
     assert read.tobytes() == values.tobytes()
-    assert np.isfinite(values).all() and backend.matrix_info(whole, 0)[0] == -(-n // 16) * 5 * (1024 + 64 * 128 // TYPES[dtype])
+    assert np.isfinite(values).all()
+    assert backend.matrix_info(whole, 0)[0] == -(-n // 16) * -(-k // 128) * TYPES[dtype][2]
 
 
 def test_where_the_plain_chain_serves(dtype: str, backend: Backend, cuda: str) -> None:
@@ -264,13 +309,14 @@ def test_where_the_plain_chain_serves(dtype: str, backend: Backend, cuda: str) -
         (backend, 256, LINEAR, FLOAT), (backend, 256, LINEAR | EMBED, AUTO), (backend, 256, LINEAR | READ_ROWS, AUTO),
         (backend, 256, LINEAR | EXPERTS, AUTO), (backend, 224, LINEAR, AUTO), (half, 256, LINEAR, AUTO),
     ):  # fmt: skip
-        raw, values = random_weights(dtype, 24, k, rng)
-        matrix = of.matrix([(dtype, 24, raw)], k, use, arithmetic)
+        if columns(dtype, k) != k:
+            continue
+        weights = random_weights(dtype, 24, k, rng)
+        matrix = of.matrix([(dtype, 24, weights.raw)], k, use, arithmetic)
         assert of.matrix_info(matrix, 0)[1] == FLOAT
         if not use & EXPERTS:
             x = rng.standard_normal((20, k)).astype(np.float16 if of is half else BF16)
-            wanted = linear(of, of.matrix([("float32", 24, values)], k), x, 24)
+            wanted = linear(of, of.matrix([("float32", 24, weights.values)], k), x, 24)
             assert linear(of, matrix, x, 24).tobytes() == wanted.tobytes()
-    raw, values = random_weights(dtype, 24, 256, rng)
-    logits = backend.matrix([(dtype, 24, raw)], 256, LINEAR | LOGITS)
+    logits = backend.matrix([(dtype, 24, random_weights(dtype, 24, 256, rng).raw)], 256, LINEAR | LOGITS)
     assert backend.matrix_info(logits, 0)[1] == AUTO
