@@ -19,7 +19,7 @@ KINDS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 GATED, CLAMPED, PLAIN = range(3)
 SILU, GELU_TANH, RELU2 = 0, 2, 4
 LINEAR, EXPERTS = 1, 4
-FP8 = 4  # enum arithmetic
+FLOAT, ROUNDED = 1, {"fp8": 4, "int8_g128": 2}  # enum arithmetic
 # bytes of a block, values of a block, offsets of its float16 fields
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_k": (144, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
@@ -150,7 +150,7 @@ ROWS = (1, 2, 3, 5, 8, 9, 12, 16, 20, 25, 33, 47, 64, 65, 90, 128, 150, 200, 257
 
 
 @pytest.mark.parametrize("dtype", list(KINDS))
-@pytest.mark.parametrize("weights", ["", "fp8"])
+@pytest.mark.parametrize("weights", ["", *ROUNDED])
 @pytest.mark.parametrize("case", CASES)
 def test_bits(case: str, weights: str, dtype: str, opened: Callable[[str], Backend]) -> None:
     """The bits of the experts' linears for any number of rows; a row with NaN affects only itself."""
@@ -159,8 +159,9 @@ def test_bits(case: str, weights: str, dtype: str, opened: Callable[[str], Backe
     skew = float(str(options.pop("skew", 1.0)))
     rng = np.random.default_rng(len(case) + n)
     mixture = Mixture(opened(dtype), dtype, n, cols, inner, dtype=weights, **options)  # type: ignore[arg-type]
-    rounds = [mixture.backend.matrix_info(matrix, 0)[1] == FP8 for matrix in (mixture.all_up, mixture.all_down)]
-    assert rounds == [weights == "fp8" and width % 64 == 0 for width in (cols, inner)] or case.startswith("odd")
+    found = [mixture.backend.matrix_info(matrix, 0)[1] for matrix in (mixture.all_up, mixture.all_down)]
+    wanted = [ROUNDED.get(weights, FLOAT) if width % 64 == 0 else FLOAT for width in (cols, inner)]
+    assert found == wanted or case.startswith("odd")
     wide = np.full((ROWS[-1], cols + 16), np.nan, mixture.kind)  # rows lie apart
     wide[:, 8 : cols + 8] = rng.standard_normal((ROWS[-1], cols))
     x, routes = wide[:, 8 : cols + 8], draw_routes(ROWS[-1], n, k, rng, skew)
@@ -178,7 +179,7 @@ def test_bits(case: str, weights: str, dtype: str, opened: Callable[[str], Backe
         assert y.tobytes() == expected[:rows].tobytes(), rows
 
 
-@pytest.mark.parametrize("weights", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("weights", ["bfloat16", *ROUNDED])
 def test_all_rows_to_the_same(weights: str, opened: Callable[[str], Backend]) -> None:
     """Some experts have all rows, more than a unit holds, while others have none."""
     rng = np.random.default_rng(2)

@@ -285,8 +285,8 @@ static uint32_t type_of_bytes(uint32_t arithmetic)
 }
 
 /* What the products of the matrix round their activations to: ARITHMETIC_FP8, ARITHMETIC_INT8 or, if they do not round,
- * ARITHMETIC_FLOAT. The tensor cores want parts of one type; those of experts have kernels for FP8 alone, which want whole 64s
- * of columns, for which the scratch of `experts` has room, and whole eights of rows, because gate and up alternate. */
+ * ARITHMETIC_FLOAT. The tensor cores want parts of one type; those of experts whole 64s of columns, for which the scratch of
+ * `experts` has room, and whole eights of rows, because gate and up alternate. */
 static uint32_t arithmetic_of_bytes(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
 {
     const bool is_of_experts = desc->use & MATRIX_EXPERTS;
@@ -295,7 +295,7 @@ static uint32_t arithmetic_of_bytes(const struct cuda *cuda, const struct matrix
     for (uint32_t i = 0; i < matrix->n_parts; i++)
         fits = fits && (!is_of_experts || matrix->parts[i].n_rows % 8 == 0);
     for (uint32_t arithmetic : {ARITHMETIC_FP8, ARITHMETIC_INT8})
-        if (fits && matrix->parts[0].dtype == type_of_bytes(arithmetic) && (!is_of_experts || arithmetic == ARITHMETIC_FP8))
+        if (fits && matrix->parts[0].dtype == type_of_bytes(arithmetic))
             return arithmetic;
     return ARITHMETIC_FLOAT;
 }

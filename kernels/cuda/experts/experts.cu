@@ -7,7 +7,7 @@
  * which sorts the expert's routes (stable) and gathers their rows of x; for up to 8 rows each block of the products sorts all
  * routes itself. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200.
  *
- * FP8 weights whose products round x have the arithmetic of linear_fp8.cuh: a launch before up and one before down round the
+ * FP8 and INT8 weights whose products round x have the arithmetic of linear_fp8.cuh: a launch before up and one before down round the
  * rows (experts_fp8.cuh).
  *
  * A rank holds some of the experts, or a part of every expert. Routes of experts that it does not hold have no places; what the
@@ -372,7 +372,7 @@ static enum rc run_row_2byte(struct running_mixture *run, struct err *err)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* The layout of a linear's weights, or of both linears': the activations' two-byte type with whole 64s of columns;
- * packed.cuh's order; FP8 whose products round x to FP8; or any other layout, or two different ones. The copy engine reads all
+ * packed.cuh's order; FP8 or INT8 whose products round x to it; or any other layout, or two different ones. The copy engine reads all
  * but the last. */
 enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4, ROUNDED = 8 };
 
@@ -688,13 +688,14 @@ enum rc cuda_combine(void *ctx, const struct combine_args *args, struct err *err
 template <class T> static cudaError_t allow_rings(uint32_t *n_pairs, uint32_t n_processors)
 {
     cudaError_t code = cudaSuccess;
-    const void *grouped = (const void *)experts_grouped<T, false>, *fp8_grouped = (const void *)experts_fp8_grouped<T>;
+    const void *grouped = (const void *)experts_grouped<T, false>;
     for (uint32_t i = 0; i < 8 && !code; i++) {
         code = allow_shared(streamed_kernel_of<T>(1u << i / 2, i % 2));
-        code = code ? code : allow_shared(fp8_streamed_of<T>(1u << i / 2, i % 2));
+        code = code ? code : allow_shared(fp8_streamed_of<T, e4m3>(1u << i / 2, i % 2));
+        code = code ? code : allow_shared(fp8_streamed_of<T, s8>(1u << i / 2, i % 2));
     }
-    for (const void *kernel : {grouped, fp8_grouped, (const void *)experts_row_2byte<T>,
-                               (const void *)experts_grouped<__nv_bfloat16, true>, (const void *)experts_rows8_mxfp4,
+    for (const void *kernel : {grouped, (const void *)experts_fp8_grouped<T, e4m3>, (const void *)experts_fp8_grouped<T, s8>,
+                               (const void *)experts_row_2byte<T>, (const void *)experts_grouped<__nv_bfloat16, true>, (const void *)experts_rows8_mxfp4,
                                (const void *)experts_row_mxfp4})
         code = code ? code : allow_shared(kernel);
     return code ? code : count_clusters(grouped, n_processors, 2, GROUPED_THREADS, n_pairs);

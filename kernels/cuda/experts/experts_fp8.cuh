@@ -1,4 +1,4 @@
-/* experts_fp8.cuh: experts of FP8 weights and activations of 8 bits. Each product has the definition of linear_fp8.cuh: the
+/* experts_fp8.cuh: experts of FP8 or INT8 weights and activations rounded to them. Each product has the definition of linear_fp8.cuh: the
  * same rounding of activations, the same sums of 128 columns by the tensor cores, added in the same order. So a row gets the
  * bits of its experts' linears.
  *
@@ -47,7 +47,7 @@ static inline struct fp8_places fp8_places_at(char *room, uint32_t n, uint32_t n
 }
 
 /* Blocks: [rows][parts of a row]; FP8_LANES threads have a slab. */
-template <class T, bool IS_ALIGNED>
+template <class T, class N, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(FP8_QUANTISERS) experts_fp8_round(rows<T> x, uint32_t n_slabs, struct fp8_places to)
 {
     const uint32_t row = blockIdx.x, step = gridDim.y * (FP8_QUANTISERS / FP8_LANES), lane = threadIdx.x % FP8_LANES;
@@ -58,22 +58,30 @@ static __global__ void __launch_bounds__(FP8_QUANTISERS) experts_fp8_round(rows<
     for (uint32_t slab = (blockIdx.y * FP8_QUANTISERS + threadIdx.x) / FP8_LANES; slab < n_slabs; slab += step) {
         float values[8];
         load_part<IS_ALIGNED>(x.at(row, 0), slab * FP8_SLAB + lane * 8, x.width, values);
-        fp8_round_slab<e4m3>(values, 0, slab, own);
+        fp8_round_slab<N>(values, 0, slab, own);
     }
 }
 
-/* Rounds n_rows rows of x. Of few rows many blocks have a part each. */
-static inline void fp8_round_places(const struct cuda *cuda, const struct view *x, uint32_t n_rows,
+/* Calls f with a value of the activations' type and one of the numbers' type. */
+template <class F> static auto visit_both(const struct cuda *cuda, const struct matrix *matrix, F f)
+{
+    return visit_numbers(matrix, [&](auto number) {
+        return cuda->dtype == DTYPE_F16 ? f(__half(), number) : f(__nv_bfloat16(), number);
+    });
+}
+
+/* Rounds n_rows rows of x to the numbers of a matrix. Of few rows many blocks have a part each. */
+static inline void fp8_round_places(const struct cuda *cuda, const struct matrix *matrix, const struct view *x, uint32_t n_rows,
                                     const struct fp8_places &to)
 {
     const uint32_t n_slabs = fp8_slabs(x->width);
     const uint32_t n_parts = n_rows < cuda->n_processors ? ceil_div(n_slabs, FP8_QUANTISERS / FP8_LANES) : 1;
-    const auto start = [&](auto value) {
+    visit_both(cuda, matrix, [&](auto value, auto number) {
         using T = decltype(value);
-        launch(cuda, has_eights<T>(*x) ? experts_fp8_round<T, true> : experts_fp8_round<T, false>, dim3(n_rows, n_parts),
-               FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
-    };
-    cuda->dtype == DTYPE_F16 ? start(__half()) : start(__nv_bfloat16());
+        using N = decltype(number);
+        launch(cuda, has_eights<T>(*x) ? experts_fp8_round<T, N, true> : experts_fp8_round<T, N, false>,
+               dim3(n_rows, n_parts), FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
+    });
 }
 
 /* Rounds the rows of x, and makes the maps of weights, rounded rows and the scales of both. */
@@ -96,7 +104,7 @@ static enum rc round_and_map(const struct running_mixture *run, const struct exp
     if (rc)
         return rc;
     *maps = {map_of(&made[0]), map_of(&made[1]), map_of(&made[2]), map_of(&made[3])};
-    fp8_round_places(run->cuda, &linear->x, n_rows, x);
+    fp8_round_places(run->cuda, linear->w, &linear->x, n_rows, x);
     return RC_OK;
 }
 

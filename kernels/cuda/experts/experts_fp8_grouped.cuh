@@ -1,4 +1,4 @@
-/* experts_fp8_grouped.cuh: experts_grouped.cuh for FP8: experts that have many rows each. Tiles, units, clusters, their walk
+/* experts_fp8_grouped.cuh: experts_grouped.cuh for FP8 and INT8: experts that have many rows each. Tiles, units, clusters, their walk
  * and the store of results are the same; a stage is a slab of W and of x with the scales of their rows. A warpgroup has two
  * slabs under way and folds one while the tensor cores make the other. The two warpgroups issue their products in turn, so
  * that they do not fold at the same time. Bound by the tensor cores, 2 n_routes n_out n_cols / 1200e6 us on an H200; below some
@@ -77,12 +77,13 @@ static __device__ __forceinline__ void fp8_grouped_load(const struct fp8_expert_
 }
 
 /* One warpgroup's side of the ring and of the turns; w.ring is room.ring. */
-struct fp8_grouped_worker {
+template <class TYPE> struct fp8_grouped_worker {
+    typedef typename TYPE::sum part; /* of a slab */
     const struct fp8_grouped_room &room;
     struct grouped_worker &w;
 
     /* Starts the products of a slab. */
-    template <uint32_t N> __device__ __forceinline__ void multiply(float (&p)[N], const struct ring_place &at) const
+    template <uint32_t N> __device__ __forceinline__ void multiply(part (&p)[N], const struct ring_place &at) const
     {
         room.ring.wait_full(at);
         const uint32_t stage = room.ring.data_of(at);
@@ -93,7 +94,7 @@ struct fp8_grouped_worker {
     }
     /* Adds a finished slab and gives its stage back. */
     template <uint32_t N>
-    __device__ __forceinline__ void fold(float (&sum)[N], float (&p)[N], const struct ring_place &at, uint32_t slab) const
+    __device__ __forceinline__ void fold(float (&sum)[N], part (&p)[N], const struct ring_place &at, uint32_t slab) const
     {
         const uint32_t scales = room.scales + at.stage * room.scales_bytes, row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         const uint32_t w_at = scales + row * FP8_ROW_SCALES + (FP8_CHUNK - 1 - slab % FP8_CHUNK) * 4;
@@ -103,10 +104,10 @@ struct fp8_grouped_worker {
 #pragma unroll
         for (uint32_t i = 0; i < N; i += 4) {
             const float even = load_float(x_at + i * 2 * FP8_ROW_SCALES), odd = load_float(x_at + (i * 2 + 1) * FP8_ROW_SCALES);
-            sum[i] = fmaf(p[i], even * low, sum[i]);
-            sum[i + 1] = fmaf(p[i + 1], odd * low, sum[i + 1]);
-            sum[i + 2] = fmaf(p[i + 2], even * high, sum[i + 2]);
-            sum[i + 3] = fmaf(p[i + 3], odd * high, sum[i + 3]);
+            sum[i] = fmaf((float)p[i], even * low, sum[i]);
+            sum[i + 1] = fmaf((float)p[i + 1], odd * low, sum[i + 1]);
+            sum[i + 2] = fmaf((float)p[i + 2], even * high, sum[i + 2]);
+            sum[i + 3] = fmaf((float)p[i + 3], odd * high, sum[i + 3]);
         }
         __syncwarp();
         if (w.empty)
@@ -117,27 +118,28 @@ struct fp8_grouped_worker {
     __device__ __forceinline__ void pass(void) const { reach(3 - w.group, 256); }
 
     template <uint32_t N>
-    __device__ __forceinline__ void sum_tile(float (&sum)[N], float (&p)[N], float (&q)[N], uint32_t n_slabs) const
+    __device__ __forceinline__ void sum_tile(float (&sum)[N], part (&p)[N], part (&q)[N], uint32_t n_slabs) const
     {
-        typedef float sums[N];
+        typedef part sums[N];
         fp8_sum_stages<1>(
-            p, q, room.ring, w.at, n_slabs, [&](sums &part, const struct ring_place &at, uint32_t) { multiply(part, at); },
-            [&](sums &part, const struct ring_place &at, uint32_t slab) { fold(sum, part, at, slab); }, *this);
+            p, q, room.ring, w.at, n_slabs, [&](sums &made, const struct ring_place &at, uint32_t) { multiply(made, at); },
+            [&](sums &made, const struct ring_place &at, uint32_t slab) { fold(sum, made, at, slab); }, *this);
     }
 };
 
 /* One tile; N columns. */
-template <class T, uint32_t N>
-static __device__ __forceinline__ void fp8_grouped_tile(const struct fp8_grouped_worker &worker, const struct grouped_shape &s,
+template <class T, uint32_t N, class TYPE>
+static __device__ __forceinline__ void fp8_grouped_tile(const struct fp8_grouped_worker<TYPE> &worker, const struct grouped_shape &s,
                                                         const struct output &out, const expert_product &product,
                                                         const struct grouped_place &place)
 {
-    float sum[N / 2] = {}, p[N / 2] = {}, q[N / 2] = {};
+    float sum[N / 2] = {};
+    typename TYPE::sum p[N / 2] = {}, q[N / 2] = {};
     worker.sum_tile(sum, p, q, s.n_blocks);
     grouped_store<T>(sum, s, out, product, place, worker.w);
 }
 
-template <class T>
+template <class T, class TYPE>
 static __global__ void __launch_bounds__(GROUPED_THREADS, 1)
 experts_fp8_grouped(const __grid_constant__ struct fp8_expert_maps maps, const __grid_constant__ struct mixture m,
                     const __grid_constant__ struct fp8_grouped_shape f, const __grid_constant__ struct output out,
@@ -156,7 +158,7 @@ experts_fp8_grouped(const __grid_constant__ struct fp8_expert_maps maps, const _
     if (!grouped_begin(m, s, t, room.ring, load))
         return;
     struct grouped_worker w = grouped_worker_at(room.ring, data + pieces_at, s.across);
-    const struct fp8_grouped_worker worker = {room, w};
+    const struct fp8_grouped_worker<TYPE> worker = {room, w};
     if (w.group == 1)
         worker.pass();
     for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
@@ -201,9 +203,10 @@ static enum rc run_fp8_grouped(const struct running_mixture *run, const struct e
     const uint32_t n_units = run->m.n_routes / s->unit + min(run->m.n_experts, run->m.n_routes);
     const uint32_t n_clusters = min(n_units * (s->n_tiles / s->across),
                                     s->across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
-    launch_clusters(cuda, cuda->dtype == DTYPE_F16 ? experts_fp8_grouped<__half> : experts_fp8_grouped<__nv_bfloat16>,
-                    dim3(n_clusters * s->across), s->across, GROUPED_THREADS, SHARED_BYTES, maps, run->m, f, output_of(linear),
-                    run->product);
+    visit_both(cuda, linear->w, [&](auto value, auto number) {
+        launch_clusters(cuda, experts_fp8_grouped<decltype(value), decltype(number)>, dim3(n_clusters * s->across), s->across,
+                        GROUPED_THREADS, SHARED_BYTES, maps, run->m, f, output_of(linear), run->product);
+    });
     return RC_OK;
 }
 

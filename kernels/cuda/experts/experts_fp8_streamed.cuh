@@ -1,4 +1,4 @@
-/* experts_fp8_streamed.cuh: experts_streamed.cuh for FP8: experts that have few rows each. Units, tiles, rings and ends are the
+/* experts_fp8_streamed.cuh: experts_streamed.cuh for FP8 and INT8: experts that have few rows each. Units, tiles, rings and ends are the
  * same; a stage has slabs of W and of x with the scales of their rows. Two stages of sums are under way: while one is folded,
  * the tensor cores make the other. Bound by the bytes of the chosen experts' weights: 8 experts of 3 x 768 x 2048 take 9 us at
  * the 4.5 TB/s that an H200 reads. */
@@ -87,13 +87,13 @@ static __device__ __forceinline__ void fp8_streamed_load_x(const struct fp8_expe
 }
 
 /* The sums of a stage's slabs. */
-template <uint32_t EIGHTS> struct fp8_streamed_sums {
-    float p[fp8_unit_slabs(EIGHTS)][4 * EIGHTS];
+template <class N, uint32_t EIGHTS> struct fp8_streamed_sums {
+    typename N::sum p[fp8_unit_slabs(EIGHTS)][4 * EIGHTS];
 };
 
 /* Starts the products of the stage at hand. */
-template <uint32_t EIGHTS>
-static __device__ __forceinline__ void fp8_streamed_multiply(struct fp8_streamed_sums<EIGHTS> &sums,
+template <class N, uint32_t EIGHTS>
+static __device__ __forceinline__ void fp8_streamed_multiply(struct fp8_streamed_sums<N, EIGHTS> &sums,
                                                              const struct fp8_streamed_room &room,
                                                              const struct ring_place &at, uint32_t tile_rows)
 {
@@ -125,8 +125,8 @@ static __device__ __forceinline__ void fp8_stage_scales(uint32_t chunk, uint32_t
 }
 
 /* Adds the slabs of a finished stage in order, and gives the stage back. */
-template <uint32_t EIGHTS>
-static __device__ __forceinline__ void fp8_streamed_fold(float (&sum)[4 * EIGHTS], struct fp8_streamed_sums<EIGHTS> &sums,
+template <class N, uint32_t EIGHTS>
+static __device__ __forceinline__ void fp8_streamed_fold(float (&sum)[4 * EIGHTS], struct fp8_streamed_sums<N, EIGHTS> &sums,
                                                          const struct fp8_streamed_room &room, const struct ring_place &at,
                                                          uint32_t slab, const struct skinny_shape &w)
 {
@@ -147,10 +147,10 @@ static __device__ __forceinline__ void fp8_streamed_fold(float (&sum)[4 * EIGHTS
 #pragma unroll
         for (uint32_t c = 0; c < slabs; c++)
             if (slab + c < w.n_blocks) {
-                sum[i] = fmaf(sums.p[c][i], even[c] * low[c], sum[i]);
-                sum[i + 1] = fmaf(sums.p[c][i + 1], odd[c] * low[c], sum[i + 1]);
-                sum[i + 2] = fmaf(sums.p[c][i + 2], even[c] * high[c], sum[i + 2]);
-                sum[i + 3] = fmaf(sums.p[c][i + 3], odd[c] * high[c], sum[i + 3]);
+                sum[i] = fmaf((float)sums.p[c][i], even[c] * low[c], sum[i]);
+                sum[i + 1] = fmaf((float)sums.p[c][i + 1], odd[c] * low[c], sum[i + 1]);
+                sum[i + 2] = fmaf((float)sums.p[c][i + 2], even[c] * high[c], sum[i + 2]);
+                sum[i + 3] = fmaf((float)sums.p[c][i + 3], odd[c] * high[c], sum[i + 3]);
             }
     }
     __syncwarp();
@@ -159,13 +159,13 @@ static __device__ __forceinline__ void fp8_streamed_fold(float (&sum)[4 * EIGHTS
 }
 
 /* The sums of one tile and unit. */
-template <uint32_t EIGHTS>
-static __device__ __forceinline__ void fp8_streamed_sum(float (&sum)[4 * EIGHTS], struct fp8_streamed_sums<EIGHTS> &first,
-                                                        struct fp8_streamed_sums<EIGHTS> &second,
+template <class N, uint32_t EIGHTS>
+static __device__ __forceinline__ void fp8_streamed_sum(float (&sum)[4 * EIGHTS], struct fp8_streamed_sums<N, EIGHTS> &first,
+                                                        struct fp8_streamed_sums<N, EIGHTS> &second,
                                                         const struct fp8_streamed_room &room, struct ring_place &at,
                                                         const struct skinny_shape &w)
 {
-    typedef struct fp8_streamed_sums<EIGHTS> sums;
+    typedef struct fp8_streamed_sums<N, EIGHTS> sums;
     fp8_sum_stages<fp8_unit_slabs(EIGHTS)>(
         first, second, room.w, at, w.n_blocks,
         [&](sums &p, const struct ring_place &from, uint32_t) { fp8_streamed_multiply(p, room, from, w.tile_rows); },
@@ -173,7 +173,7 @@ static __device__ __forceinline__ void fp8_streamed_sum(float (&sum)[4 * EIGHTS]
 }
 
 /* is_place: rows of x are places, else the rows of the batch. */
-template <class T, uint32_t EIGHTS, bool IS_PRODUCT>
+template <class T, class N, uint32_t EIGHTS, bool IS_PRODUCT>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 experts_fp8_streamed(const __grid_constant__ struct fp8_expert_maps maps, const __grid_constant__ struct fp8_streamed_shape f,
                      struct mixture m, bool is_place, struct output out, expert_product product)
@@ -195,7 +195,7 @@ experts_fp8_streamed(const __grid_constant__ struct fp8_expert_maps maps, const 
         return;
     }
     wait_for_input();
-    struct fp8_streamed_sums<EIGHTS> first = {}, second = {};
+    struct fp8_streamed_sums<N, EIGHTS> first = {}, second = {};
     struct ring_place at = RING_READ;
     for (uint32_t item = blockIdx.x; item < t->n_units * s.w.n_tiles; item += gridDim.x) {
         float sum[4 * EIGHTS] = {};
@@ -233,13 +233,13 @@ static inline uint32_t fp8_streamed_cut_memory(struct streamed_shape *s, uint32_
 typedef void (*fp8_streamed_kernel)(struct fp8_expert_maps, struct fp8_streamed_shape, struct mixture, bool, struct output,
                                     expert_product);
 
-template <class T> static fp8_streamed_kernel fp8_streamed_of(uint32_t eights, bool is_product)
+template <class T, class N> static fp8_streamed_kernel fp8_streamed_of(uint32_t eights, bool is_product)
 {
     switch (eights) {
-    case 1: return is_product ? experts_fp8_streamed<T, 1, true> : experts_fp8_streamed<T, 1, false>;
-    case 2: return is_product ? experts_fp8_streamed<T, 2, true> : experts_fp8_streamed<T, 2, false>;
-    case 4: return is_product ? experts_fp8_streamed<T, 4, true> : experts_fp8_streamed<T, 4, false>;
-    default: return is_product ? experts_fp8_streamed<T, 8, true> : experts_fp8_streamed<T, 8, false>;
+    case 1: return is_product ? experts_fp8_streamed<T, N, 1, true> : experts_fp8_streamed<T, N, 1, false>;
+    case 2: return is_product ? experts_fp8_streamed<T, N, 2, true> : experts_fp8_streamed<T, N, 2, false>;
+    case 4: return is_product ? experts_fp8_streamed<T, N, 4, true> : experts_fp8_streamed<T, N, 4, false>;
+    default: return is_product ? experts_fp8_streamed<T, N, 8, true> : experts_fp8_streamed<T, N, 8, false>;
     }
 }
 
@@ -255,8 +255,9 @@ static enum rc run_fp8_streamed(const struct running_mixture *run, const struct 
     enum rc rc = round_and_map(run, linear, f.s.w.tile_rows, 8 * eights, fp8_unit_slabs(eights), &maps, err);
     if (rc)
         return rc;
-    fp8_streamed_kernel kernel = cuda->dtype == DTYPE_F16 ? fp8_streamed_of<__half>(eights, linear->is_product)
-                                                          : fp8_streamed_of<__nv_bfloat16>(eights, linear->is_product);
+    const fp8_streamed_kernel kernel = visit_both(cuda, linear->w, [&](auto value, auto number) {
+        return fp8_streamed_of<decltype(value), decltype(number)>(eights, linear->is_product);
+    });
     launch(cuda, kernel, min(max_units * f.s.w.n_tiles, cuda->n_processors), SKINNY_THREADS, bytes, maps, f, run->m,
            linear->is_place, output_of(linear), run->product);
     return RC_OK;

@@ -20,7 +20,7 @@ struct running_mixture {
     uint32_t part_columns; /* of y, for a route; 0: y gets the sum of the routes */
     uint32_t eights;       /* of rows of x in a unit of streamed products; 0: experts have too many rows for them */
     struct view middle, outer;
-    char *rounded; /* rows of x or of the middle in FP8, and their scales, if a linear rounds them */
+    char *rounded; /* rows of x or of the middle in FP8 or INT8, and their scales, if a linear rounds them */
 };
 
 /* The linears of all experts on the way up, or down. */
@@ -88,7 +88,7 @@ static enum rc map_weights(const struct running_mixture *run, const struct exper
                            uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
     const struct cuda_part *part = &linear->w->parts[0];
-    const uint32_t n_blocks = part->dtype == DTYPE_FP8 ? fp8_slabs(linear->w->n_cols) : linear->w->n_cols / 64;
+    const uint32_t n_blocks = has_fp8_rows(part->dtype) ? fp8_slabs(linear->w->n_cols) : linear->w->n_cols / 64;
     return map_rows_of(run, linear, {map_type(run->cuda->dtype), 64, CU_TENSOR_MAP_SWIZZLE_128B}, part->data, n_blocks, 128,
                        tile_rows, stage_blocks, map, err);
 }
