@@ -53,6 +53,11 @@ class Shape:
 MODELS = {
     "qwen3-30b": Shape(128, 8, 2048, 768),
     "qwen3-30b-fp8": Shape(128, 8, 2048, 768, stored="fp8_blocks"),
+    "qwen3-30b-int8": Shape(128, 8, 2048, 768, stored="int8_rows"),
+    "qwen3-30b-w4": Shape(128, 8, 2048, 768, stored="w4_128"),
+    "qwen3-30b-w4-32": Shape(128, 8, 2048, 768, stored="w4_32"),
+    "qwen3-30b-q8_0": Shape(128, 8, 2048, 768, stored="gguf_q8_0"),
+    "qwen3-30b-q4_k": Shape(128, 8, 2048, 768, stored="gguf_q4_k"),
     "gpt-oss-20b": Shape(32, 4, 2880, 2880, CLAMPED, MXFP4),
     "gpt-oss-20b-bf16": Shape(32, 4, 2880, 2880, CLAMPED),
     "mixtral-8x7b": Shape(8, 2, 4096, 14336),
@@ -82,7 +87,7 @@ class Bench:
         if not s.stored:
             return self.backend.matrix(s.experts * rows, cols, key, LINEAR | EXPERTS, s.dtype)
         dtype, values = stored_rows(s.stored, min(s.experts, 8) * rows, cols)
-        return self.backend.matrix_of(dtype, s.experts * rows, cols, values, LINEAR | EXPERTS)
+        return self.backend.matrix_of(dtype, s.experts * rows, cols, values, LINEAR | EXPERTS, s.experts)
 
     def give(self, host: np.ndarray) -> c_void_p:
         host = np.ascontiguousarray(host)

@@ -106,11 +106,11 @@ class Backend:
         self("matrix_fill", made, c_uint32(0), byref(STRUCTS["row_run"](0, n, 0, 1)), ctypes.c_uint64(key))
         return made
 
-    def matrix_of(self, dtype: int, n: int, k: int, rows: np.ndarray, use: int = LINEAR) -> c_void_p:
+    def matrix_of(self, dtype: int, n: int, k: int, rows: np.ndarray, use: int = LINEAR, n_experts: int = 0) -> c_void_p:
         """A matrix of n rows of a type, given as bytes; fewer rows are repeated."""
         made = c_void_p()
         part = STRUCTS["matrix_part"](n, dtype)
-        self("matrix_create", byref(STRUCTS["matrix_desc"](addressof(part), 1, k, use, 0)), byref(made))
+        self("matrix_create", byref(STRUCTS["matrix_desc"](addressof(part), 1, k, use, 0, n_experts)), byref(made))
         for first in range(0, n, len(rows)):
             count = min(len(rows), n - first)
             self("matrix_write", made, c_uint32(0), c_uint32(first), c_uint32(count), rows.ctypes.data_as(c_void_p))

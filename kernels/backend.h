@@ -61,6 +61,7 @@ struct matrix_desc {
     uint32_t n_cols;
     uint32_t use;        /* enum matrix_use, or-ed */
     uint32_t arithmetic; /* enum arithmetic for the linear; AUTO: the backend chooses, per part */
+    uint32_t n_experts;  /* whose equal numbers of rows follow each other; 0: not of experts */
 };
 struct matrix; /* each backend defines it */
 /* Reads rows on demand: `read` stores rows first .. first + n_rows - 1 at `to`, in the file's format. Any thread may call it,

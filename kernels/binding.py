@@ -75,13 +75,15 @@ class Backend:
 
     # ---- matrices and memory --------------------------------------------------------------------------------------------
 
-    def matrix(self, parts: Sequence[tuple[str, int, Array]], cols: int, use: int = LINEAR, arithmetic: int = 0) -> Matrix:
+    def matrix(
+        self, parts: Sequence[tuple[str, int, Array]], cols: int, use: int = LINEAR, arithmetic: int = 0, n_experts: int = 0
+    ) -> Matrix:
         """A matrix of parts; each part is (type, rows, bytes of the rows)."""
         if not 1 <= len(parts) <= 512:
             raise ValueError("parts: wanted 1 to 512 of them")
         listed = (header().structs["matrix_part"] * len(parts))(*((rows, dtype_number(name)) for name, rows, _ in parts))
         desc = struct("matrix_desc", parts=ctypes.addressof(listed), n_parts=len(parts), n_cols=cols, use=use,
-                      arithmetic=arithmetic)  # fmt: skip
+                      arithmetic=arithmetic, n_experts=n_experts)  # fmt: skip
         made = ctypes.c_void_p()
         self.table.call("matrix_create", self.ctx, ctypes.addressof(desc), ctypes.addressof(made))
         matrix = Matrix(self, made.value or 0)

@@ -348,6 +348,20 @@ static uint32_t uses_of(const struct program *p, uint32_t weight)
     return use;
 }
 
+/* Of a weight of experts, those that this rank holds; 0: it is none. */
+static uint32_t n_experts_of(const struct program *p, uint32_t weight)
+{
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *op = &p->ops[i];
+        if (is_of_experts(op->code) && (op->weight[0] == weight || op->weight[1] == weight))
+            return op->code == OP_EXPERTS_UP     ? op->experts_up.n_experts
+                   : op->code == OP_EXPERTS_DOWN ? op->experts_down.n_experts
+                   : op->experts.n_local         ? op->experts.n_local
+                                                 : op->experts.n_experts;
+    }
+    return 0;
+}
+
 /* A router is small and its result decides which experts run, so it is computed in float without rounding its inputs. */
 static uint32_t arithmetic_of(const struct program *p, uint32_t weight, uint32_t wanted)
 {
@@ -366,7 +380,7 @@ static enum rc create_matrix(struct loader *l, uint32_t w, struct err *err)
     if (!parts)
         return err_set(err, RC_MEMORY, "weights: out of memory");
     struct matrix_desc desc = {parts, weight->n_parts, weight->cols, uses_of(p, w),
-                               arithmetic_of(p, w, l->options->arithmetic)};
+                               arithmetic_of(p, w, l->options->arithmetic), n_experts_of(p, w)};
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
         parts[i] = (struct matrix_part){weight->parts[i].rows, stored->dtypes[i]};

@@ -32,7 +32,7 @@ TEST(the_abi_has_its_number)
     AT(n_rows, 0) AT(dtype, 4)
 #undef OF
 #define OF matrix_desc
-    AT(parts, 0) AT(n_parts, 8) AT(n_cols, 12) AT(use, 16) AT(arithmetic, 20)
+    AT(parts, 0) AT(n_parts, 8) AT(n_cols, 12) AT(use, 16) AT(arithmetic, 20) AT(n_experts, 24)
 #undef OF
 #define OF row_source
     AT(read, 0) AT(ctx, 8)

@@ -67,9 +67,9 @@ class Mixture:
         self.up_bias = rng.standard_normal((n, self.rows)).astype(np.float32) if has_bias else None
         self.down_bias = rng.standard_normal((n, cols)).astype(np.float32) if has_bias else None
         parts = [(self.dtype, self.rows, np.ascontiguousarray(e)) for e in self.up]
-        self.all_up = backend.matrix(parts, cols, LINEAR | EXPERTS)
+        self.all_up = backend.matrix(parts, cols, LINEAR | EXPERTS, n_experts=n)
         parts = [(self.dtype, cols, np.ascontiguousarray(e)) for e in self.down]
-        self.all_down = backend.matrix(parts, inner, LINEAR | EXPERTS)
+        self.all_down = backend.matrix(parts, inner, LINEAR | EXPERTS, n_experts=n)
 
     def run(self, x: Array, routes: Array) -> Array:
         y = np.full((len(x), self.cols + 8), 3, self.kind)

@@ -309,13 +309,14 @@ static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint3
     return fits;
 }
 
-/* Does the matrix lie in units of 4-bit weights? Its products have the order of linear_units.cuh then. Operations other than
- * linears read rows. */
+/* Does the matrix lie in units? Its products have the order of linear_units.cuh then. Operations other than linears read rows;
+ * those of experts read units if an expert has whole panels. */
 static bool has_units(const struct cuda *cuda, const struct matrix *matrix, const struct matrix_desc *desc)
 {
     const bool is_of_linears = !(desc->use & ~(MATRIX_LINEAR | MATRIX_LOGITS));
-    return is_of_linears && desc->arithmetic == ARITHMETIC_AUTO && cuda->dtype == DTYPE_BF16 && matrix->is_whole &&
-           matrix->n_rows && matrix->n_cols % 64 == 0 && lies_in_units(matrix->parts[0].dtype);
+    const bool is_of_experts = desc->use == (MATRIX_LINEAR | MATRIX_EXPERTS) && desc->n_experts && matrix->rows_each % 16 == 0;
+    return (is_of_linears || is_of_experts) && desc->arithmetic == ARITHMETIC_AUTO && cuda->dtype == DTYPE_BF16 &&
+           matrix->is_whole && matrix->n_rows && matrix->n_cols % 64 == 0 && lies_in_units(matrix->parts[0].dtype);
 }
 
 static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
@@ -362,6 +363,7 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
         matrix->n_rows += part->n_rows;
         matrix->bytes += part->n_rows * part->row_bytes;
     }
+    matrix->rows_each = desc->n_experts ? matrix->n_rows / desc->n_experts : matrix->n_rows;
     matrix->is_packed = can_pack((struct cuda *)ctx, matrix, desc->use);
     matrix->arithmetic = arithmetic_of_bytes((struct cuda *)ctx, matrix, desc);
     if (has_units((struct cuda *)ctx, matrix, desc)) {

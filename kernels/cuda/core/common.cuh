@@ -101,6 +101,7 @@ struct matrix {
     bool is_packed;            /* all parts in one: MXFP4 of experts as packed.cuh has it, or 4 bits in groups as units.cuh
                                 * has them; row_bytes mean nothing then */
     uint32_t arithmetic;       /* of its products, enum arithmetic: FP8 and INT8 round activations; AUTO: that of units */
+    uint32_t rows_each;        /* of an expert; of a linear all rows */
     uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;
     char *data;

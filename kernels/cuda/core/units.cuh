@@ -15,13 +15,16 @@
  *   Q4_K         word [row % 8][group], byte [half][scale, minimum]; then word [row % 8][half]: d, dmin
  *   Q6_K         byte [row % 8][group][half]: a scale; then half-word [row % 8][half]: d
  *
- * where groups are those of a slab, 128 columns. The units of a panel follow each other. The rows of a matrix are divided into
- * halves, gate and up where they are multiplied, and a panel has eight of each: one thread of a kernel has both sums of a
- * product. Where halves are no whole eights, the 16 rows of a panel follow each other. */
+ * where groups are those of a slab, 128 columns. The units of a panel follow each other. The rows of a matrix, or of each
+ * expert in it, are divided into halves, gate and up where they are multiplied, and a panel has eight of each: one thread of a
+ * kernel has both sums of a product. Where the halves of a matrix are no whole eights, the 16 rows of a panel follow each
+ * other; those of experts always are. */
 #ifndef LLMPY_CUDA_UNITS_CUH
 #define LLMPY_CUDA_UNITS_CUH
 
 #include "common.cuh"
+
+#include <type_traits>
 
 #define UNIT_COLUMNS 128u
 
@@ -79,10 +82,11 @@ static __host__ __device__ constexpr uint32_t unit_bytes(uint32_t dtype)
 struct matrix_units {
     uint8_t *data;
     uint32_t n_rows, n_slabs; /* slabs: columns in 128s, rounded up */
+    uint32_t rows_each;       /* of an expert; of a linear all rows */
 
-    __host__ __device__ __forceinline__ bool is_paired(void) const { return n_rows % 16 == 0; }
+    __host__ __device__ __forceinline__ bool is_paired(void) const { return rows_each % 16 == 0; }
     __host__ __device__ __forceinline__ uint32_t n_panels(void) const { return (n_rows + 15) / 16; }
-    /* The row of the matrix that is row r of a panel. */
+    /* Of a linear, the row that is row r of a panel. */
     __device__ __forceinline__ uint32_t row_of(uint32_t panel, uint32_t r) const
     {
         return is_paired() ? (r < 8 ? 0 : n_rows / 2) + panel * 8 + r % 8 : panel * 16 + r;
@@ -90,20 +94,32 @@ struct matrix_units {
     /* The panel that has a row, and the row's number in it. */
     __device__ __forceinline__ void find(uint32_t row, uint32_t &panel, uint32_t &r) const
     {
-        const uint32_t half = n_rows / 2, is_second = row >= half, first = row - (is_second ? half : 0);
-        panel = is_paired() ? first / 8 : row / 16;
+        const uint32_t expert = row / rows_each, half = rows_each / 2, own = row - expert * rows_each;
+        const uint32_t is_second = own >= half, first = own - (is_second ? half : 0);
+        panel = is_paired() ? expert * (rows_each / 16) + first / 8 : row / 16;
         r = is_paired() ? first % 8 + 8 * is_second : row % 16;
     }
 };
 
 static inline struct matrix_units units_of(const struct matrix *matrix)
 {
-    return {(uint8_t *)matrix->data, matrix->n_rows, ceil_div(matrix->n_cols, UNIT_COLUMNS)};
+    return {(uint8_t *)matrix->data, matrix->n_rows, ceil_div(matrix->n_cols, UNIT_COLUMNS), matrix->rows_each};
 }
 
 static inline size_t units_bytes(uint32_t dtype, uint32_t n_rows, uint32_t n_cols)
 {
     return (size_t)ceil_div(n_rows, 16) * ceil_div(n_cols, UNIT_COLUMNS) * unit_bytes(dtype);
+}
+
+/* Calls f with the type whose kernels read a matrix that lies in units. */
+template <uint32_t ROW = 0, class F> static void visit_unit_type(uint32_t dtype, F f)
+{
+    if constexpr (ROW < N_UNIT_TYPES) {
+        if (unit_type_at(ROW).dtype == dtype)
+            f(std::integral_constant<uint32_t, unit_type_at(ROW).as>());
+        else
+            visit_unit_type<ROW + 1>(dtype, f);
+    }
 }
 
 #endif

@@ -7,8 +7,8 @@
  * which sorts the expert's routes (stable) and gathers their rows of x; for up to 8 rows each block of the products sorts all
  * routes itself. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200.
  *
- * FP8 and INT8 weights whose products round x have the arithmetic of linear_fp8.cuh: a launch before up and one before down round the
- * rows (experts_fp8.cuh).
+ * FP8 and INT8 weights whose products round x have the arithmetic of linear_fp8.cuh: a launch before up and one before down
+ * round the rows (experts_fp8.cuh). Weights in units have that of linear_units.cuh.
  *
  * A rank holds some of the experts, or a part of every expert. Routes of experts that it does not hold have no places; what the
  * held ones make goes to the routes' parts of y (experts_routes.cuh).
@@ -17,6 +17,7 @@
  * latency. */
 #include "../core/eight.cuh"
 #include "../core/launch.cuh"
+#include "../core/units.cuh"
 #include "../core/ways.cuh"
 #include "../core/weight_format.cuh"
 #include "experts_fp8_grouped.cuh"
@@ -178,14 +179,6 @@ static enum rc map_packed(const struct running_mixture *run, const struct expert
                              {1, 2, n_each, stage_blocks}};
     const struct map_form form = {CU_TENSOR_MAP_DATA_TYPE_UINT16, PACKED_BYTES / 2, CU_TENSOR_MAP_SWIZZLE_NONE};
     return map_make_as(run->cuda->experts->encode, form, linear->w->data, linear->is_product ? &pairs : &plain, map, err);
-}
-
-static enum rc map_rows(const struct running_mixture *run, const struct expert_linear *linear, uint32_t n_rows,
-                        uint32_t box_rows, uint32_t stage_blocks, struct tensor_map *map, struct err *err)
-{
-    const uint64_t row_bytes = (uint64_t)linear->x.stride * 2;
-    struct map_dims rows = {2, {n_rows, linear->w->n_cols / 64}, {row_bytes, 128}, {box_rows, stage_blocks}};
-    return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->x.data, &rows, map, err);
 }
 
 typedef void (*streamed_kernel)(CUtensorMap, CUtensorMap, struct streamed_shape, struct mixture, bool, struct output,
@@ -372,14 +365,15 @@ static enum rc run_row_2byte(struct running_mixture *run, struct err *err)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* The layout of a linear's weights, or of both linears': the activations' two-byte type with whole 64s of columns;
- * packed.cuh's order; FP8 or INT8 whose products round x to it; or any other layout, or two different ones. The copy engine reads all
- * but the last. */
-enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4, ROUNDED = 8 };
+ * packed.cuh's order; FP8 or INT8 whose products round x to it; units (units.cuh); or any other layout, or two different ones.
+ * The copy engine reads all but the last. */
+enum experts_weights { TWO_BYTE = 1, PACKED = 2, OTHER = 4, ROUNDED = 8, IN_UNITS = 16 };
 
 static enum experts_weights weights_of(const struct cuda *cuda, const struct matrix *w)
 {
     const bool is_streamed = cuda->dtype != DTYPE_F32 && w->parts[0].dtype == cuda->dtype && w->n_cols % 64 == 0;
-    return w->is_packed ? PACKED : rounds_to_bytes(w) ? ROUNDED : is_streamed ? TWO_BYTE : OTHER;
+    const enum experts_weights packed = lies_in_units(w->parts[0].dtype) ? IN_UNITS : PACKED;
+    return w->is_packed ? packed : rounds_to_bytes(w) ? ROUNDED : is_streamed ? TWO_BYTE : OTHER;
 }
 
 static bool is_scratch_aligned(const struct running_mixture *run)
@@ -427,6 +421,7 @@ static const struct experts_linear_way EXPERTS_LINEAR_WAYS[] = {
     {"grouped",      TWO_BYTE | PACKED, true,         fits_grouped,  run_grouped},
     {"fp8_streamed", ROUNDED,           true,         fits_streamed, run_fp8_streamed},
     {"fp8_grouped",  ROUNDED,           true,         fits_grouped,  run_fp8_grouped},
+    {"units",        IN_UNITS,          true,         fits_grouped,  run_units},
     {"plain",        TWO_BYTE | OTHER,  false,        fits_plain,    run_plain},
 };
 
@@ -542,7 +537,7 @@ static enum rc run_sorted(struct running_mixture *run, struct err *err)
     return multiply_linears(run, true, err);
 }
 
-#define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER | ROUNDED)
+#define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER | ROUNDED | IN_UNITS)
 #define ANY_FORM (GATED | UNGATED | SCALED | SHARED)
 static const struct experts_way EXPERTS_WAYS[] = {
     /* name         rows              weights             forms            fits            run */
@@ -695,8 +690,8 @@ template <class T> static cudaError_t allow_rings(uint32_t *n_pairs, uint32_t n_
         code = code ? code : allow_shared(fp8_streamed_of<T, s8>(1u << i / 2, i % 2));
     }
     for (const void *kernel : {grouped, (const void *)experts_fp8_grouped<T, e4m3>, (const void *)experts_fp8_grouped<T, s8>,
-                               (const void *)experts_row_2byte<T>, (const void *)experts_grouped<__nv_bfloat16, true>, (const void *)experts_rows8_mxfp4,
-                               (const void *)experts_row_mxfp4})
+                               (const void *)experts_row_2byte<T>, (const void *)experts_grouped<__nv_bfloat16, true>,
+                               (const void *)experts_rows8_mxfp4, (const void *)experts_row_mxfp4})
         code = code ? code : allow_shared(kernel);
     return code ? code : count_clusters(grouped, n_processors, 2, GROUPED_THREADS, n_pairs);
 }
@@ -721,6 +716,8 @@ enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
     if (!code)
         code = cuda->dtype == DTYPE_BF16 ? allow_rings<__nv_bfloat16>(&cuda->experts->n_pairs, cuda->n_processors)
                                          : allow_rings<__half>(&cuda->experts->n_pairs, cuda->n_processors);
+    if (!code && cuda->dtype == DTYPE_BF16)
+        code = experts_units_open();
     return code == cudaSuccess ? map_encoder_find(&cuda->experts->encode, err) : cuda_fail(err, code, "open");
 }
 

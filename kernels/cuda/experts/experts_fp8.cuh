@@ -1,6 +1,6 @@
-/* experts_fp8.cuh: experts of FP8 or INT8 weights and activations rounded to them. Each product has the definition of linear_fp8.cuh: the
- * same rounding of activations, the same sums of 128 columns by the tensor cores, added in the same order. So a row gets the
- * bits of its experts' linears.
+/* experts_fp8.cuh: experts of FP8 or INT8 weights and activations rounded to them. Each product has the definition of
+ * linear_fp8.cuh: the same rounding of activations, the same sums of 128 columns by the tensor cores, added in the same order.
+ * So a row gets the bits of its experts' linears.
  *
  * experts_fp8_round rounds rows before up and before down. It waits for its input before the next kernel may start, so that
  * one finds the routes written and fetches weights at once. Bound by the launch, of many rows by the bytes of x.
@@ -65,9 +65,8 @@ static __global__ void __launch_bounds__(FP8_QUANTISERS) experts_fp8_round(rows<
 /* Calls f with a value of the activations' type and one of the numbers' type. */
 template <class F> static auto visit_both(const struct cuda *cuda, const struct matrix *matrix, F f)
 {
-    return visit_numbers(matrix, [&](auto number) {
-        return cuda->dtype == DTYPE_F16 ? f(__half(), number) : f(__nv_bfloat16(), number);
-    });
+    return visit_numbers(
+        matrix, [&](auto number) { return cuda->dtype == DTYPE_F16 ? f(__half(), number) : f(__nv_bfloat16(), number); });
 }
 
 /* Rounds n_rows rows of x to the numbers of a matrix. Of few rows many blocks have a part each. */
@@ -79,8 +78,8 @@ static inline void fp8_round_places(const struct cuda *cuda, const struct matrix
     visit_both(cuda, matrix, [&](auto value, auto number) {
         using T = decltype(value);
         using N = decltype(number);
-        launch(cuda, has_eights<T>(*x) ? experts_fp8_round<T, N, true> : experts_fp8_round<T, N, false>,
-               dim3(n_rows, n_parts), FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
+        launch(cuda, has_eights<T>(*x) ? experts_fp8_round<T, N, true> : experts_fp8_round<T, N, false>, dim3(n_rows, n_parts),
+               FP8_QUANTISERS, 0, rows<T>(*x), n_slabs, to);
     });
 }
 
@@ -97,8 +96,9 @@ static enum rc round_and_map(const struct running_mixture *run, const struct exp
     const struct map_dims chunks = {2, {n_rows, fp8_chunks(n_cols)}, {x.chunk_bytes, FP8_CHUNK * 4}, {box_rows, 1}};
     struct tensor_map made[4];
     enum rc rc = map_weights(run, linear, tile_rows, stage_slabs, &made[0], err);
-    rc = rc ? rc : map_rows_of(run, linear, scales, part->data - part->lead_bytes, part->lead_bytes / (FP8_CHUNK * 4),
-                               FP8_CHUNK * 4, tile_rows, 1, &made[1], err);
+    rc = rc ? rc
+            : map_rows_of(run, linear, scales, part->data - part->lead_bytes, part->lead_bytes / (FP8_CHUNK * 4), FP8_CHUNK * 4,
+                          tile_rows, 1, &made[1], err);
     rc = rc ? rc : map_make(encode, run->cuda->dtype, x.numbers, &rows, &made[2], err);
     rc = rc ? rc : map_make_as(encode, scales, x.scales, &chunks, &made[3], err);
     if (rc)

@@ -1,8 +1,8 @@
-/* experts_fp8_grouped.cuh: experts_grouped.cuh for FP8 and INT8: experts that have many rows each. Tiles, units, clusters, their walk
- * and the store of results are the same; a stage is a slab of W and of x with the scales of their rows. A warpgroup has two
- * slabs under way and folds one while the tensor cores make the other. The two warpgroups issue their products in turn, so
- * that they do not fold at the same time. Bound by the tensor cores, 2 n_routes n_out n_cols / 1200e6 us on an H200; below some
- * 150 rows an expert by the bytes of W. */
+/* experts_fp8_grouped.cuh: experts_grouped.cuh for FP8 and INT8: experts that have many rows each. Tiles, units, clusters,
+ * their walk and the store of results are the same; a stage is a slab of W and of x with the scales of their rows. A warpgroup
+ * has two slabs under way and folds one while the tensor cores make the other. The two warpgroups issue their products in
+ * turn, so that they do not fold at the same time. Bound by the tensor cores, 2 n_routes n_out n_cols / 1200e6 us on an H200;
+ * below some 150 rows an expert by the bytes of W. */
 #ifndef LLMPY_CUDA_EXPERTS_FP8_GROUPED_CUH
 #define LLMPY_CUDA_EXPERTS_FP8_GROUPED_CUH
 
@@ -34,8 +34,9 @@ static __host__ __device__ constexpr uint32_t fp8_grouped_scales(uint32_t unit)
 /* Columns that a unit is computed with, as the kernel is made for. */
 static __device__ __forceinline__ uint32_t fp8_grouped_columns(const struct grouped_place &p)
 {
-    return p.n_rows <= FP8_GROUPED_LEAST ? FP8_GROUPED_LEAST : p.n_rows <= 2 * FP8_GROUPED_LEAST ? 2 * FP8_GROUPED_LEAST
-                                                                                                 : 4 * FP8_GROUPED_LEAST;
+    return p.n_rows <= FP8_GROUPED_LEAST       ? FP8_GROUPED_LEAST
+           : p.n_rows <= 2 * FP8_GROUPED_LEAST ? 2 * FP8_GROUPED_LEAST
+                                               : 4 * FP8_GROUPED_LEAST;
 }
 
 /* One thread streams the block's weights, or its share of x to all blocks of the cluster. */
@@ -129,9 +130,9 @@ template <class TYPE> struct fp8_grouped_worker {
 
 /* One tile; N columns. */
 template <class T, uint32_t N, class TYPE>
-static __device__ __forceinline__ void fp8_grouped_tile(const struct fp8_grouped_worker<TYPE> &worker, const struct grouped_shape &s,
-                                                        const struct output &out, const expert_product &product,
-                                                        const struct grouped_place &place)
+static __device__ __forceinline__ void fp8_grouped_tile(const struct fp8_grouped_worker<TYPE> &worker,
+                                                        const struct grouped_shape &s, const struct output &out,
+                                                        const expert_product &product, const struct grouped_place &place)
 {
     float sum[N / 2] = {};
     typename TYPE::sum p[N / 2] = {}, q[N / 2] = {};
@@ -151,22 +152,29 @@ experts_fp8_grouped(const __grid_constant__ struct fp8_expert_maps maps, const _
     const uint32_t pieces_at = scales_at + s.n_stages * fp8_grouped_scales(s.unit);
     const uint32_t tables_at = pieces_at + 8 * GROUPED_PIECE_BYTES;
     const uint32_t full = data + tables_at + (uint32_t)sizeof(struct grouped_tables);
-    const struct fp8_grouped_room room = {{data, full, full + 8 * s.n_stages, s.n_stages, s.stage_bytes}, data + scales_at,
-                                          fp8_grouped_scales(s.unit)};
+    const struct fp8_grouped_room room = {
+        {data, full, full + 8 * s.n_stages, s.n_stages, s.stage_bytes}, data + scales_at, fp8_grouped_scales(s.unit)};
     struct grouped_tables *t = (struct grouped_tables *)(shared + tables_at);
     const auto load = [&](bool is_weight) { fp8_grouped_load(maps, m, f, t, room, is_weight); };
     if (!grouped_begin(m, s, t, room.ring, load))
         return;
     struct grouped_worker w = grouped_worker_at(room.ring, data + pieces_at, s.across);
-    const struct fp8_grouped_worker<TYPE> worker = {room, w};
+    const struct fp8_grouped_worker<TYPE> worker = {
+        room, w
+    };
     if (w.group == 1)
         worker.pass();
     for (uint32_t turn = cluster_first(); turn < grouped_turns(m, s, t); turn += cluster_step()) {
         const struct grouped_place p = grouped_place_of(m, s, t, turn, cluster_rank());
         switch (fp8_grouped_columns(p)) {
-        case FP8_GROUPED_LEAST: fp8_grouped_tile<T, FP8_GROUPED_LEAST>(worker, s, out, product, p); break;
-        case 2 * FP8_GROUPED_LEAST: fp8_grouped_tile<T, 2 * FP8_GROUPED_LEAST>(worker, s, out, product, p); break;
-        default: fp8_grouped_tile<T, 4 * FP8_GROUPED_LEAST>(worker, s, out, product, p);
+        case FP8_GROUPED_LEAST:
+            fp8_grouped_tile<T, FP8_GROUPED_LEAST>(worker, s, out, product, p);
+            break;
+        case 2 * FP8_GROUPED_LEAST:
+            fp8_grouped_tile<T, 2 * FP8_GROUPED_LEAST>(worker, s, out, product, p);
+            break;
+        default:
+            fp8_grouped_tile<T, 4 * FP8_GROUPED_LEAST>(worker, s, out, product, p);
         }
     }
 }
@@ -201,8 +209,8 @@ static enum rc run_fp8_grouped(const struct running_mixture *run, const struct e
     if (rc)
         return rc;
     const uint32_t n_units = run->m.n_routes / s->unit + min(run->m.n_experts, run->m.n_routes);
-    const uint32_t n_clusters = min(n_units * (s->n_tiles / s->across),
-                                    s->across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
+    const uint32_t n_clusters =
+        min(n_units * (s->n_tiles / s->across), s->across == 2 ? cuda->experts->n_pairs : cuda->n_processors);
     visit_both(cuda, linear->w, [&](auto value, auto number) {
         launch_clusters(cuda, experts_fp8_grouped<decltype(value), decltype(number)>, dim3(n_clusters * s->across), s->across,
                         GROUPED_THREADS, SHARED_BYTES, maps, run->m, f, output_of(linear), run->product);

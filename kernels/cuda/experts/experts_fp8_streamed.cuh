@@ -1,7 +1,7 @@
-/* experts_fp8_streamed.cuh: experts_streamed.cuh for FP8 and INT8: experts that have few rows each. Units, tiles, rings and ends are the
- * same; a stage has slabs of W and of x with the scales of their rows. Two stages of sums are under way: while one is folded,
- * the tensor cores make the other. Bound by the bytes of the chosen experts' weights: 8 experts of 3 x 768 x 2048 take 9 us at
- * the 4.5 TB/s that an H200 reads. */
+/* experts_fp8_streamed.cuh: experts_streamed.cuh for FP8 and INT8: experts that have few rows each. Units, tiles, rings and
+ * ends are the same; a stage has slabs of W and of x with the scales of their rows. Two stages of sums are under way: while
+ * one is folded, the tensor cores make the other. Bound by the bytes of the chosen experts' weights: 8 experts of 3 x 768 x
+ * 2048 take 9 us at the 4.5 TB/s that an H200 reads. */
 #ifndef LLMPY_CUDA_EXPERTS_FP8_STREAMED_CUH
 #define LLMPY_CUDA_EXPERTS_FP8_STREAMED_CUH
 
@@ -94,8 +94,8 @@ template <class N, uint32_t EIGHTS> struct fp8_streamed_sums {
 /* Starts the products of the stage at hand. */
 template <class N, uint32_t EIGHTS>
 static __device__ __forceinline__ void fp8_streamed_multiply(struct fp8_streamed_sums<N, EIGHTS> &sums,
-                                                             const struct fp8_streamed_room &room,
-                                                             const struct ring_place &at, uint32_t tile_rows)
+                                                             const struct fp8_streamed_room &room, const struct ring_place &at,
+                                                             uint32_t tile_rows)
 {
     room.w.wait_full(at);
     const uint64_t a = wgmma_rows(room.w.data_of(at)), b = wgmma_rows(room.x.data_of(at));
@@ -236,10 +236,14 @@ typedef void (*fp8_streamed_kernel)(struct fp8_expert_maps, struct fp8_streamed_
 template <class T, class N> static fp8_streamed_kernel fp8_streamed_of(uint32_t eights, bool is_product)
 {
     switch (eights) {
-    case 1: return is_product ? experts_fp8_streamed<T, N, 1, true> : experts_fp8_streamed<T, N, 1, false>;
-    case 2: return is_product ? experts_fp8_streamed<T, N, 2, true> : experts_fp8_streamed<T, N, 2, false>;
-    case 4: return is_product ? experts_fp8_streamed<T, N, 4, true> : experts_fp8_streamed<T, N, 4, false>;
-    default: return is_product ? experts_fp8_streamed<T, N, 8, true> : experts_fp8_streamed<T, N, 8, false>;
+    case 1:
+        return is_product ? experts_fp8_streamed<T, N, 1, true> : experts_fp8_streamed<T, N, 1, false>;
+    case 2:
+        return is_product ? experts_fp8_streamed<T, N, 2, true> : experts_fp8_streamed<T, N, 2, false>;
+    case 4:
+        return is_product ? experts_fp8_streamed<T, N, 4, true> : experts_fp8_streamed<T, N, 4, false>;
+    default:
+        return is_product ? experts_fp8_streamed<T, N, 8, true> : experts_fp8_streamed<T, N, 8, false>;
     }
 }
 

@@ -170,16 +170,17 @@ static __device__ __forceinline__ void grouped_turn_over(const float (&sum)[N], 
     __syncwarp();
 }
 
-template <class T, uint32_t N>
+/* IS_PAIRED: a warp's rows of W are eight of an expert's first half and eight of its second, as in units.cuh. */
+template <class T, bool IS_PAIRED = false, uint32_t N>
 static __device__ __forceinline__ void grouped_store(float (&sum)[N], const struct grouped_shape &s, const struct output &out,
                                                      const expert_product &product, const struct grouped_place &p,
                                                      const struct grouped_worker &w)
 {
     const uint32_t lane = threadIdx.x % 32, own = p.tile * GROUPED_ROWS + w.group * 64 + threadIdx.x % 128 / 32 * 16;
-    const uint32_t n = s.is_product ? own / 2 : own;
+    const uint32_t n = s.is_product || IS_PAIRED ? own / 2 : own, second_n = IS_PAIRED ? n + out.n_out / 2 : n + 8;
     if (out.bias) {
         const float *bias = out.bias + ((size_t)p.expert * out.n_out << s.is_product);
-        uint32_t low = n + lane / 4, high = s.is_product ? low : low + 8;
+        uint32_t low = n + lane / 4, high = s.is_product ? low : second_n + lane / 4;
         float first = low < out.n_out ? bias[low] : 0;
         float second = high < out.n_out ? bias[s.is_product ? high + out.n_out : high] : 0;
 #pragma unroll
@@ -197,8 +198,8 @@ static __device__ __forceinline__ void grouped_store(float (&sum)[N], const stru
         } else {
 #pragma unroll
             for (uint32_t i = 0; i < 2; i++) {
-                uint32_t row = i * 16 + lane / 2, at = n + lane % 2 * 8;
-                if (c + row < p.n_rows && at < out.n_out)
+                uint32_t row = i * 16 + lane / 2, at = lane % 2 ? second_n : n;
+                if (c + row < p.n_rows && (IS_PAIRED ? n < out.n_out / 2 : at < out.n_out))
                     store_eight<T>(out, s.is_wide, p.first + c + row, at,
                                    load_shared(w.piece + row * GROUPED_PITCH + lane % 2 * 16));
             }

@@ -33,7 +33,7 @@ struct expert_linear {
     uint32_t rows_each;        /* of w, an expert */
 };
 
-static struct output output_of(const struct expert_linear *linear)
+static inline struct output output_of(const struct expert_linear *linear)
 {
     struct output out = {};
     out.y = (char *)linear->y.data;
@@ -44,14 +44,14 @@ static struct output output_of(const struct expert_linear *linear)
 }
 
 /* is_gathered: the rows of x lie by places, in `outer`. */
-static struct expert_linear up_of(const struct running_mixture *run, bool is_gathered)
+static inline struct expert_linear up_of(const struct running_mixture *run, bool is_gathered)
 {
     const struct experts_args *args = run->args;
-    return {args->up, is_gathered ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_gathered, false,
-            args->up->n_rows / run->m.n_experts};
+    return {args->up, is_gathered ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_gathered,
+            false,    args->up->n_rows / run->m.n_experts};
 }
 
-static struct expert_linear down_of(const struct running_mixture *run)
+static inline struct expert_linear down_of(const struct running_mixture *run)
 {
     const struct experts_args *args = run->args;
     struct view results = run->outer;
@@ -60,7 +60,7 @@ static struct expert_linear down_of(const struct running_mixture *run)
 }
 
 /* Experts that have a route, on the average of random ones. */
-static float wanted_experts(const struct mixture *m)
+static inline float wanted_experts(const struct mixture *m)
 {
     float n = (float)m->n_experts;
     float wanted = n * (1 - powf(1 - (float)m->n_chosen / n, (float)m->n_rows));
@@ -69,9 +69,9 @@ static float wanted_experts(const struct mixture *m)
 
 /* A map of something in the experts' rows of weights from `data` on, in blocks block_bytes apart and tiles of tile_rows. In
  * tiles of a product, gate and up alternate. */
-static enum rc map_rows_of(const struct running_mixture *run, const struct expert_linear *linear, struct map_form form,
-                           const char *data, uint32_t n_blocks, uint32_t block_bytes, uint32_t tile_rows, uint32_t stage_blocks,
-                           struct tensor_map *map, struct err *err)
+static inline enum rc map_rows_of(const struct running_mixture *run, const struct expert_linear *linear, struct map_form form,
+                                  const char *data, uint32_t n_blocks, uint32_t block_bytes, uint32_t tile_rows,
+                                  uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
     const uint32_t half = linear->rows_each / 2;
     const uint64_t row_bytes = linear->w->parts[0].row_bytes;
@@ -84,8 +84,8 @@ static enum rc map_rows_of(const struct running_mixture *run, const struct exper
 }
 
 /* Of weights, in blocks of 128 bytes. */
-static enum rc map_weights(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
-                           uint32_t stage_blocks, struct tensor_map *map, struct err *err)
+static inline enum rc map_weights(const struct running_mixture *run, const struct expert_linear *linear, uint32_t tile_rows,
+                                  uint32_t stage_blocks, struct tensor_map *map, struct err *err)
 {
     const struct cuda_part *part = &linear->w->parts[0];
     const uint32_t n_blocks = has_fp8_rows(part->dtype) ? fp8_slabs(linear->w->n_cols) : linear->w->n_cols / 64;
@@ -94,12 +94,12 @@ static enum rc map_weights(const struct running_mixture *run, const struct exper
 }
 
 /* From one expert's weights to the next in their map. */
-static uint32_t expert_step(const struct expert_linear *linear)
+static inline uint32_t expert_step(const struct expert_linear *linear)
 {
     return linear->is_product ? linear->rows_each / 8 : linear->rows_each;
 }
 
-static struct skinny_shape tiles_of(const struct running_mixture *run, const struct expert_linear *linear)
+static inline struct skinny_shape tiles_of(const struct running_mixture *run, const struct expert_linear *linear)
 {
     struct skinny_shape w = {};
     w.n_blocks = rounds_to_bytes(linear->w) ? fp8_slabs(linear->w->n_cols) : linear->w->n_cols / 64;
@@ -108,5 +108,17 @@ static struct skinny_shape tiles_of(const struct running_mixture *run, const str
     w.n_tiles = ceil_div(linear->rows_each, w.tile_rows);
     return w;
 }
+
+static inline enum rc map_rows(const struct running_mixture *run, const struct expert_linear *linear, uint32_t n_rows,
+                               uint32_t box_rows, uint32_t stage_blocks, struct tensor_map *map, struct err *err)
+{
+    const uint64_t row_bytes = (uint64_t)linear->x.stride * 2;
+    struct map_dims rows = {2, {n_rows, linear->w->n_cols / 64}, {row_bytes, 128}, {box_rows, stage_blocks}};
+    return map_make(run->cuda->experts->encode, run->cuda->dtype, linear->x.data, &rows, map, err);
+}
+
+/* experts_units.cu. */
+cudaError_t experts_units_open(void);
+enum rc run_units(const struct running_mixture *run, const struct expert_linear *linear, struct err *err);
 
 #endif

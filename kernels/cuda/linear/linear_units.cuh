@@ -12,8 +12,8 @@
  * This order is the definition: all kernels and numbers of rows follow it, and mma.sync gives the bits of wgmma, so they give
  * equal bits. Slabs are independent until they are added, so warps share them out. Weights are exact, unlike in bfloat16,
  * which rounds them by 2e-3. */
-#ifndef LLMPY_CUDA_LINEAR_W4_CUH
-#define LLMPY_CUDA_LINEAR_W4_CUH
+#ifndef LLMPY_CUDA_LINEAR_UNITS_CUH
+#define LLMPY_CUDA_LINEAR_UNITS_CUH
 
 #include "../core/launch.cuh"
 #include "../core/mma.cuh"
@@ -22,8 +22,6 @@
 #include "linear_units.h"
 #include "unit_reader.cuh"
 
-#include <type_traits>
-
 /* Adds the sums of a group, or of a slab, of four outputs: rows lane / 4, twice, then 8 further on, twice. */
 static __device__ __forceinline__ void units_add(float (&sum)[4], const float (&p)[4], float low, float high)
 {
@@ -31,14 +29,6 @@ static __device__ __forceinline__ void units_add(float (&sum)[4], const float (&
     sum[1] = fmaf(p[1], low, sum[1]);
     sum[2] = fmaf(p[2], high, sum[2]);
     sum[3] = fmaf(p[3], high, sum[3]);
-}
-
-/* Operand A of ones: its products are sums of x. */
-static __device__ __forceinline__ void units_ones(uint32_t (&a)[4])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++)
-        a[i] = 0x3f803f80;
 }
 
 /* ---- any x --------------------------------------------------------------------------------------------------------------- */
@@ -91,17 +81,6 @@ linear_units_plain(const struct matrix_units w, rows<__nv_bfloat16> x, uint32_t 
     }
     for (uint32_t i = 0; i < 4; i++)
         put<__nv_bfloat16>(out, blockIdx.y * 8 + 2 * t + i % 2, w.row_of(blockIdx.x, g + i / 2 * 8), sum[i]);
-}
-
-/* Calls f with the type whose kernels read a matrix that lies in units. */
-template <uint32_t ROW = 0, class F> static void visit_unit_type(uint32_t dtype, F f)
-{
-    if constexpr (ROW < N_UNIT_TYPES) {
-        if (unit_type_at(ROW).dtype == dtype)
-            f(std::integral_constant<uint32_t, unit_type_at(ROW).as>());
-        else
-            visit_unit_type<ROW + 1>(dtype, f);
-    }
 }
 
 void units_plain_multiply(const struct cuda *cuda, const struct matrix *matrix, const struct view *x, const struct output &out)

@@ -5,8 +5,8 @@
  *
  * Bound by instructions: unpacking 8 weights of 4 bits takes 11, a processor issues those of 18 bytes of W a cycle at 70 % of
  * its rate. 28672 x 4096 takes 21 us on an H200, its bytes 14. */
-#ifndef LLMPY_CUDA_LINEAR_W4_FEW_CUH
-#define LLMPY_CUDA_LINEAR_W4_FEW_CUH
+#ifndef LLMPY_CUDA_LINEAR_UNITS_FEW_CUH
+#define LLMPY_CUDA_LINEAR_UNITS_FEW_CUH
 
 #include "../core/tensor_map.cuh"
 #include "activation.cuh"

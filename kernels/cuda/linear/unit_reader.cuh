@@ -68,6 +68,14 @@ template <uint32_t BYTE> static __device__ __forceinline__ float unit_times_byte
     return fmaf(d, __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 | BYTE)), d * -0x1p23f);
 }
 
+/* Operand A of ones: its products are sums of x. */
+static __device__ __forceinline__ void units_ones(uint32_t (&a)[4])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        a[i] = 0x3f803f80;
+}
+
 /* A float32 scale with a zero in its lowest byte, which the numbers of four bits are less. */
 template <uint32_t DTYPE> struct unit_reader {
     static constexpr bool has_minima = false;
