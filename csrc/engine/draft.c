@@ -170,12 +170,10 @@ static enum rc make_shared(struct text_source *s, uint64_t n_bytes, struct err *
 enum rc draft_source_create(const struct draft_options *options, struct draft_source **source, struct err *err)
 {
     *source = NULL;
-    if (options->method == DRAFT_NONE)
-        return RC_OK;
     struct text_source *s = mem_calloc(1, sizeof *s);
     if (!s)
         return err_set(err, RC_MEMORY, "speculative_config: out of memory");
-    s->source = (struct draft_source){s, text_bytes, text_begin, ngram_propose, text_accept, NULL};
+    s->source = (struct draft_source){s, text_bytes, text_begin, ngram_propose, text_accept, NULL, NULL};
     *source = &s->source;
     if (options->method == DRAFT_NGRAM) {
         for (uint32_t length = options->max; length >= options->min; length--)

@@ -14,9 +14,10 @@
 #define ADAPTIVE_DRAFTS 8u /* the same if their number adapts */
 #define FIRST_RATE 0.6f /* share of accepted drafts that is assumed of a new sequence */
 
+struct scheduler;
 struct sequence;
 
-enum draft_method { DRAFT_NONE = 0, DRAFT_NGRAM, DRAFT_SUFFIX };
+enum draft_method { DRAFT_NONE = 0, DRAFT_NGRAM, DRAFT_SUFFIX, DRAFT_MODEL };
 
 /* Drafts computed and accepted, by place: 0 is the first behind the known tokens. */
 struct draft_counts {
@@ -42,9 +43,12 @@ struct draft_source {
     /* The sequence has n more tokens. */
     void (*accept)(void *ctx, struct sequence *sequence, const int32_t *ids, uint32_t n);
     void (*end)(void *ctx, struct sequence *sequence); /* the sequence has finished; NULL: no interest */
+    /* In place of propose, for all sequences of the step being built: those that get drafts have drafts.n rows for them. Writes
+     * the ids behind the output and sets drafts.n_drawn. NULL: the source proposes. */
+    enum rc (*draft)(void *ctx, struct scheduler *scheduler, struct err *err);
 };
 
-/* Makes a source of a host method; *source is NULL for DRAFT_NONE. */
+/* Makes a source that finds drafts in earlier text: DRAFT_NGRAM or DRAFT_SUFFIX. */
 enum rc draft_source_create(const struct draft_options *options, struct draft_source **source, struct err *err);
 void draft_source_destroy(struct draft_source *source);
 

@@ -1,5 +1,6 @@
 #include "drafting.h"
 
+#include "draft_model.h"
 #include "grammar.h"
 
 #define RATE_STEP 0.15f    /* weight of the newest draft in its place's rate */
@@ -14,7 +15,11 @@
 
 enum rc drafter_create(struct drafter *d, const struct engine_config *config, struct err *err)
 {
-    enum rc rc = config->draft_source ? RC_OK : draft_source_create(&config->drafts, &d->own, err);
+    enum rc rc = RC_OK;
+    if (config->drafts.method == DRAFT_MODEL)
+        rc = draft_model_create(config, &d->own, err);
+    else if (config->drafts.method != DRAFT_NONE && !config->draft_source)
+        rc = draft_source_create(&config->drafts, &d->own, err);
     d->source = config->draft_source ? config->draft_source : d->own;
     d->adapts = !config->drafts.k;
     d->is_recurrent = config->layout.n_state_pages > 0;
@@ -24,7 +29,10 @@ enum rc drafter_create(struct drafter *d, const struct engine_config *config, st
 
 void drafter_destroy(struct drafter *d)
 {
-    draft_source_destroy(d->own);
+    if (d->own && d->own->draft)
+        draft_model_destroy(d->own);
+    else
+        draft_source_destroy(d->own);
 }
 
 /* ---- before a step ---- */
@@ -58,8 +66,34 @@ static uint32_t propose(const struct draft_source *source, struct sequence *q, u
     return q->matcher ? matcher_look_ahead(q->matcher, q->output + q->n_output, n_valid, most) : n_valid;
 }
 
-void drafter_schedule(const struct drafter *d, struct scheduler *s)
+/* Drafts of all sequences by a model. The rows for them are taken first, because the drafter computes them, too; rows without a
+ * draft are returned. */
+static enum rc schedule_model(const struct draft_source *source, struct scheduler *s, struct err *err)
 {
+    for (uint32_t i = 0; i < s->n_running && s->rows_left; i++) {
+        struct sequence *q = s->running[i];
+        uint32_t most = takes_drafts(q) && !(q->matcher && s->n_state_pages) ? scheduler_draft_room(s, q, most_drafts(q)) : 0;
+        if (most)
+            scheduler_take_drafts(s, q, most);
+    }
+    enum rc rc = source->draft(source->ctx, s, err);
+    for (uint32_t i = 0; i < s->n_running && !rc; i++) {
+        struct sequence *q = s->running[i];
+        if (!q->drafts.n)
+            continue;
+        int32_t *ids = q->output + q->n_output;
+        uint32_t n = q->matcher ? matcher_look_ahead(q->matcher, ids, q->drafts.n_drawn, q->drafts.n) : q->drafts.n_drawn;
+        if (!n && s->n_state_pages) /* the copy of the state is made already: any id serves as a draft */
+            ids[n++] = 0;
+        scheduler_return_drafts(s, q, q->drafts.n - n);
+    }
+    return rc;
+}
+
+enum rc drafter_schedule(const struct drafter *d, struct scheduler *s, struct err *err)
+{
+    if (d->source->draft)
+        return schedule_model(d->source, s, err);
     for (uint32_t i = 0; i < s->n_running && s->rows_left; i++) {
         struct sequence *q = s->running[i];
         uint32_t most = takes_drafts(q) ? scheduler_draft_room(s, q, most_drafts(q)) : 0;
@@ -67,6 +101,7 @@ void drafter_schedule(const struct drafter *d, struct scheduler *s)
         if (n)
             scheduler_take_drafts(s, q, n);
     }
+    return RC_OK;
 }
 
 /* ---- results ---- */
@@ -123,8 +158,9 @@ static void adapt(const struct drafter *d, struct sequence *q)
     struct drafts *drafts = &q->drafts;
     float cost = step_costs_of_row(&d->costs) * (d->is_recurrent ? RECURRENT_COST : 1);
     drafts->n_wanted = is_plain(d) ? 0 : drafts_worth(q->draft_rates, ADAPTIVE_DRAFTS, cost);
+    drafts->n_wanted = drafts->n_wanted < drafts->most ? drafts->n_wanted : drafts->most; /* 0: the source left it out */
     drafts->n_idle = drafts->n_wanted ? 0 : drafts->n_idle + 1;
-    if (drafts->n_idle >= TRIAL_TOKENS && !is_plain(d)) {
+    if (drafts->n_idle >= TRIAL_TOKENS && drafts->most && !is_plain(d)) {
         drafts->n_idle = 0;
         drafts->n_wanted = 1;
     }

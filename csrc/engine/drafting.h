@@ -34,7 +34,7 @@ void drafter_destroy(struct drafter *drafter);
 /* The sequence enters the scheduler. */
 void drafter_enter(const struct drafter *drafter, struct sequence *sequence);
 /* Adds rows for drafts to the step being built. No other step may be in flight. */
-void drafter_schedule(const struct drafter *drafter, struct scheduler *scheduler);
+enum rc drafter_schedule(const struct drafter *drafter, struct scheduler *scheduler, struct err *err);
 /* Takes up the next result of a sequence with drafts; results: this one and those behind it. The first call returns the rows of
  * drafts that are not accepted. Returns false if the result is to be dropped. */
 bool drafter_takes(struct scheduler *scheduler, struct sequence *sequence, const struct sample_result *results,

@@ -526,8 +526,11 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
     if (before.tier && tiers_poll(e, &fault))
         return engine_poison(e, fault.rc, &fault, err);
     scheduler_begin_step(&e->scheduler, b, in_flight(e) > 0, begun);
-    if (e->drafter.source && !in_flight(e))
-        drafter_schedule(&e->drafter, &e->scheduler);
+    enum rc rc = e->drafter.source && !in_flight(e) ? drafter_schedule(&e->drafter, &e->scheduler, &fault) : RC_OK;
+    if (rc) {
+        scheduler_end_step(&e->scheduler);
+        return engine_poison(e, rc, &fault, err);
+    }
     flight->n_states_owners = sampler_fill(&e->scheduler, flight->owners, flight->states);
     *has_rows = b->n_rows > 0;
     if (!b->n_rows)
@@ -535,11 +538,11 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
                                         : RC_OK;
     flight->record = describe_step(e, b, &before, begun);
     flight->n_kv_events = kv_events_count(e->scheduler.events);
-    flight->started = seconds_now();
+    flight->started = e->config.drafts.method == DRAFT_MODEL ? begun : seconds_now();
     e->n_started++;
     e->awaited_seconds = 0;
     flight->record.n_in_flight = in_flight(e);
-    enum rc rc = before.tier ? tiers_flush(e, &fault) : RC_OK;
+    rc = before.tier ? tiers_flush(e, &fault) : RC_OK;
     if (!rc)
         rc = e->config.runner.start(e->config.runner.ctx, b, &fault);
     flight->record.is_replayed = b->is_replayed;

@@ -17,6 +17,13 @@ struct engine;
 
 enum engine_policy { POLICY_FCFS = 0, POLICY_PRIORITY = 1 };
 
+/* The model of DRAFT_MODEL. Its pages have the numbers of the engine's (draft_model.h). */
+struct drafter_model {
+    struct runner runner;
+    struct kv_layout layout;
+    uint32_t n_pages, vocab_size, max_model_len;
+};
+
 struct engine_config {
     struct kv_layout layout;
     uint32_t n_pages;                 /* page 0 is reserved */
@@ -38,6 +45,7 @@ struct engine_config {
     const int32_t *special_ids;       uint32_t n_special;
     struct runner runner;
     struct draft_options drafts;
+    struct drafter_model drafter;
     const struct draft_source *draft_source; /* NULL: the source of drafts.method */
     bool is_serial;                   /* at most one step in flight, even if the runner is asynchronous */
 };

@@ -58,34 +58,46 @@ static struct sample_task *add_task(struct filler *f, struct sequence *q, uint32
     return task;
 }
 
+void sampler_describe(struct sequence *q, uint32_t n_before, uint32_t n_ahead, struct sample_task *task)
+{
+    const struct request_spec *spec = &q->request->spec;
+    bool is_greedy = spec->temperature < GREEDY_BELOW;
+    *task = (struct sample_task){
+        .is_greedy = is_greedy,
+        .wants_logprobs = spec->wants_logprobs,
+        .temperature = is_greedy ? 1 : spec->temperature,
+        .top_p = spec->top_p,
+        .min_p = spec->min_p,
+        .top_k = spec->top_k,
+        .repetition_penalty = spec->repetition_penalty,
+        .presence_penalty = spec->presence_penalty,
+        .frequency_penalty = spec->frequency_penalty,
+        .seed = spec->seed,
+        .sample_index = spec->sample_index + q->sample,
+        .position = sequence_n_known(q) + n_before,
+        .mode = spec->mode,
+        .bias = spec->bias,
+        .n_bias = spec->n_bias,
+        .allowed = spec->allowed.ids,
+        .n_allowed = spec->allowed.n,
+    };
+    task->seen = q->seen ? sequence_seen_ahead(q, n_ahead, &task->n_seen) : NULL;
+    task->banned = q->banned + (size_t)n_ahead * q->most_banned;
+    task->n_banned = fill_banned(q, q->n_output + n_before, q->banned + (size_t)n_ahead * q->most_banned);
+    task->mask = q->matcher ? matcher_mask(q->matcher, n_ahead) : NULL;
+}
+
 static void add_draw(struct filler *f, struct sequence *q)
 {
     const struct request_spec *spec = &q->request->spec;
     uint32_t number = f->batch->n_tasks, n_ahead = q->drafts.n ? q->n_pending : 0; /* drafts before this draw */
-    struct sample_task *task = add_task(f, q, sequence_n_expected(q), spec->wants_logprobs ? spec->n_logprobs : 0);
-    task->is_greedy = spec->temperature < GREEDY_BELOW;
-    task->wants_logprobs = spec->wants_logprobs;
-    task->temperature = task->is_greedy ? 1 : spec->temperature;
-    task->top_p = spec->top_p;
-    task->min_p = spec->min_p;
-    task->top_k = spec->top_k;
-    task->repetition_penalty = spec->repetition_penalty;
-    task->presence_penalty = spec->presence_penalty;
-    task->frequency_penalty = spec->frequency_penalty;
-    task->seed = spec->seed;
-    task->sample_index = spec->sample_index + q->sample;
-    task->mode = spec->mode;
-    task->bias = spec->bias;
-    task->n_bias = spec->n_bias;
-    task->seen = q->seen ? sequence_seen_ahead(q, n_ahead, &task->n_seen) : NULL;
-    task->banned = q->banned + (size_t)n_ahead * q->most_banned;
-    task->n_banned = fill_banned(q, q->n_output + q->n_pending, q->banned + (size_t)n_ahead * q->most_banned);
-    task->allowed = spec->allowed.ids;
-    task->n_allowed = spec->allowed.n;
-    if (q->matcher) {
-        task->mask = matcher_mask(q->matcher, n_ahead);
-        f->batch->has_masks = true;
-    }
+    struct sample_task *task = add_task(f, q, sequence_n_expected(q), spec->wants_logprobs ? spec->n_logprobs : 0),
+                       placed = *task;
+    sampler_describe(q, q->n_pending, n_ahead, task);
+    task->logits_row = placed.logits_row;
+    task->n_top = placed.n_top;
+    task->top_offset = placed.top_offset;
+    f->batch->has_masks |= q->matcher != NULL;
     q->last_task = number;
     q->n_pending++;
 }

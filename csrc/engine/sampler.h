@@ -18,6 +18,9 @@ struct states_owner {
     uint32_t first, n;
 };
 
+/* Describes the draw behind n_before tokens that are not known yet, n_ahead of them drafts: all or none. Fills the sequence's
+ * lists for the draw. The task still needs its row and its place for alternatives. */
+void sampler_describe(struct sequence *sequence, uint32_t n_before, uint32_t n_ahead, struct sample_task *task);
 /* Fills the scheduler's batch from its slots. owners: [max_tasks], states: [max_seqs]. Each draw adds a pending token to its
  * sequence. Returns the number of entries in `states`. */
 uint32_t sampler_fill(const struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states);

@@ -133,6 +133,8 @@ static void tails_copy(struct scheduler *s, struct sequence *q)
         s->copy_owners[s->batch->n_copies] = (struct copy_owner){q, copy.source};
         s->batch->copies[s->batch->n_copies++] = copy;
         *page = copy.target;
+        if (q->drafts.n_computed > block * block_tokens(s)) /* the drafter's page is not copied */
+            q->drafts.n_computed = block * block_tokens(s);
         page_tables_note(&s->tables, g, q->slot, block, block + 1);
     }
     q->shares_tail = false;
@@ -515,7 +517,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     }
     queue_remove(&s->waiting, q);
     running_insert(s, q);
-    q->n_computed = q->n_hit = n_tokens;
+    q->n_computed = q->n_hit = q->drafts.n_computed = n_tokens;
     q->n_published = n_hit;
     q->shares_tail = n_tokens % block_tokens(s) != 0;
     q->n_taken_rows = 0;
@@ -559,6 +561,7 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
     q->n_published = lead->n_published;
     q->n_computed = q->n_hit = q->n_ever_computed = lead->n_computed;
     q->n_taken_rows = 0;
+    q->drafts.n_computed = lead->drafts.n_computed;
     q->is_stale = lead->is_stale;
     q->is_mixed = lead->is_mixed;
     q->shares_tail = lead->shares_tail = lead->n_computed % block_tokens(s) != 0;
@@ -697,13 +700,9 @@ void scheduler_take_drafts(struct scheduler *s, struct sequence *q, uint32_t n)
     q->drafts.n = n;
 }
 
-void scheduler_roll_back(struct scheduler *s, struct sequence *q, uint32_t n)
+/* Takes positions from n_left on back; releases the pages wholly behind the rest. */
+static void pages_give_back(struct scheduler *s, struct sequence *q, uint32_t n_left)
 {
-    uint32_t n_valid = q->n_computed - n, n_left = n_valid;
-    if (q->kept_state) {
-        n_left = n ? q->kept_at : n_left;
-        recurrent_settle(s, q, n > 0);
-    }
     for (uint32_t b = blocks_of(s, q->n_computed); b-- > blocks_of(s, n_left);)
         for (uint32_t g = 0; g < n_groups(s); g++) {
             int32_t *page = &scheduler_table(s, g, q->slot)[b];
@@ -712,6 +711,25 @@ void scheduler_roll_back(struct scheduler *s, struct sequence *q, uint32_t n)
         }
     q->n_taken_rows -= q->n_computed - n_left;
     q->n_computed = n_left;
+}
+
+void scheduler_return_drafts(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    s->rows_left += n;
+    s->n_draft_rows -= n;
+    q->n_rows -= n;
+    q->drafts.n -= n;
+    pages_give_back(s, q, q->n_computed - n);
+}
+
+void scheduler_roll_back(struct scheduler *s, struct sequence *q, uint32_t n)
+{
+    uint32_t n_valid = q->n_computed - n, n_left = n_valid;
+    if (q->kept_state) {
+        n_left = n ? q->kept_at : n_left;
+        recurrent_settle(s, q, n > 0);
+    }
+    pages_give_back(s, q, n_left);
     q->n_ever_computed = q->n_ever_computed < n_valid ? q->n_ever_computed : n_valid;
 }
 

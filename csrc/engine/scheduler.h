@@ -75,6 +75,8 @@ void scheduler_begin_step(struct scheduler *scheduler, struct batch *batch, bool
 uint32_t scheduler_draft_room(const struct scheduler *scheduler, const struct sequence *sequence, uint32_t most);
 /* Gives the sequence n rows for drafts; scheduler_draft_room must allow them. */
 void scheduler_take_drafts(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);
+/* Takes the last n rows of drafts back before the step is started. With recurrent state at least one must stay. */
+void scheduler_return_drafts(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);
 /* Takes the last n rows of drafts back, because the drafts are not accepted: releases the pages wholly behind the rest. A
  * recurrent state goes back to before the step, so that the step's other rows are computed again. */
 void scheduler_roll_back(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);

@@ -59,7 +59,7 @@ size_t model_needs(const struct model *m, struct kv_need *needs)
         size_t size = m->backend->kv_layer_bytes(m->ctx, layer->n_kv_heads, layer->head_dim, m->options.kv_dtype,
                                                  m->options.block_tokens);
         layer_bytes = size > layer_bytes ? size : layer_bytes;
-        needs[l] = (struct kv_need){.window = layer->window};
+        needs[l] = (struct kv_need){.window = m->options.has_one_group ? 0 : layer->window};
     }
     for (uint32_t i = 0; i < p->n_states; i++)
         needs[p->n_layers + i] = (struct kv_need){0, p->states[i].n_units, p->states[i].unit_floats * sizeof(float)};
@@ -73,6 +73,27 @@ enum rc model_lay_cache(struct model *m, const struct kv_need *needs, size_t lay
     if (!m->places)
         return out_of_memory(err);
     return kv_layout_make(needs, n ? n : 1, m->options.block_tokens, layer_bytes, &m->layout, m->places, err);
+}
+
+enum rc model_page_bytes(struct program *program, const struct model_options *options, uint64_t *page_bytes, struct err *err)
+{
+    struct model *m;
+    enum rc rc = model_new(program, options, &m, err);
+    if (!rc)
+        rc = model_open(m, err);
+    struct kv_need *needs = rc ? NULL : mem_calloc((size_t)program->n_layers + program->n_states + 1, sizeof *needs);
+    if (!rc)
+        rc = needs ? model_lay_cache(m, needs, model_needs(m, needs), err) : out_of_memory(err);
+    *page_bytes = rc ? 0 : m->layout.page_bytes;
+    mem_free(needs);
+    model_destroy(m);
+    return rc;
+}
+
+/* Bytes for a page of the pool, those of a drafter included. */
+static uint64_t page_cost(const struct model *m)
+{
+    return m->layout.page_bytes + m->options.beside_page_bytes;
 }
 
 /* The number of pages that one sequence of n tokens needs, including the reserved page 0. */
@@ -146,6 +167,7 @@ static enum rc fill_device(struct model *m, struct err *err)
     uint64_t planned = m->plan.arena_values * m->item_bytes + m->logits_bytes + m->staged_bytes;
     for (uint32_t r = 0; r < m->program->n_ropes; r++)
         planned += m->program->ropes[r].n_freqs * sizeof(float) * (1 + 2 * (uint64_t)m->options.max_num_batched_tokens);
+    planned += m->options.beside_bytes;
     uint64_t others = have.held_bytes[MEMORY_WEIGHTS] + have.held_bytes[MEMORY_WORK] + planned + CONTEXT_BYTES,
              share = (uint64_t)(m->options.memory_share * (double)have.total_bytes), pool = share > others ? share - others : 0;
     if (pool && planned + pool + GRAPHS_BYTES > have.free_bytes)
@@ -160,7 +182,7 @@ static uint64_t empty_pool_bytes(const struct model *m)
 {
     const struct model_options *o = &m->options;
     uint64_t longest = pages_for(m, o->max_model_len), rows = pages_for(m, o->max_num_batched_tokens) + o->max_num_seqs;
-    return 2 * (longest + rows) * m->layout.page_bytes;
+    return 2 * (longest + rows) * page_cost(m);
 }
 
 enum rc model_size_pool(struct model *m, struct err *err)
@@ -169,7 +191,7 @@ enum rc model_size_pool(struct model *m, struct err *err)
     if (!m->program->n_layers && !m->program->n_states)
         m->options.kv_cache_bytes = empty_pool_bytes(m);
     enum rc rc = m->options.kv_cache_bytes ? RC_OK : fill_device(m, err);
-    uint64_t pages = m->options.kv_cache_bytes / m->layout.page_bytes;
+    uint64_t pages = m->options.kv_cache_bytes / page_cost(m);
     m->n_pages = pages > INT32_MAX ? INT32_MAX : (uint32_t)pages;
     return rc;
 }
@@ -191,7 +213,7 @@ static enum rc fit_model_len(struct model *m, struct err *err)
     err_set(err, RC_CONFIG,
             "max_model_len=%u needs %llu bytes of KV cache, %llu available. %u tokens would fit; raise "
             "kv_cache_memory_bytes or lower max_model_len.",
-            o->max_model_len, (unsigned long long)(pages_for(m, o->max_model_len) * m->layout.page_bytes),
+            o->max_model_len, (unsigned long long)(pages_for(m, o->max_model_len) * page_cost(m)),
             (unsigned long long)o->kv_cache_bytes, fits);
     err_name(err, "max_model_len", NULL);
     return RC_CONFIG;

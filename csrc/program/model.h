@@ -27,6 +27,8 @@ struct model_options {
     uint32_t max_model_len;
     uint32_t max_draft_rows;      /* most rows of a captured step with drafts; 0: none is captured */
     bool fits_model_len;          /* if the pool is too small, lower max_model_len instead of failing */
+    bool has_one_group;           /* all layers keep all positions in one group of pages, windows or not */
+    uint64_t beside_bytes, beside_page_bytes; /* of a drafter: its memory, and its bytes for each page of this model's pool */
     uint64_t kv_cache_bytes;      /* 0: use what is left of memory_share of the device's memory */
     double memory_share;
     uint64_t host_cache_bytes;    /* host memory for pages outside the pool; 0: none */
@@ -45,6 +47,8 @@ struct model_memory {
 };
 
 void model_destroy(struct model *model);
+/* Opens the backend for a program alone, to learn the bytes of a page of its pool. Takes ownership of the program. */
+enum rc model_page_bytes(struct program *program, const struct model_options *options, uint64_t *page_bytes, struct err *err);
 /* Functions of struct runner for one rank; ctx is the model. */
 enum rc model_start(void *ctx, struct batch *batch, struct err *err);
 enum rc model_finish(void *ctx, struct batch *batch, struct err *err);

@@ -25,6 +25,7 @@ int py_checkpoint_register(PyObject *module);
 PyObject *py_backend_table(PyObject *module, PyObject *args); /* py_backend.c */
 PyObject *py_weights_fill(PyObject *module, PyObject *args);
 int py_model_register(PyObject *module);
+PyObject *py_page_bytes(PyObject *module, PyObject *args);
 int py_engine_register(PyObject *module);
 int py_async_engine_register(PyObject *module);
 int py_update_register(PyObject *module);

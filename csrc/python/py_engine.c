@@ -10,7 +10,7 @@
 
 typedef struct {
     PyObject_HEAD
-    PyObject *model;           /* keeps the runner alive */
+    PyObject *model, *drafter; /* keep the runners alive; drafter NULL: none */
     struct engine *engine;     /* NULL once closed */
     bool is_driven;            /* a call that drives the engine is in progress; it may release the GIL */
     unsigned long driver;      /* the thread of that call */
@@ -65,6 +65,7 @@ static void destroy(Engine *self)
     if (self->pid == getpid())
         engine_destroy(engine);
     Py_CLEAR(self->model);
+    Py_CLEAR(self->drafter);
 }
 
 static void end(Engine *self)
@@ -116,6 +117,7 @@ static int init(PyObject *object, PyObject *args, PyObject *kwargs)
         goto out;
     }
     self->model = Py_NewRef(model);
+    self->drafter = Py_XNewRef(PyDict_GetItemString(options, "drafter"));
     self->pid = getpid();
     result = 0;
 out:

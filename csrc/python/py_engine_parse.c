@@ -453,11 +453,23 @@ static int engine_policy(const struct item *item, void *place)
 
 static int engine_draft_method(const struct item *item, void *place)
 {
-    static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix"};
+    static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix",
+                                        [DRAFT_MODEL] = "draft"};
     struct engine_config *config = place;
-    uint32_t number = name_index(item->value, NAMES, 3);
+    uint32_t number = name_index(item->value, NAMES, 4);
     config->drafts.method = (enum draft_method)number;
-    return number < 3 ? 0 : refuse(item, "'', 'ngram' or 'suffix'");
+    return number < 4 ? 0 : refuse(item, "'', 'ngram', 'suffix' or 'draft'");
+}
+
+/* A _core.Model; the engine object keeps it alive. */
+static int engine_drafter(const struct item *item, void *place)
+{
+    struct engine_config *config = place;
+    struct model_parts parts;
+    if (py_model_get(item->value, &parts) < 0)
+        return -1;
+    config->drafter = (struct drafter_model){parts.runner, parts.layout, parts.n_pages, parts.vocab_size, parts.max_model_len};
+    return 0;
 }
 
 static int engine_draft_shared(const struct item *item, void *place)
@@ -521,6 +533,7 @@ static const struct row OPTIONS[] = {
     FIELD("draft_min", parse_count, drafts.min),
     FIELD("draft_max", parse_count, drafts.max),
     {"draft_shared_bytes", engine_draft_shared, 0},
+    {"drafter", engine_drafter, 0},
     {"policy", engine_policy, 0},
     {"eos_token_ids", engine_eos, 0},
     {"token_bytes", engine_token_bytes, 0},

@@ -81,6 +81,17 @@ static int parse_adapters(PyObject *options, struct model_options *o)
     return PyArg_ParseTuple(given, "II", &o->max_loras, &o->max_lora_rank) ? 0 : -1;
 }
 
+/* The option `beside`: bytes of a drafter, and its bytes for each page. Without it the model has no drafter. */
+static int parse_beside(PyObject *options, struct model_options *o)
+{
+    PyObject *given = PyDict_GetItemString(options, "beside");
+    unsigned long long n_bytes = 0, page_bytes = 0;
+    int bad = given && given != Py_None && !PyArg_ParseTuple(given, "KK", &n_bytes, &page_bytes);
+    o->beside_bytes = n_bytes;
+    o->beside_page_bytes = page_bytes;
+    return bad ? -1 : 0;
+}
+
 static int parse_options(PyObject *options, struct model_options *o)
 {
     PyObject *draft_rows = PyDict_GetItemString(options, "max_draft_rows");
@@ -95,8 +106,9 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->max_draft_rows = draft_rows ? (uint32_t)PyLong_AsUnsignedLong(draft_rows) : 0;
     o->is_eager = get_flag(options, "enforce_eager");
     o->is_synchronous = get_flag(options, "synchronous");
+    o->has_one_group = get_flag(options, "one_group");
     o->isa = get_text(options, "isa");
-    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || parse_adapters(options, o) ||
+    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || parse_adapters(options, o) || parse_beside(options, o) ||
         get_dtype(options, "dtype", false, &o->weights.dtype) || get_dtype(options, "kv_dtype", true, &o->kv_dtype))
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
@@ -256,6 +268,21 @@ static int model_init(PyObject *self, PyObject *args, PyObject *kwargs)
     struct program *programs[TEAM_MAX_RANKS];
     uint32_t n_ranks = parse_programs(spec, programs);
     return n_ranks ? make_team(object, programs, n_ranks, checkpoint, dict, &options) : -1;
+}
+
+PyObject *py_page_bytes(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *spec, *dict;
+    struct model_options options = {.n_ranks = 1};
+    struct err err = {0};
+    uint64_t page_bytes;
+    if (!PyArg_ParseTuple(args, "OO", &spec, &dict) || parse_options(dict, &options))
+        return NULL;
+    struct program *program = py_program_parse(spec);
+    if (!program)
+        return NULL;
+    return model_page_bytes(program, &options, &page_bytes, &err) ? py_raise(&err) : PyLong_FromUnsignedLongLong(page_bytes);
 }
 
 static PyObject *model_close(PyObject *self, PyObject *args)

@@ -15,6 +15,7 @@ from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
 from . import cores, speculation
+from .drafter import Drafter
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
@@ -37,6 +38,7 @@ class Loaded:
         config: Resolved options.
         name: Short name of the model.
         model, engine: Objects of the core.
+        drafter: The model that proposes drafts; None = there is none.
         tokenizer: The tokenizer; None if it was not wanted.
         token_bytes: Text bytes of every token; None if a text is not the concatenation of its tokens' bytes.
         eos_token_ids: End-of-sequence ids of generation config, config and tokenizer together.
@@ -49,6 +51,7 @@ class Loaded:
 
     __slots__ = (
         "config",
+        "drafter",
         "engine",
         "eos_token_ids",
         "generation_defaults",
@@ -68,6 +71,7 @@ class Loaded:
     weight_type: str
     model: _core.Model
     engine: _core.Engine
+    drafter: _core.Model | None
     tokenizer: Tokenizer | None
     token_bytes: list[bytes] | None
     eos_token_ids: list[int]
@@ -141,11 +145,14 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     options = _model_options(config, compiled.config)
     result.programs = _programs(config, compiled.spec)
     options["hosts"] = _hosts.core_option(config, options, result.programs, [] if dummy else files.weights)
+    drafts = Drafter(config, options, result.vocab_size, result.tokenizer) if speculation.has_model(config) else None
+    options["beside"] = None if drafts is None else drafts.beside
     weights, own = None if dummy else checkpoint, _hosts.ranks_here(config)
     _hosts.announce(config)
     result.model = cores.make_model(config, result.programs[own.start : own.stop], weights, options, on_progress)
     if config.node_rank:
         _follow(result.model)
+    result.drafter = None if drafts is None else drafts.open(result.model, on_progress)
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
     result.engine = cores.make_engine(result.model, _engine_options(result))
@@ -421,4 +428,5 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
         "banned_token_ids": [token for token in config.banned_token_ids if token < loaded.vocab_size],
         "special_token_ids": [] if loaded.tokenizer is None else loaded.tokenizer.special_ids,
         **speculation.core_options(config.speculative_config),
+        **({} if loaded.drafter is None else {"drafter": loaded.drafter}),
     }

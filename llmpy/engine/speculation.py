@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse_names
 from ..errors import ConfigError
-from ..options import integer, later, parse_size, refuse
+from ..options import integer, later, parse_size, refuse, text
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
 
 NAME = "speculative_config"
-METHODS = ("ngram", "suffix")
-LATER = ("draft", "draft_model", "eagle", "eagle3", "medusa", "mtp")
-"""Methods that need a second model or more of the first one."""
+METHODS = ("ngram", "suffix", "draft")
+LATER = ("eagle", "eagle3", "medusa", "mtp")
+"""Methods that need heads on the states of the first model."""
+VLLM_METHODS = {"draft_model": "draft"}
 VLLM_KEYS = {"num_speculative_tokens": "k", "prompt_lookup_min": "min", "prompt_lookup_max": "max"}
 MOST_DRAFTS, LONGEST_MATCH, MOST_LENGTHS = 16, 32, 8
 SHARED_BYTES = 64 << 20
@@ -34,15 +35,21 @@ _LENGTH = integer(1, LONGEST_MATCH)
 RULES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "ngram": {"k": _count, "min": _LENGTH, "max": _LENGTH},
     "suffix": {"k": _count, "shared": _shared},
+    "draft": {"k": _count, "model": text},
 }
 """Keys of each method beside `method`, and their rules."""
-DEFAULTS: dict[str, dict[str, Any]] = {"ngram": {"k": 4, "min": 2, "max": 4}, "suffix": {"k": "auto", "shared": SHARED_BYTES}}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "ngram": {"k": 4, "min": 2, "max": 4},
+    "suffix": {"k": "auto", "shared": SHARED_BYTES},
+    "draft": {"k": 4},
+}
 
 
 def _method(found: Mapping[str, Any]) -> str:
     name = str(found.get("method"))
+    name = VLLM_METHODS.get(name, name)
     if name in LATER or name.endswith("_mtp"):
-        later(NAME, {"method": name}, "use the method 'ngram' or 'suffix'")
+        later(NAME, {"method": name}, "use the method 'ngram', 'suffix' or 'draft'")
     if name not in METHODS:
         refuse(NAME, "a dict with a 'method' among " + ", ".join(METHODS), dict(found))
     return name
@@ -71,6 +78,8 @@ def speculation(name: str, value: object) -> dict[str, Any]:
         given[own] = rules[own](f"{name}: {key}", item)
     if method == "ngram":
         _complete_lengths(given)
+    if method == "draft" and "model" not in given:
+        refuse(NAME, "a dict with the 'model' of the method 'draft'", dict(value))
     return {"method": method, **DEFAULTS[method], **given}
 
 
@@ -81,6 +90,11 @@ def _complete_lengths(given: dict[str, Any]) -> None:
     most = given.setdefault("max", max(defaults["max"], least))
     if not least <= most < least + MOST_LENGTHS:
         refuse(f"{NAME}: max", f"from min={least} to {least + MOST_LENGTHS - 1}", most)
+
+
+def has_model(config: EngineConfig) -> bool:
+    """Whether a second model proposes drafts."""
+    return config.speculative_config is not None and config.speculative_config["method"] == "draft"
 
 
 def most_draft_rows(config: EngineConfig) -> int:

@@ -68,7 +68,7 @@ static void fake_end(void *ctx, struct sequence *q)
 /* Fills a source, which must outlive the engine. */
 static const struct draft_source *fake_drafts(struct fake_source *s, enum fake_drafts kind, uint32_t n_wrong)
 {
-    *s = (struct fake_source){.source = {s, fake_draft_bytes, fake_begin, fake_propose, fake_note, fake_end}, .kind = kind,
+    *s = (struct fake_source){.source = {s, fake_draft_bytes, fake_begin, fake_propose, fake_note, fake_end, NULL}, .kind = kind,
                               .n_wrong = n_wrong, .random = 5};
     return &s->source;
 }

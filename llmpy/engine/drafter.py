@@ -1,0 +1,110 @@
+"""The second model of `speculative_config={"method": "draft", "model": ...}`, which proposes drafts.
+
+Its pages have the numbers of the first model's, so both pools have equally many. Its size must be known before the first model
+takes the rest of the device's memory, and it is loaded when the number of pages is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import ConfigError, ModelNotFoundError, UnsupportedError
+from .speculation import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..config import EngineConfig
+    from ..text.tokenizer import Tokenizer
+
+OTHER_BYTES = 1 << 30
+"""Memory of the device for a drafter's context, activations and logits."""
+
+
+class Drafter:
+    """A drafter that is not loaded yet.
+
+    Args:
+        config: Options of the first model, with its types.
+        options: The core's options of the first model.
+        vocab_size: Rows of the first model's vocabulary.
+        tokenizer: The first model's; None = its option left it out.
+    """
+
+    def __init__(
+        self, config: EngineConfig, options: dict[str, Any], vocab_size: int, tokenizer: Tokenizer | None
+    ) -> None:
+        from .. import hub, models
+        from ..models import quantized
+
+        assert config.speculative_config is not None
+        _refuse_ranks(config)
+        self.name = config.speculative_config["model"]
+        dummy = config.load_format == "dummy"
+        files = hub.resolve(self.name, None, config.hf_token, weights=not dummy)
+        wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
+        self.checkpoint = None if dummy and files.kind != "gguf" else models.open_checkpoint(files, None)
+        compiled = models.load(files, self.checkpoint, max_model_len=wanted)
+        if dummy:
+            self.checkpoint = None
+        self.spec, self.longest = compiled.spec, compiled.config.max_position_embeddings
+        if not compiled.generates:
+            raise ConfigError(f"{NAME}: {self.name} makes no tokens; choose a model that generates", option=NAME)
+        self._check_vocabulary(vocab_size, tokenizer, files)
+        self.options = {
+            **options,
+            "one_group": True,
+            "adapters": None,
+            "max_draft_rows": 0,
+            "hosts": None,
+            "dummy_mxfp4": dummy and quantized.dummies_are_mxfp4(compiled.config.raw, compiled.config.file),
+        }
+        self.page_bytes = _core.page_bytes(self.spec, self.options)
+        self.num_bytes = OTHER_BYTES + sum(path.stat().st_size for path in files.weights)
+
+    def _check_vocabulary(self, vocab_size: int, tokenizer: Tokenizer | None, files: Any) -> None:
+        """Each id must mean the same text in both models."""
+        from ..text.tokenizer import load_tokenizer
+
+        wanted = "choose a drafter with the model's vocabulary"
+        if tokenizer is None:
+            if self.spec["vocab_size"] != vocab_size:
+                have = f"{NAME}: {self.name} has {self.spec['vocab_size']} token ids, the model {vocab_size}"
+                raise ConfigError(f"{have}; {wanted}", option=NAME)
+            return
+        try:
+            own = load_tokenizer(files, self.checkpoint, None).get_vocab()
+        except ModelNotFoundError as error:
+            raise ConfigError(f"{NAME}: {self.name} has no tokenizer to compare: {error}", option=NAME) from error
+        for token, number in tokenizer.get_vocab().items():
+            if own.get(token) != number:
+                have = f"{NAME}: the token {token!r} has the id {number} in the model and {own.get(token)} in {self.name}"
+                raise ConfigError(f"{have}; {wanted}", option=NAME)
+
+    @property
+    def beside(self) -> tuple[int, int]:
+        """The core's option of the first model: bytes of this one, and its bytes for each page."""
+        return self.num_bytes, self.page_bytes
+
+    def open(self, model: _core.Model, on_progress: Callable[[int, int], None] | None) -> _core.Model:
+        """Loads the drafter with as many pages as the model has."""
+        chosen = model.describe()
+        length = int(chosen["max_model_len"])
+        if length > self.longest:
+            message = (
+                f"max_model_len must be at most {self.longest}, the max_position_embeddings of the drafter {self.name}, "
+                f"got {length}; lower max_model_len"
+            )
+            raise ConfigError(message, option="max_model_len", value=length)
+        own = {"kv_cache_bytes": int(chosen["num_pages"]) * self.page_bytes, "max_model_len": length, "fit_model_len": False}
+        return _core.Model([self.spec], self.checkpoint, {**self.options, "beside": None, **own}, on_progress)
+
+
+def _refuse_ranks(config: EngineConfig) -> None:
+    for name in ("tensor_parallel_size", "data_parallel_size", "nnodes"):
+        if getattr(config, name) > 1:
+            raise UnsupportedError(
+                f"{NAME} with the method 'draft' is not supported yet with {name}={getattr(config, name)}; "
+                f"use {name}=1, or the method 'ngram' or 'suffix'"
+            )
