@@ -84,7 +84,8 @@ class EngineConfig:
         max_loras: Most adapters whose requests run at the same time; those of other adapters wait.
         max_lora_rank: Largest rank of an adapter.
         speculative_config: Drafts, which make several tokens of a sample in one step: {"method": "ngram", "k": 4, "min": 2,
-            "max": 4} or {"method": "suffix", "k": "auto", "shared": True}; None = none. Never changes a result.
+            "max": 4}, {"method": "suffix", "k": "auto", "shared": True} or {"method": "draft", "model": "PATH", "k": 4}; None =
+            none. Never changes a result.
         max_queued_requests: Most samples that may wait in an AsyncEngine; None = no limit.
         kv_event_capacity: Events of the prefix cache that are kept for `kv_events`; 0 = none are noted.
     """

@@ -25,6 +25,11 @@ def config(value: Any) -> Any:
             {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 8, "prompt_lookup_min": 3},
             {"method": "ngram", "k": 5, "min": 3, "max": 8},
         ),
+        ({"method": "draft", "model": "small"}, {"method": "draft", "k": 4, "model": "small"}),
+        (
+            {"method": "draft_model", "model": "small", "num_speculative_tokens": 2},
+            {"method": "draft", "k": 2, "model": "small"},
+        ),
         ({"method": "suffix"}, SUFFIX),
         ({"method": "suffix", "shared": False, "num_speculative_tokens": 16}, {"method": "suffix", "k": 16, "shared": 0}),
         ({"method": "suffix", "shared": "1MiB"}, {"method": "suffix", "k": "auto", "shared": 1 << 20}),
@@ -39,7 +44,7 @@ def test_forms(given: Any, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "speculative_config must be a dict with a 'method' among ngram, suffix, got {}"),
+        ({}, "speculative_config must be a dict with a 'method' among ngram, suffix, draft, got {}"),
         ({"method": "magic"}, "must be a dict with a 'method' among"),
         ({"method": "ngram", "k": 0}, "speculative_config: k must be from 1 to 16"),
         ({"method": "ngram", "k": 17}, "speculative_config: k must be from 1 to 16"),
@@ -47,6 +52,7 @@ def test_forms(given: Any, wanted: Any) -> None:
         ({"method": "ngram", "min": 1, "max": 9}, "speculative_config: max must be from min=1 to 8, got 9"),
         ({"method": "ngram", "k": 3, "num_speculative_tokens": 3}, "one of 'k' and 'num_speculative_tokens', got both"),
         ({"method": "suffix", "shared": -1}, "shared must be a size"),
+        ({"method": "draft"}, "must be a dict with the 'model' of the method 'draft'"),
     ],
 )
 def test_bad_values(given: Any, message: str) -> None:
@@ -67,7 +73,7 @@ def test_unknown_keys_are_named(key: str) -> None:
         config({"method": "ngram", key: 1})
 
 
-@pytest.mark.parametrize("method", ["draft", "draft_model", "eagle", "eagle3", "medusa", "mtp", "deepseek_mtp"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mtp", "deepseek_mtp"])
 def test_later_methods(method: str) -> None:
     with pytest.raises(UnsupportedError, match=f"^speculative_config=.*{method}"):
         config({"method": method, "model": "head", "k": 2})

@@ -1,6 +1,7 @@
 """Drafts by a second model: they change no bit, and a drafter equal to the model is always right."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from speculating import PAGE, bits, open_llm, run, texts
+from speculating import PAGE, open_llm, run, texts
 
-from llmpy import LLM, SamplingParams
+from llmpy import LLM
 from llmpy.errors import ConfigError, UnsupportedError
 
 Make = Callable[[str, str], Path]
@@ -74,3 +75,78 @@ def test_few_samples_take_few_steps(tiny_model: Make) -> None:
     with open_llm(path, speculative_config=drafts(path)) as llm:
         llm.generate([[7, 8, 9]], temperature=1, seed=1, max_tokens=41, ignore_eos=True, use_tqdm=False)
         assert llm.stats().num_steps == 1 + 8  # the prompt's, then five tokens a step
+
+
+def test_recurrent_models(recurrent_model: Path, tiny_model: Make, tmp_path: Path) -> None:
+    """The target's states go back after a rejected draft; the drafter has attention alone."""
+    vocab_size = json.loads((recurrent_model / "config.json").read_text())["vocab_size"]
+    drafter = blurred(tiny_model("llama", "float32"), tmp_path / "blurred")
+    if vocab_size != 131:
+        pytest.skip("another vocabulary")
+    with open_llm(recurrent_model, enable_prefix_caching=False) as llm:
+        if not llm.num_cache_groups:
+            with pytest.raises(UnsupportedError, match="full attention"):
+                open_llm(recurrent_model, speculative_config=drafts(drafter))
+            return
+        wanted = run(llm)
+        page = int(llm._driver.model.describe()["page_bytes"])
+        n_state = llm.num_state_blocks
+    with open_llm(drafter) as llm:
+        page += int(llm._driver.model.describe()["page_bytes"])
+    tight = {"kv_cache_memory_bytes": (40 + 5 * n_state) * page, "max_model_len": 160, "max_num_seqs": 4}
+    for engine in ({}, tight):
+        with open_llm(recurrent_model, speculative_config=drafts(drafter), **engine) as llm:
+            assert run(llm) == wanted
+            assert run(llm) == wanted
+            llm.check()
+            stats = llm.stats()
+            assert 0 < stats.accepted_rows < stats.draft_rows
+            assert stats.allocations_since_warmup == 0
+            assert stats.num_unfinished == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+
+
+def test_grammars_and_stop_strings(tmp_path: Path, write_model: Any) -> None:
+    """The drafter draws with the grammar's masks, so that an equal one is always right."""
+    pytest.importorskip("llguidance")
+    path = write_model(tmp_path)
+    with LLM(path, device="cpu", kv_cache_memory_bytes="16MiB", enable_prefix_caching=False) as llm:
+        wanted = texts(llm)
+    for engine in ({}, {"max_num_seqs": 3, "max_num_batched_tokens": 20}):
+        with LLM(path, device="cpu", kv_cache_memory_bytes="32MiB", speculative_config=drafts(path), **engine) as llm:
+            assert texts(llm) == wanted
+            assert texts(llm) == wanted
+            stats = llm.stats()
+            assert 0 < stats.accepted_rows == stats.draft_rows
+            assert stats.allocations_since_warmup == 0
+
+
+def test_what_does_not_fit_is_refused(tiny_model: Make, tmp_path: Path) -> None:
+    path = tiny_model("llama", "float32")
+    with pytest.raises(UnsupportedError, match="layers of full attention"):
+        open_llm(tiny_model("mistral-window", "float32"), speculative_config=drafts(path))
+    with pytest.raises(UnsupportedError, match="tensor_parallel_size=2"):
+        open_llm(path, 2, speculative_config=drafts(path))
+    short = tmp_path / "short"
+    short.mkdir()
+    save_file(load_file(path / "model.safetensors"), short / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
+    with pytest.raises(ConfigError, match="max_model_len must be at most 128"):
+        open_llm(path, speculative_config=drafts(short))
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.embed_tokens.weight"] = np.pad(tensors["model.embed_tokens.weight"], ((0, 9), (0, 0)))
+    save_file(tensors, short / "model.safetensors")
+    (short / "config.json").write_text(json.dumps(config | {"vocab_size": 140}))
+    with pytest.raises(ConfigError, match="token ids"):
+        open_llm(path, speculative_config=drafts(short))
+
+
+def test_the_ids_of_both_vocabularies_mean_the_same(tmp_path: Path, write_model: Any) -> None:
+    path, other = write_model(tmp_path), tmp_path / "other"
+    shutil.copytree(path, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"the token '[ab]' has the id"):
+        LLM(path, device="cpu", kv_cache_memory_bytes="16MiB", speculative_config=drafts(other))

@@ -199,3 +199,27 @@ def test_drafts_change_no_bit(name: str, cuda: str, tmp_path: Path) -> None:
             with_drafts = [step for step in steps if step.draft_rows and step.rows <= 64 and not step.prompt_rows]
             assert with_drafts and all(step.replayed for step in with_drafts) == (name in MODELS)
             llm.check()
+
+
+@pytest.mark.parametrize("name", [*MODELS, *HYBRIDS])
+def test_drafts_by_a_second_model_change_no_bit(name: str, cuda: str, tmp_path: Path) -> None:
+    """A model that drafts for itself is always right; a hybrid has another drafter."""
+    (tmp_path / "drafter").mkdir()
+    config, rng = write(tmp_path, (MODELS | HYBRIDS)[name]), np.random.default_rng(9)
+    drafter = config if name in MODELS else write(tmp_path / "drafter", MODELS["llama-bfloat16"])
+    prompts = [rng.integers(3, 8192, n).tolist() for n in rng.integers(1, 900, 20)]
+    common = {"max_tokens": 24, "logprobs": 2, "ignore_eos": True}
+    params = [SamplingParams(seed=i, temperature=float(i % 3 > 0), **common) for i in range(18)]
+    params += [SamplingParams(seed=i, allowed_token_ids=[5, 6], **common) for i in range(2)]
+    with open_llm(config, cuda, enable_prefix_caching=False, max_model_len=1024) as llm:
+        wanted = [bits(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+    source = {"method": "draft", "model": str(drafter), "k": 4}
+    with open_llm(config, cuda, speculative_config=source, max_model_len=1024) as llm:
+        for n in (1, 2, 3, 8, 20, 1, 8):
+            outputs = llm.generate(prompts[:n], params[:n], use_tqdm=False)
+            assert [bits(output) for output in outputs] == wanted[:n]
+        stats = llm.stats()
+        assert 0 < stats.accepted_rows <= stats.draft_rows
+        assert (stats.accepted_rows == stats.draft_rows) == (name in MODELS)
+        assert stats.allocations_since_warmup == 0
+        llm.check()
