@@ -211,8 +211,8 @@ static enum rc check(const struct engine_config *c, uint32_t *group, struct err 
     for (uint32_t i = 0; i < c->n_eos + c->n_banned; i++) {
         int32_t id = i < c->n_eos ? c->eos_ids[i] : c->banned_ids[i - c->n_eos];
         if ((uint32_t)id >= drafter->vocab_size)
-            return err_set(err, RC_CONFIG, "speculative_config: wanted a drafter with the token id %d, have a vocabulary of %u; "
-                           "choose a drafter with the model's vocabulary", id, drafter->vocab_size);
+            return err_set(err, RC_CONFIG, "speculative_config: wanted a drafter with the token id %d, have %u ids; "
+                           "choose one with the model's vocabulary", id, drafter->vocab_size);
     }
     return RC_OK;
 }
@@ -227,8 +227,8 @@ enum rc draft_model_create(const struct engine_config *config, struct draft_sour
     struct draft_model *d = mem_calloc(1, sizeof *d);
     if (!d)
         return err_set(err, RC_MEMORY, "speculative_config: out of memory");
-    *d = (struct draft_model){.source = {d, model_bytes, model_begin, NULL, model_accept, NULL, model_draft}, .config = config,
-                              .group = group};
+    *d = (struct draft_model){.config = config, .group = group};
+    d->source = (struct draft_source){d, model_bytes, model_begin, NULL, model_accept, NULL, model_draft};
     *source = &d->source;
     d->drawing = mem_calloc(config->max_num_seqs, sizeof *d->drawing);
     rc = d->drawing ? RC_OK : err_set(err, RC_MEMORY, "speculative_config: out of memory");

@@ -1,9 +1,9 @@
-/* draft_model.h: the source of drafts that asks a second, smaller model. The drafter has a batch and a pool of its own. A block of
- * a sequence lies in the page of the same number in both pools: the number that the target's first group of full attention has for
- * it. So hits, forks, copies and preemption need no second block manager. sequence->drafts.n_computed is the number of
- * leading positions that the drafter has computed; where it lags behind, the drafter catches up before it drafts. What it has not
- * computed costs drafts, never correctness. The drafter draws with the seed, position, penalties and mask of the target's row, so
- * that equal distributions accept every draft. Driver's thread only. */
+/* draft_model.h: the source of drafts that asks a second, smaller model. The drafter has a batch and a pool of its own. A
+ * block of a sequence lies in the page of the same number in both pools: the number that the target's first group of full
+ * attention has for it. So hits, forks, copies and preemption need no second block manager. sequence->drafts.n_computed is the
+ * number of leading positions that the drafter has computed; where it lags behind, the drafter catches up before it drafts.
+ * What it has not computed costs drafts, never correctness. The drafter draws with the seed, position, penalties and mask of
+ * the target's row, so that equal distributions accept every draft. Driver's thread only. */
 #ifndef LLMPY_DRAFT_MODEL_H
 #define LLMPY_DRAFT_MODEL_H
 

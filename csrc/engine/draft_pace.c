@@ -14,10 +14,11 @@ static double us_per_token(const struct pace *p)
     return p->us / (p->tokens > 0 ? p->tokens : 1e-9);
 }
 
-/* Steps of a usual phase whose probe costs loss_us. */
-static uint32_t steps_until_probe(const struct pace *usual, double loss_us)
+/* Steps of a usual phase whose probe costs loss_us. most: of this phase, because a single measurement may be wrong. */
+static uint32_t steps_until_probe(const struct pace *usual, double loss_us, uint32_t most)
 {
     double n = loss_us * PROBE_SHARE * usual->n / usual->us;
+    n = n < most ? n : most;
     return n > MOST_STEPS ? MOST_STEPS : n > LEAST_STEPS ? (uint32_t)n : LEAST_STEPS;
 }
 
@@ -38,8 +39,13 @@ static void end_probe(struct draft_pace *p)
     bool is_better = us_per_token(probed) * LEAST_GAIN < us_per_token(usual);
     double loss_us = is_better ? (SETTLING_STEPS + PROBE_STEPS) * (usual->us - usual->tokens * us_per_token(probed)) / usual->n
                                : p->us - p->tokens * us_per_token(usual);
-    p->n_usual = steps_until_probe(is_better ? probed : usual, loss_us);
+    p->n_usual = steps_until_probe(is_better ? probed : usual, loss_us, is_better ? LEAST_STEPS : 2 * p->n_usual);
     begin_phase(p, is_better ? p->is_plain : !p->is_plain, false);
+}
+
+bool draft_pace_begins(const struct draft_pace *p)
+{
+    return p->is_probe && !p->is_plain && p->n_steps < SETTLING_STEPS;
 }
 
 void draft_pace_note(struct draft_pace *p, double us, uint32_t n_tokens)

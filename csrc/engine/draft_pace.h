@@ -24,4 +24,7 @@ struct draft_pace {
 /* Notes a step of the phase, which gave n_tokens in so many microseconds, and may begin another phase. */
 void draft_pace_note(struct draft_pace *pace, double us, uint32_t n_tokens);
 
+/* True at the beginning of a probe, when every sequence tries a draft, so that the probe measures steps with drafts. */
+bool draft_pace_begins(const struct draft_pace *pace);
+
 #endif

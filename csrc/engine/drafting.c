@@ -3,7 +3,8 @@
 #include "draft_model.h"
 #include "grammar.h"
 
-#define RATE_STEP 0.15f    /* weight of the newest draft in its place's rate */
+#define RATE_STEP 0.1f     /* weight of the newest draft in its place's rate, unless there were few before it */
+#define FIRST_WEIGHT 5u    /* drafts that FIRST_RATE counts for */
 #define TRIAL_TOKENS 64u   /* tokens without drafts after which one draft is tried */
 #define COST_DECAY 0.97    /* weight of a step against that of the next */
 #define ASSUMED_COST 0.03  /* of a row as a share of its step */
@@ -106,6 +107,14 @@ enum rc drafter_schedule(const struct drafter *d, struct scheduler *s, struct er
 
 /* ---- results ---- */
 
+void drafter_learn(struct sequence *q, uint32_t n, uint32_t n_accepted)
+{
+    for (uint32_t i = 0; i < n && i <= n_accepted; i++) {
+        float step = 1 / (float)(FIRST_WEIGHT + q->draft_counts.proposed[i]);
+        q->draft_rates[i] += (step > RATE_STEP ? step : RATE_STEP) * ((float)(i < n_accepted) - q->draft_rates[i]);
+    }
+}
+
 static void count(struct sequence *q, struct engine_stats *stats)
 {
     const struct drafts *drafts = &q->drafts;
@@ -118,8 +127,7 @@ static void count(struct sequence *q, struct engine_stats *stats)
         stats->accepted_drafts[i]++;
     }
     stats->accepted_rows += drafts->n_accepted;
-    for (uint32_t i = 0; i < drafts->n && i <= drafts->n_accepted; i++)
-        q->draft_rates[i] += RATE_STEP * ((float)(i < drafts->n_accepted) - q->draft_rates[i]);
+    drafter_learn(q, drafts->n, drafts->n_accepted);
 }
 
 bool drafter_takes(struct scheduler *s, struct sequence *q, const struct sample_result *results, struct engine_stats *stats)
@@ -160,9 +168,11 @@ static void adapt(const struct drafter *d, struct sequence *q)
     drafts->n_wanted = is_plain(d) ? 0 : drafts_worth(q->draft_rates, ADAPTIVE_DRAFTS, cost);
     drafts->n_wanted = drafts->n_wanted < drafts->most ? drafts->n_wanted : drafts->most; /* 0: the source left it out */
     drafts->n_idle = drafts->n_wanted ? 0 : drafts->n_idle + 1;
-    if (drafts->n_idle >= TRIAL_TOKENS && drafts->most && !is_plain(d)) {
-        drafts->n_idle = 0;
+    bool is_due = drafts->n_idle >= TRIAL_TOKENS || draft_pace_begins(&d->paces[d->batch_size]);
+    if (is_due && !drafts->n_wanted && drafts->most && !is_plain(d)) {
         drafts->n_wanted = 1;
+        if (!q->n_pending) /* else the next step is scheduled already, without drafts */
+            drafts->n_idle = 0;
     }
 }
 
@@ -220,8 +230,13 @@ void drafter_observe(struct drafter *d, const struct step_record *record, double
         return;
     if (record->n_decode * c->n > OTHER_BATCH * c->seqs || OTHER_BATCH * record->n_decode * c->n < c->seqs)
         *c = (struct step_costs){0};
+    if (!c->has_begun) {
+        c->has_begun = true;
+        return;
+    }
     us = c->n > 1 && us > MOST_OFF * c->us / c->n ? MOST_OFF * c->us / c->n : us;
     *c = (struct step_costs){
+        .has_begun = true,
         .n = COST_DECAY * c->n + 1,
         .seqs = COST_DECAY * c->seqs + record->n_decode,
         .rows = COST_DECAY * c->rows + rows,

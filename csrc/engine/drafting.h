@@ -13,6 +13,7 @@
 
 /* Sums over the steps so far, in which older steps count less. */
 struct step_costs {
+    bool has_begun; /* the first step with so many sequences has passed; it is not learnt from, because it may load kernels */
     double n, seqs, rows, us, rows_rows, rows_us, tokens;
 };
 
@@ -39,6 +40,8 @@ enum rc drafter_schedule(const struct drafter *drafter, struct scheduler *schedu
  * drafts that are not accepted. Returns false if the result is to be dropped. */
 bool drafter_takes(struct scheduler *scheduler, struct sequence *sequence, const struct sample_result *results,
                    struct engine_stats *stats);
+/* Learns from a step in which n_accepted of the sequence's n drafts are accepted; draft_counts has them already. */
+void drafter_learn(struct sequence *sequence, uint32_t n, uint32_t n_accepted);
 /* Notes a sequence's new token, after its stop rules. */
 void drafter_note(const struct drafter *drafter, struct sequence *sequence, int32_t id);
 void drafter_end(const struct drafter *drafter, struct sequence *sequence); /* the sequence has finished */

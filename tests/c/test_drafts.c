@@ -312,25 +312,6 @@ TEST(the_cost_of_a_row_is_learnt_from_steps)
     CHECK(cost > 0.8f && cost <= 1.0f);
 }
 
-TEST(the_number_of_drafts_adapts)
-{
-    for (uint32_t n_wrong = 0; n_wrong <= 100; n_wrong += 100) {
-        struct fake_source source;
-        struct bench b;
-        struct setup setup = SETUP;
-        setup.drafts.k = 0;
-        setup.max_num_batched_tokens = 64;
-        setup.draft_source = fake_drafts(&source, TRUTH, n_wrong);
-        REQUIRE(bench_open(&b, &setup));
-        struct job *job = stream_job(&b.fake, 1, 9, 80);
-        submit(&b, job);
-        while (engine_has_unfinished(b.engine) && !check_failures)
-            step(&b, 1);
-        CHECK(n_wrong ? stats_of(&b).draft_rows < 60 : stats_of(&b).drafts[3] > 0);
-        bench_close(&b, &job, 1);
-    }
-}
-
 /* ---- whether drafts pay at all ---- */
 
 /* Microseconds and tokens of a step, by kind: [0] without drafts, [1] with. */
@@ -369,8 +350,8 @@ TEST(steps_carry_drafts_while_that_is_faster)
     run_paces(&pace, &one, 40, &n_plain);
     CHECK(!pace.is_plain && n_plain == 10);
     CHECK(run_paces(&pace, &one, 4000, &n_plain) < 1.02);
-    CHECK(n_plain > 0 && n_plain < 60);
-    run_paces(&pace, &idle, 2000, &n_plain);
+    CHECK(n_plain > 0 && n_plain < 100);
+    run_paces(&pace, &idle, 4000, &n_plain);
     CHECK(pace.is_plain && n_plain > 1000);
     CHECK(run_paces(&pace, &one, 1000, &n_plain) < 1.3);
     CHECK(!pace.is_plain && n_plain < 150);
@@ -396,6 +377,105 @@ TEST(a_sequence_that_enters_a_phase_without_drafts_wants_none)
     drafter_observe(&drafter, &(struct step_record){.n_rows = 1, .n_decode = 1, .device_us = 3500, .n_tokens = 1}, 3500);
     drafter_enter(&drafter, &sequence);
     CHECK_EQ(sequence.drafts.n_wanted, 1);
+}
+
+/* ---- adapting, on a machine whose time is given ---- */
+
+/* Microseconds of a step of an H100 with the shape of Llama-3-8B. Steps with drafts do not overlap, and large ones replay no graph. */
+static double step_us(uint32_t n_rows, bool has_drafts)
+{
+    return 4500 + 26.5 * n_rows + (has_drafts ? 250 : 0) + (has_drafts && n_rows > 64 ? 1200 : 0);
+}
+
+static void accept_nothing(void *ctx, struct sequence *q, const int32_t *ids, uint32_t n)
+{
+    (void)ctx, (void)q, (void)ids, (void)n;
+}
+
+static bool wants_none(const struct sequence *sequences, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (sequences[i].drafts.n_wanted)
+            return false;
+    return true;
+}
+
+/* Draws n_tokens of each of n new sequences, whose drafts are right with probability `right`. The first step takes `first`
+ * times its time, because it loads kernels. Returns the tokens per second. A step is scheduled without drafts before the results of the one before arrive, if no sequence wants drafts then. */
+static double adapt_on_machine(struct drafter *drafter, uint32_t n, uint32_t n_tokens, double right, double first, uint64_t *random)
+{
+    static struct sequence sequences[256];
+    double us = 0;
+    uint32_t n_drawn = 0;
+    bool is_scheduled = false; /* the step, before the results of the one before */
+    for (uint32_t i = 0; i < n; i++) {
+        sequences[i] = (struct sequence){.drafts = {.n_wanted = 1, .most = ADAPTIVE_DRAFTS}};
+        for (uint32_t place = 0; place < MAX_DRAFTS; place++)
+            sequences[i].draft_rates[place] = FIRST_RATE;
+        drafter_enter(drafter, &sequences[i]);
+        drafter_note(drafter, &sequences[i], 0); /* the prompt's token */
+    }
+    while (n_drawn < n * n_tokens) {
+        struct step_record record = {.n_decode = n};
+        bool has_next = wants_none(sequences, n);
+        for (uint32_t i = 0; i < n; i++)
+            record.n_draft += sequences[i].drafts.n = is_scheduled ? 0 : sequences[i].drafts.n_wanted;
+        record.n_rows = n + record.n_draft;
+        for (uint32_t i = 0; i < n; i++) {
+            struct sequence *q = &sequences[i];
+            uint32_t n_drafts = q->drafts.n, n_right = 0;
+            q->n_pending = has_next;
+            while (n_right < n_drafts && check_below(random, 1000) < 1000 * right)
+                n_right++;
+            for (uint32_t place = 0; place < n_drafts; place++)
+                q->draft_counts.proposed[place]++;
+            drafter_learn(q, n_drafts, n_right);
+            for (uint32_t t = 0; t <= n_right; t++) {
+                q->drafts.has_more = t < n_right;
+                drafter_note(drafter, q, 0);
+            }
+            record.n_tokens += 1 + n_right;
+        }
+        double step = step_us(record.n_rows, record.n_draft > 0) * (n_drawn ? 1 : first) * (0.99 + 0.0002 * check_below(random, 100));
+        record.device_us = (float)step;
+        drafter_observe(drafter, &record, step);
+        us += step;
+        n_drawn += record.n_tokens;
+        is_scheduled = has_next;
+    }
+    return 1e6 * n_drawn / us;
+}
+
+TEST(adapting_drafts_pay_at_every_size_of_a_batch)
+{
+    enum { N_SIZES = 4 };
+    const struct { uint32_t n; double least; } SIZES[N_SIZES] = {{256, 0.98}, {1, 2.6}, {8, 2.2}, {32, 1.45}};
+    struct draft_source source = {.accept = accept_nothing};
+    const struct drafter fresh = {.source = &source, .adapts = true, .overlaps = true};
+    struct drafter drafter = fresh;
+    uint64_t random = 1;
+    for (uint32_t i = 0; i < 2 * N_SIZES; i++) { /* first one after the other, then each on a new engine */
+        uint32_t n = SIZES[i % N_SIZES].n;
+        drafter = i < N_SIZES ? drafter : fresh;
+        for (uint32_t round = 0; round < 4; round++) {
+            double speed = adapt_on_machine(&drafter, n, 192, 0.8, round ? 1 : 20, &random) * step_us(n, false) / (1e6 * n);
+            if (getenv("SHOW")) printf("%u sequences, round %u: %.3f\n", n, round, speed);
+            if (round)
+                CHECK(speed > SIZES[i % N_SIZES].least);
+        }
+    }
+}
+
+/* Without overlap, as on a CPU. */
+TEST(the_number_of_drafts_adapts)
+{
+    struct draft_source source = {.accept = accept_nothing};
+    uint64_t random = 1;
+    for (uint32_t is_right = 0; is_right < 2; is_right++) {
+        struct drafter drafter = {.source = &source, .adapts = true};
+        double speed = adapt_on_machine(&drafter, 1, 400, is_right, 1, &random) * step_us(1, false) / 1e6;
+        CHECK(is_right ? speed > 5 : speed > 0.93 && speed < 1);
+    }
 }
 
 /* ---- the index ---- */
