@@ -108,7 +108,8 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->is_synchronous = get_flag(options, "synchronous");
     o->has_one_group = get_flag(options, "one_group");
     o->isa = get_text(options, "isa");
-    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || parse_adapters(options, o) || parse_beside(options, o) ||
+    if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || parse_adapters(options, o) ||
+        parse_beside(options, o) ||
         get_dtype(options, "dtype", false, &o->weights.dtype) || get_dtype(options, "kv_dtype", true, &o->kv_dtype))
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
