@@ -109,8 +109,8 @@ static enum rc check_sleep(struct engine *e, uint32_t level, uint32_t parts, str
     if (level && parts && !e->config.runner.release)
         return err_set(err, RC_UNSUPPORTED, "sleep: this backend cannot free memory; use level 0");
     if (level && parts && e->config.drafts.method == DRAFT_MODEL)
-        return err_set(err, RC_UNSUPPORTED, "sleep: wanted to free the memory of a model with a drafter (speculative_config with "
-                       "the method 'draft'), which is not supported yet; use level 0");
+        return err_set(err, RC_UNSUPPORTED, "sleep: wanted to free the memory of a model with a drafter (speculative_config "
+                       "with the method 'draft'), which is not supported yet; use level 0");
     return RC_OK;
 }
 

@@ -73,7 +73,7 @@ def test_a_drafter_equal_to_the_model_is_always_right(engine: dict[str, Any], ti
 def test_few_samples_take_few_steps(tiny_model: Make) -> None:
     path = tiny_model("llama", "float32")
     with open_llm(path, speculative_config=drafts(path)) as llm:
-        with pytest.raises(UnsupportedError, match="sleep: .*drafter"):
+        with pytest.raises(UnsupportedError, match=r"sleep: .*drafter"):
             llm.sleep(level=1)
         llm.generate([[7, 8, 9]], temperature=1, seed=1, max_tokens=41, ignore_eos=True, use_tqdm=False)
         assert llm.stats().num_steps == 1 + 8  # the prompt's, then five tokens a step
