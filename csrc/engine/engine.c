@@ -2,6 +2,7 @@
 #include "engine_state.h"
 
 #include "../base/mem.h"
+#include "beams.h"
 #include "engine_config.h"
 #include "pooling.h"
 #include "sampler.h"
@@ -77,9 +78,12 @@ static void await_masks(void *ctx);
 static enum rc flight_create(struct engine *e, uint32_t slot, struct err *err)
 {
     struct flight *flight = &e->flights[slot];
-    enum rc rc =
-        batch_create(&flight->batch, &e->scheduler.tables, e->config.max_num_batched_tokens, e->config.max_logprobs,
-                     scheduler_max_copies(&e->config), err);
+    const struct engine_config *config = &e->config;
+    /* A sequence may have a task beside those of its rows. */
+    size_t n_top = (size_t)(config->max_num_batched_tokens + config->max_num_seqs) * config->max_logprobs +
+                   (size_t)config->max_num_seqs * BEAM_CANDIDATES(MAX_BEAM_WIDTH);
+    enum rc rc = batch_create(&flight->batch, &e->scheduler.tables, config->max_num_batched_tokens, n_top,
+                              scheduler_max_copies(config), err);
     flight->batch.slot = slot;
     flight->batch.await_masks = await_masks;
     flight->batch.masks_ctx = e;
@@ -259,7 +263,7 @@ static void count_finish(struct engine *e, const struct sequence *q, enum finish
         statistics_observe(e->statistics, HISTOGRAM_PER_TOKEN, (q->last_token - q->first_token) / (n_new - 1));
 }
 
-static void finish(struct engine *e, struct sequence *q, enum finish how)
+static void finish_one(struct engine *e, struct sequence *q, enum finish how)
 {
     if (q->n_pending && in_flight(e) == 2) { /* its row in the step started last is wasted */
         e->flights[(e->n_started - 1) % 2].record.n_decode--;
@@ -276,6 +280,19 @@ static void finish(struct engine *e, struct sequence *q, enum finish how)
     scheduler_remove(&e->scheduler, q);
     outbox_finish(&e->outbox, q);
     atomic_fetch_sub(&e->n_live, 1);
+}
+
+/* Ends a sequence, and with it the parked ones of its request. A beam search that has not ended has no texts. */
+static void finish(struct engine *e, struct sequence *q, enum finish how)
+{
+    struct request *r = q->request;
+    q->n_output = r->beams ? 0 : q->n_output;
+    finish_one(e, q, how);
+    for (uint32_t i = 0; r->beams && i < r->spec.n; i++)
+        if (r->sequences[i]->state == SEQUENCE_PARKED) {
+            r->sequences[i]->n_output = 0;
+            finish_one(e, r->sequences[i], how);
+        }
 }
 
 static bool is_aborted(const struct sequence *q, uint64_t upto)
@@ -317,14 +334,17 @@ static void take_matcher(const struct engine *e, struct request *r, struct seque
 
 static void enter(struct engine *e, struct request *r)
 {
-    for (uint32_t i = 0; i < r->spec.n; i++) {
+    for (uint32_t i = 0; i < (r->beams ? 1 : r->spec.n); i++) {
         struct sequence *q = r->sequences[i];
         if (r->grammar)
             take_matcher(e, r, q);
         enum finish already = q->finish; /* e.g. by a stop rule that the prior output meets */
         bool scores_first = sequence_is_scoring(q) && already != FINISH_ERROR && already != FINISH_ABORT;
         drafter_enter(&e->drafter, q);
-        scheduler_add(&e->scheduler, q);
+        if (r->beams)
+            beams_enter(&e->scheduler, r);
+        else
+            scheduler_add(&e->scheduler, q);
         if (already != FINISH_NONE && scores_first)
             q->matcher = NULL; /* no token will be drawn */
         else if (already != FINISH_NONE)
@@ -382,19 +402,36 @@ static void take_score(struct engine *e, const struct batch *b, struct sequence 
         finish(e, q, r->spec.is_score ? FINISH_LENGTH : q->finish);
 }
 
+/* Counts a token behind n_before new tokens. */
+static void note_token(struct engine *e, struct sequence *q, uint32_t n_before, double now)
+{
+    e->stats->generation_tokens++;
+    if (!n_before) {
+        statistics_observe(e->statistics, HISTOGRAM_FIRST_TOKEN, now - q->request->queued);
+        statistics_observe(e->statistics, HISTOGRAM_PREFILL, now - q->request->scheduled);
+        q->first_token = now;
+    } else {
+        statistics_observe(e->statistics, HISTOGRAM_INTER_TOKEN, now - q->last_token);
+    }
+    q->last_token = now;
+}
+
+static void fail_row(struct engine *e, const struct flight *flight, uint32_t t)
+{
+    struct sequence *q = flight->owners[t].sequence;
+    q->status = flight->batch.results[t].status;
+    e->stats->nonfinite_rows += q->status == SAMPLE_NON_FINITE;
+    if (q->matcher && matcher_mask_error(q->matcher))
+        sequence_fail_grammar(q, matcher_mask_error(q->matcher));
+    q->error_position = flight->owners[t].position;
+}
+
 static void take_token(struct engine *e, const struct batch *b, struct sequence *q, const struct sample_task *task,
                        const struct sample_result *result, double now)
 {
-    double last = q->last_token;
+    note_token(e, q, q->n_output - q->request->spec.prior.n, now);
     sequence_accept(q, result, b->top_ids + task->top_offset, b->top_values + task->top_offset, b->top_ranks + task->top_offset,
-                    engine_epoch(e), now);
-    e->stats->generation_tokens++;
-    if (q->n_output == q->request->spec.prior.n + 1) {
-        statistics_observe(e->statistics, HISTOGRAM_FIRST_TOKEN, now - q->request->queued);
-        statistics_observe(e->statistics, HISTOGRAM_PREFILL, now - q->request->scheduled);
-    } else {
-        statistics_observe(e->statistics, HISTOGRAM_INTER_TOKEN, now - last);
-    }
+                    engine_epoch(e));
     if (q->drafts.memory)
         drafter_note(&e->drafter, q, result->id);
     if (q->finish != FINISH_NONE) {
@@ -404,6 +441,26 @@ static void take_token(struct engine *e, const struct batch *b, struct sequence 
     if (q->state == SEQUENCE_RUNNING)
         scheduler_publish(&e->scheduler, q);
     outbox_note(&e->outbox, q);
+}
+
+/* Takes the candidates of a beam; ends the search if it has ended or if the row failed. */
+static void take_candidates(struct engine *e, const struct flight *flight, uint32_t t, double now)
+{
+    struct sequence *q = flight->owners[t].sequence;
+    struct request *r = q->request;
+    uint32_t status = flight->batch.results[t].status;
+    const char *error = q->matcher ? matcher_mask_error(q->matcher) : NULL;
+    note_token(e, q, r->beams->n_tokens, now);
+    bool has_failed = error || (status != SAMPLE_OK && status != SAMPLE_NONE_ALLOWED);
+    if (has_failed)
+        fail_row(e, flight, t);
+    if (has_failed)
+        beams_fail(r, q);
+    else if (!beams_take(&e->scheduler, q, &flight->batch, t, engine_epoch(e)))
+        return;
+    for (uint32_t i = 0; i < r->spec.n; i++)
+        if (r->sequences[i]->state != SEQUENCE_FINISHED)
+            finish_one(e, r->sequences[i], r->sequences[i]->finish);
 }
 
 /* Reads the pooled states of a step. No later step has been started (sequence_must_wait), so none has overwritten them. */
@@ -440,12 +497,10 @@ static void take_results(struct engine *e, const struct flight *flight, double n
             continue;
         if (q->drafts.n && !drafter_takes(&e->scheduler, q, result, e->stats))
             continue;
-        if (result->status != SAMPLE_OK) {
-            e->stats->nonfinite_rows += result->status == SAMPLE_NON_FINITE;
-            q->status = result->status;
-            if (q->matcher && matcher_mask_error(q->matcher))
-                sequence_fail_grammar(q, matcher_mask_error(q->matcher));
-            q->error_position = flight->owners[t].position;
+        if (q->request->beams) {
+            take_candidates(e, flight, t, now);
+        } else if (result->status != SAMPLE_OK) {
+            fail_row(e, flight, t);
             finish(e, q, FINISH_ERROR);
         } else if (b->tasks[t].is_score) {
             take_score(e, b, q, &b->tasks[t], result);
@@ -463,7 +518,8 @@ static void settle_grammars(struct engine *e, const struct flight *flight)
     grammars_finish_tokens(atomic_load(&e->grammars));
     for (uint32_t t = 0; t < flight->batch.n_tasks; t++) {
         struct sequence *q = flight->owners[t].sequence;
-        enum finish ends = q->matcher && q->state != SEQUENCE_FINISHED ? sequence_grammar_rule(q) : FINISH_NONE;
+        bool is_open = q->matcher && q->state != SEQUENCE_FINISHED && !q->request->beams;
+        enum finish ends = is_open ? sequence_grammar_rule(q) : FINISH_NONE;
         if (ends != FINISH_NONE)
             finish(e, q, ends);
     }
@@ -710,26 +766,6 @@ enum rc engine_fault(struct engine *e, struct err *err)
     return e->fault.rc;
 }
 
-bool engine_has_unfinished(struct engine *e)
-{
-    return atomic_load(&e->n_live) > 0;
-}
-
-uint32_t engine_block_tokens(const struct engine *e)
-{
-    return e->config.layout.block_tokens;
-}
-
-uint32_t engine_kv_events(struct engine *e, uint64_t *next, struct kv_event *events, int32_t *ids, uint32_t max)
-{
-    return e->scheduler.events ? kv_events_read(e->scheduler.events, next, events, ids, max) : 0;
-}
-
-uint32_t engine_n_finished(struct engine *e)
-{
-    return e->outbox.n_finished;
-}
-
 /* ---- results ---- */
 
 static void forget(struct engine *e, struct request *r)
@@ -758,40 +794,4 @@ enum rc engine_take(struct engine *e, bool finished_only, struct output *output,
     engine_publish_stats(e);
     engine_unclaim(e);
     return RC_OK;
-}
-
-void engine_stats(struct engine *e, struct engine_stats *stats)
-{
-    struct snapshot snapshot;
-    statistics_read(e->statistics, &snapshot);
-    *stats = snapshot.totals;
-    stats->num_unfinished = atomic_load(&e->n_live);
-    stats->num_waiting = stats->num_unfinished > stats->num_running ? stats->num_unfinished - stats->num_running : 0;
-    stats->uptime_s = seconds_now() - e->created;
-}
-
-void engine_histograms(struct engine *e, struct histogram *histograms)
-{
-    struct snapshot snapshot;
-    statistics_read(e->statistics, &snapshot);
-    memcpy(histograms, snapshot.histograms, sizeof snapshot.histograms);
-}
-
-uint32_t engine_step_log(struct engine *e, struct step_record *steps, uint32_t max, uint64_t *first)
-{
-    return statistics_read_steps(e->statistics, steps, max, first);
-}
-
-enum rc engine_check(struct engine *e, struct err *err)
-{
-    enum rc rc = engine_claim(e, err);
-    if (rc)
-        return rc;
-    rc = scheduler_check(&e->scheduler, err);
-    uint64_t n_held = e->scheduler.n_running + e->scheduler.waiting.n + e->n_held, n_live = atomic_load(&e->n_live);
-    if (!rc && !atomic_load(&e->has_commands) && n_held != n_live)
-        rc = err_set(err, RC_INTERNAL, "invariant 16: %llu sequences held, %llu alive", (unsigned long long)n_held,
-                     (unsigned long long)n_live);
-    engine_unclaim(e);
-    return rc;
 }

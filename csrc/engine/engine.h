@@ -54,6 +54,12 @@ struct engine_config {
  * or every row's. */
 enum pooling { POOLING_NONE = 0, POOLING_LAST, POOLING_CLS, POOLING_MEAN, POOLING_ALL };
 
+/* When a beam search ends that has found as many texts as it is wide: when no live beam may still beat the worst of them,
+ * if it ended at the most favourable length (NEVER) or right now (CANNOT_WIN), or at once (FOUND). */
+enum early_stopping { EARLY_NEVER = 0, EARLY_CANNOT_WIN, EARLY_FOUND };
+#define MAX_BEAM_WIDTH 64u
+#define BEAM_CANDIDATES(width) (2 * (width)) /* of each row */
+
 struct id_list { const int32_t *ids; uint32_t n; };
 struct byte_string { const char *bytes; uint32_t n; };
 /* A grammar. kind: its language in llguidance ("json_schema", "regex", "lark", "llguidance"); library: path of llguidance. */
@@ -78,6 +84,9 @@ struct request_spec {
     uint64_t seed;
     uint32_t sample_index;
     bool ignore_eos, wants_logprobs, wants_prompt_logprobs, hide_special, no_drafts;
+    bool is_beam_search;              /* n is the width; the samples are the best texts found, best first (beams.h) */
+    float length_penalty;
+    uint32_t early_stopping;          /* enum early_stopping */
     uint32_t n_logprobs, n_prompt_logprobs;   /* alternatives per token */
     uint32_t mode;                            /* enum logprob_mode */
     struct id_list stop_ids, allowed;         /* allowed.n 0: all ids are allowed */

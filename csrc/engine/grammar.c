@@ -299,6 +299,42 @@ void grammars_finish_tokens(struct grammars *g)
     pthread_mutex_unlock(&g->lock);
 }
 
+enum match matcher_branch(struct matcher *m, int32_t id, struct llg_matcher **state)
+{
+    const struct llguidance *library = &m->grammars->library;
+    struct llg_matcher *copy = library->clone_matcher(m->handle);
+    enum match match = MATCH_FAILED;
+    *state = NULL;
+    if (library->consume_token(copy, (uint32_t)id))
+        m->error = explain(library->get_error(copy), "the grammar refuses the token", m->error_text);
+    else
+        match = library->is_stopped(copy) ? MATCH_ENDED : MATCH_GOES_ON;
+    if (match == MATCH_GOES_ON)
+        *state = copy;
+    else
+        library->free_matcher(copy);
+    return match;
+}
+
+void matcher_move(struct matcher *m, struct llg_matcher *state)
+{
+    struct grammars *g = m->grammars;
+    g->library.free_matcher(m->handle);
+    m->handle = state;
+    pthread_mutex_lock(&g->lock);
+    m->is_queued = true;
+    m->next = g->queue;
+    g->queue = m;
+    wake_filler(g);
+    pthread_mutex_unlock(&g->lock);
+}
+
+void matcher_discard(struct matcher *m, struct llg_matcher *state)
+{
+    if (state)
+        m->grammars->library.free_matcher(state);
+}
+
 const char *matcher_error(const struct matcher *m)
 {
     return m->error;

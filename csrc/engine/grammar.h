@@ -12,6 +12,7 @@
 struct grammars;
 struct grammar;
 struct matcher;
+struct llg_matcher;
 
 /* is_special: [n_tokens] true for ids that stand for no text. The call is fast: the tokenizer is built later, by a compiler. */
 enum rc grammars_create(const char *library, const struct engine_config *config, const uint8_t *is_special,
@@ -43,6 +44,12 @@ void grammars_finish_tokens(struct grammars *grammars);
 /* Consumes a token in the calling thread and fills no mask. */
 enum match matcher_take_now(struct matcher *matcher, int32_t id);
 const char *matcher_error(const struct matcher *matcher); /* NULL: none */
+/* Beams. Copies the matcher's state and consumes a token; the matcher does not change, except that it has the error of
+ * MATCH_FAILED. *state is NULL unless the match goes on. The mask of the matcher must be complete. */
+enum match matcher_branch(struct matcher *matcher, int32_t id, struct llg_matcher **state);
+/* Gives the matcher that state and queues its mask. */
+void matcher_move(struct matcher *matcher, struct llg_matcher *state);
+void matcher_discard(struct matcher *matcher, struct llg_matcher *state); /* state NULL: does nothing */
 /* Returns how many of the n drafts the grammar allows before its end, and fills the masks behind them. Where no draft is
  * allowed, and the grammar forces the text, a draft of the forced text takes its place, up to `most` drafts in all. Waits for
  * masks that are being filled. The matcher's own state does not change. ids: [most] */

@@ -124,9 +124,25 @@ static enum rc check_sampling(const struct request_spec *spec, struct err *err)
     return RC_OK;
 }
 
+static enum rc check_beams(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    uint32_t room = config->max_model_len - spec->prompt.n, n_tokens = spec->max_tokens < room ? spec->max_tokens : room;
+    uint64_t n_bytes = (uint64_t)n_tokens * spec->n * BEAM_CANDIDATES(spec->n) * 6 * sizeof(float);
+    bool has_penalties = spec->repetition_penalty != 1 || spec->presence_penalty != 0 || spec->frequency_penalty != 0;
+    if (spec->n > MAX_BEAM_WIDTH)
+        REFUSE("beam_width", "beam_width must be at most %u, got %u.", MAX_BEAM_WIDTH, spec->n);
+    if (n_bytes > MAX_PROMPT_RESULT_BYTES)
+        REFUSE("beam_width", "candidates of %u beams of %u tokens: wanted at most %llu bytes, have %llu; lower max_tokens",
+               spec->n, n_tokens, (unsigned long long)MAX_PROMPT_RESULT_BYTES, (unsigned long long)n_bytes);
+    if (has_penalties || spec->prior.n || spec->wants_prompt_logprobs)
+        return err_set(err, RC_UNSUPPORTED, "beam search: wanted no penalties, output_token_ids or prompt_logprobs; leave them out");
+    NUMBER(length_penalty, isfinite(spec->length_penalty), "a finite number");
+    return RC_OK;
+}
+
 static enum rc check_logprobs(const struct engine_config *config, const struct request_spec *spec, struct err *err)
 {
-    if (spec->n_logprobs > config->max_logprobs)
+    if (spec->n_logprobs > config->max_logprobs && !spec->is_beam_search)
         REFUSE("logprobs", "Requested sample logprobs of %u, which is greater than max allowed: %u", spec->n_logprobs,
                config->max_logprobs);
     if (spec->n_prompt_logprobs > config->max_logprobs)
@@ -188,7 +204,10 @@ static enum rc check_kind(const struct engine_config *config, const struct reque
         return check_pooling(config, spec, err);
     if (config->runner.lacks_logits)
         return err_set(err, RC_UNSUPPORTED, "LLM.generate() is only supported for generative models.");
-    return spec->is_score ? check_score(spec, err) : check_sampling(spec, err);
+    if (spec->is_score)
+        return check_score(spec, err);
+    enum rc rc = check_sampling(spec, err);
+    return rc || !spec->is_beam_search ? rc : check_beams(config, spec, err);
 }
 
 enum rc request_check(const struct engine_config *config, const struct request_spec *spec, struct err *err)

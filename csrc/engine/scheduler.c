@@ -245,19 +245,37 @@ static void rows_give_back(struct scheduler *s, struct sequence *q)
     s->rows_left += q->n_rows;
 }
 
-static void preempt(struct scheduler *s, struct sequence *q)
+void scheduler_park(struct scheduler *s, struct sequence *q)
 {
-    if (q->n_rows)
-        rows_give_back(s, q);
     pages_release(s, q);
     running_remove(s, q);
     q->n_computed = q->n_hit = q->n_taken_rows = q->n_published = 0;
-    s->n_mixed_preemptions += q->is_mixed;
     q->is_stale = q->is_mixed = q->shares_tail = false;
     q->failed_room = q->loaded_by = 0;
-    q->state = SEQUENCE_WAITING;
+    scheduler_add_parked(s, q);
+}
+
+void scheduler_add_parked(struct scheduler *s, struct sequence *q)
+{
+    q->state = SEQUENCE_PARKED;
+    s->n_parked++;
+}
+
+void scheduler_unpark(struct scheduler *s, struct sequence *q)
+{
+    s->n_parked--;
+    scheduler_add(s, q);
+}
+
+static void preempt(struct scheduler *s, struct sequence *q)
+{
+    s->n_mixed_preemptions += q->is_mixed;
+    if (q->n_rows)
+        rows_give_back(s, q);
+    scheduler_park(s, q);
+    if (!q->is_idle)
+        scheduler_unpark(s, q);
     q->n_preemptions++;
-    queue_insert(&s->waiting, q);
     s->n_preemptions++;
     s->n_preempted++;
     s->last_victim = sequence_order(q);
@@ -539,12 +557,9 @@ static struct sequence *fork_source(const struct sequence *q)
     return is_first && !q->n_output && !q->n_pending ? lead : NULL;
 }
 
-/* Admits q as a fork that shares every block of the lead, also the unfilled tail. */
-static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequence *q)
+/* Lets q run on every block of the lead, also the unfilled tail. */
+static void share_blocks(struct scheduler *s, struct sequence *lead, struct sequence *q)
 {
-    if (n_groups(s) + s->n_state_pages > room(s))
-        return false;
-    queue_remove(&s->waiting, q);
     running_insert(s, q);
     for (uint32_t g = 0; g < n_groups(s); g++) {
         const int32_t *source = scheduler_table(s, g, lead->slot);
@@ -565,6 +580,15 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
     q->is_stale = lead->is_stale;
     q->is_mixed = lead->is_mixed;
     q->shares_tail = lead->shares_tail = lead->n_computed % block_tokens(s) != 0;
+}
+
+/* Admits q as a fork of the lead. */
+static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequence *q)
+{
+    if (n_groups(s) + s->n_state_pages > room(s))
+        return false;
+    queue_remove(&s->waiting, q);
+    share_blocks(s, lead, q);
     q->draws = true;
     q->next_fork = lead->next_fork;
     lead->next_fork = q;
@@ -572,6 +596,16 @@ static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequenc
     s->n_admitted++;
     s->last_admitted = sequence_order(q);
     return true;
+}
+
+void scheduler_fork(struct scheduler *s, struct sequence *running, struct sequence *q)
+{
+    if (running->state != SEQUENCE_RUNNING || s->n_running == config_of(s)->max_num_seqs)
+        return;
+    s->n_parked--;
+    share_blocks(s, running, q);
+    q->n_admitted_output = running->n_admitted_output;
+    s->n_preempted = s->n_admitted = 0; /* the fork may run behind a victim of the last step */
 }
 
 /* True for a sequence that waits for a slot of adapters while those behind it may be admitted. */
@@ -634,18 +668,10 @@ static void loads_join(struct scheduler *s, bool is_in_flight)
         }
 }
 
-void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
+/* Gives rows to running and then to waiting sequences. */
+static void rows_spend(struct scheduler *s, bool is_in_flight, double now)
 {
-    s->batch = batch;
-    s->n_steps++;
-    block_manager_begin_step(s->blocks);
-    batch->shares_new_keys = false;
-    batch->adapter_images = s->adapters.images;
-    batch->n_adapter_slots = s->adapters.n;
-    s->rows_left = config_of(s)->max_num_batched_tokens;
     s->n_promised = s->n_preempted = s->n_admitted = 0;
-    if (s->tier)
-        block_manager_store_ahead(s->blocks, s->n_store_ahead);
     for (uint32_t i = 0; i < s->n_running; i++)
         if (is_decoding(s->running[i]))
             rows_take(s, s->running[i]);
@@ -656,6 +682,35 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     if (!s->n_preempted)
         admit_waiting(s, now);
     loads_join(s, is_in_flight);
+}
+
+/* Parks the last running sequence that is idle, so that its pages and its slot are free; false if there is none. */
+static bool park_idle(struct scheduler *s)
+{
+    for (uint32_t i = s->n_running; i-- > 0;)
+        if (s->running[i]->is_idle) {
+            s->n_preemptions++;
+            s->running[i]->n_preemptions++;
+            scheduler_park(s, s->running[i]);
+            return true;
+        }
+    return false;
+}
+
+void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
+{
+    s->batch = batch;
+    s->n_steps++;
+    block_manager_begin_step(s->blocks);
+    batch->shares_new_keys = false;
+    batch->adapter_images = s->adapters.images;
+    batch->n_adapter_slots = s->adapters.n;
+    s->rows_left = config_of(s)->max_num_batched_tokens;
+    if (s->tier)
+        block_manager_store_ahead(s->blocks, s->n_store_ahead);
+    rows_spend(s, is_in_flight, now);
+    while (s->rows_left == config_of(s)->max_num_batched_tokens && !is_in_flight && s->waiting.n && park_idle(s))
+        rows_spend(s, is_in_flight, now);
     bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;
     s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running;
 }
@@ -754,6 +809,7 @@ void scheduler_end_step(struct scheduler *s)
 
 void scheduler_add(struct scheduler *s, struct sequence *q)
 {
+    q->state = SEQUENCE_WAITING;
     queue_insert(&s->waiting, q);
     s->n_admitted = 0; /* the new sequence may be ahead of those admitted before it arrived */
 }
@@ -763,6 +819,8 @@ void scheduler_remove(struct scheduler *s, struct sequence *q)
     if (q->state == SEQUENCE_RUNNING) {
         pages_release(s, q);
         running_remove(s, q);
+    } else if (q->state == SEQUENCE_PARKED) {
+        s->n_parked--;
     } else {
         queue_remove(&s->waiting, q);
     }

@@ -39,7 +39,7 @@ struct scheduler {
     struct statistics *statistics;   /* the engine's; observes admissions */
     struct queue waiting;
     struct sequence **running;       /* [max_num_seqs] in their order */
-    uint32_t n_running;
+    uint32_t n_running, n_parked;
     uint32_t n_state_pages;          /* pages of a recurrent state; 0: the model has none, and recurrent.c is not called */
     struct sequence **slots;         /* [max_num_seqs], NULL: free */
     struct adapter_slots adapters;
@@ -63,6 +63,14 @@ enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_cont
 void scheduler_destroy(struct scheduler *scheduler);
 
 void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
+void scheduler_add_parked(struct scheduler *scheduler, struct sequence *sequence);
+/* Takes a running sequence's pages and slot; it waits outside the queue. */
+void scheduler_park(struct scheduler *scheduler, struct sequence *sequence);
+/* Lets a parked sequence wait in the queue. */
+void scheduler_unpark(struct scheduler *scheduler, struct sequence *sequence);
+/* Lets a parked sequence with the same tokens as a running one run on the same pages. Without a slot, or if the other one does
+ * not run, the sequence stays parked. Call it between two steps. */
+void scheduler_fork(struct scheduler *scheduler, struct sequence *running, struct sequence *parked);
 /* True if a step can be built while another is in flight. */
 bool scheduler_can_overlap(const struct scheduler *scheduler);
 /* True if the next step waits for results because it may have drafts. */

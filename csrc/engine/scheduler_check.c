@@ -1,4 +1,5 @@
 /* scheduler_check.c: checks the invariants of docs/develop/engine.md that hold between two steps. */
+#include "beams.h"
 #include "recurrent.h"
 
 #include <string.h>
@@ -106,12 +107,36 @@ static enum rc count_state(const struct scheduler *s, uint32_t slot, uint32_t *r
     return RC_OK;
 }
 
+/* True for the first sample of a beam search that is not parked; every search has one. */
+static bool leads_beams(const struct sequence *q)
+{
+    uint32_t i = 0;
+    while (q->request->beams && q->request->sequences[i]->state == SEQUENCE_PARKED)
+        i++;
+    return q->request->beams && q->request->sequences[i] == q;
+}
+
+static enum rc check_searches(const struct scheduler *s, struct err *err)
+{
+    uint32_t n_parked = 0, n = 0;
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < s->n_running && !rc; i++, n_parked += n, n = 0)
+        rc = leads_beams(s->running[i]) ? beams_check(s->running[i]->request, &n, err) : RC_OK;
+    for (const struct sequence *q = queue_first(&s->waiting); q && !rc; q = queue_next(q), n_parked += n, n = 0)
+        rc = leads_beams(q) ? beams_check(q->request, &n, err) : RC_OK;
+    if (!rc && n_parked != s->n_parked)
+        BROKEN("invariant 17: %u samples of beam searches are parked, %u counted", n_parked, s->n_parked);
+    return rc;
+}
+
 enum rc scheduler_check(const struct scheduler *s, struct err *err)
 {
     uint32_t n_pages = s->context->config->n_pages, *refs = s->scratch, *holds = s->scratch + n_pages;
     enum rc rc = check_running(s, err);
     if (!rc)
         rc = check_waiting(s, err);
+    if (!rc)
+        rc = check_searches(s, err);
     memset(s->scratch, 0, (size_t)n_pages * 2 * sizeof *s->scratch);
     for (uint32_t slot = 0; slot < s->context->config->max_num_seqs && !rc; slot++)
         if (!(rc = count_tables(s, slot, refs, err)))

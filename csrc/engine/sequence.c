@@ -1,27 +1,14 @@
 #include "sequence.h"
 
+#include "../base/carve.h"
 #include "../base/mem.h"
+#include "beams.h"
 #include "grammar.h"
 #include "pooling.h"
 #include "request_check.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* Places arrays one behind the other: a first pass without memory counts the bytes, a second pass hands out the places. */
-struct carver {
-    char *base;
-    size_t used;
-};
-
-static void *carve(struct carver *carver, size_t count, size_t size_bytes)
-{
-    size_t at = (carver->used + 15) & ~(size_t)15;
-    carver->used = at + count * size_bytes;
-    return carver->base ? carver->base + at : NULL;
-}
-
-#define CARVE(carver, pointer, count) ((pointer) = carve(carver, count, sizeof *(pointer)))
 
 /* ---- requests ---- */
 
@@ -74,6 +61,8 @@ static void request_lay(struct carver *c, const struct request_spec *spec, uint3
     CARVE(c, r->score_top_ranks, (size_t)r->n_to_score * r->n_score_top);
     CARVE(c, r->states, (size_t)(r->n_read > r->n_states ? r->n_read : r->n_states) * r->context->config->runner.states_width);
     CARVE(c, r->sums, spec->pooling == POOLING_MEAN ? r->context->config->runner.states_width : 0);
+    if (spec->is_beam_search)
+        r->beams = carve(c, beams_bytes(r), 1);
 }
 
 static int compare_ids(const void *a, const void *b)
@@ -156,7 +145,7 @@ static bool has_penalties(const struct request_spec *spec)
     return !spec->is_score && (spec->repetition_penalty != 1 || spec->presence_penalty != 0 || spec->frequency_penalty != 0);
 }
 
-static uint32_t output_capacity(const struct request *r)
+uint32_t request_capacity(const struct request *r)
 {
     uint32_t n_prior = r->spec.prior.n, room = r->context->config->max_model_len - r->spec.prompt.n - n_prior;
     uint32_t wanted = r->spec.max_tokens > n_prior ? r->spec.max_tokens - n_prior : 0;
@@ -167,7 +156,7 @@ static uint32_t output_capacity(const struct request *r)
 
 static uint32_t seen_capacity(const struct request *r)
 {
-    uint64_t n = (uint64_t)r->spec.prior.n + output_capacity(r) + (r->spec.repetition_penalty != 1 ? r->spec.prompt.n : 0);
+    uint64_t n = (uint64_t)r->spec.prior.n + request_capacity(r) + (r->spec.repetition_penalty != 1 ? r->spec.prompt.n : 0);
     if (!has_penalties(&r->spec))
         return 0;
     return (uint32_t)(n < r->context->config->vocab_size ? n : r->context->config->vocab_size);
@@ -177,7 +166,7 @@ static uint32_t seen_capacity(const struct request *r)
 static uint32_t drafts_of(const struct request *r)
 {
     const struct engine_config *config = r->context->config;
-    if (!r->context->drafts || r->spec.no_drafts || output_capacity(r) < 2)
+    if (!r->context->drafts || r->spec.no_drafts || request_capacity(r) < 2)
         return 0;
     return config->drafts.k ? config->drafts.k : ADAPTIVE_DRAFTS;
 }
@@ -188,7 +177,7 @@ static size_t sequence_lay(struct carver *c, const struct request *r, struct seq
 {
     const struct request_spec *spec = &r->spec;
     uint32_t block_tokens = r->context->config->layout.block_tokens, n_seen = seen_capacity(r), n_slots = 0;
-    uint32_t n_prior = spec->prior.n, capacity = output_capacity(r), n_most = spec->prompt.n + n_prior + capacity;
+    uint32_t n_prior = spec->prior.n, capacity = request_capacity(r), n_most = spec->prompt.n + n_prior + capacity;
     q->drafts.most = drafts_of(r);
     const struct draft_source *source = r->context->drafts;
     if (n_seen)
@@ -266,21 +255,14 @@ static bool contains(const int32_t *ids, uint32_t n, int32_t id)
     return false;
 }
 
-/* False for the first min_tokens tokens: no stop rule ends the sequence with them. */
-static bool counts_as_end(const struct sequence *q)
+/* states: of the stop strings' automata; they advance. */
+static bool completes_stop_string(const struct request *r, int32_t id, uint32_t *states, bool counts, uint32_t *which)
 {
-    return q->n_output > q->request->spec.min_tokens;
-}
-
-static bool completes_stop_string(struct sequence *q, int32_t id, uint32_t *which)
-{
-    const struct request *r = q->request;
     const struct engine_config *config = r->context->config;
     if (!r->stops.n || (uint32_t)id >= config->n_tokens || (r->spec.hide_special && r->context->is_special[id]))
         return false;
     uint64_t begin = config->token_offsets[id], end = config->token_offsets[id + 1];
-    return stop_set_feed(&r->stops, q->stop_states, config->token_bytes + begin, (uint32_t)(end - begin),
-                         counts_as_end(q), which);
+    return stop_set_feed(&r->stops, states, config->token_bytes + begin, (uint32_t)(end - begin), counts, which);
 }
 
 /* Feeds the open bytes at the end of the prompt to the stop strings. If the prompt ends inside a character that the output
@@ -327,34 +309,41 @@ static enum finish take_now(struct sequence *q, int32_t id)
     return sequence_grammar_rule(q);
 }
 
-/* The first rule that ends the sequence with its newest token, in the order of docs/develop/engine.md, Ends. */
-static enum finish stop_rule(struct sequence *q, int32_t id)
+enum finish sequence_token_rule(const struct request *r, int32_t id, uint32_t n_output, uint32_t *stop_states, int32_t *stop)
 {
-    const struct request_spec *spec = &q->request->spec;
-    const struct engine_config *config = q->request->context->config;
+    const struct request_spec *spec = &r->spec;
+    const struct engine_config *config = r->context->config;
     uint32_t which;
-    bool ends_text = completes_stop_string(q, id, &which); /* runs for every token, because the automata must see all bytes */
-    if (counts_as_end(q)) {
+    bool counts = n_output > spec->min_tokens;
+    bool ends_text = completes_stop_string(r, id, stop_states, counts, &which); /* the automata must see all bytes */
+    if (counts) {
         if (!spec->ignore_eos && contains(config->eos_ids, config->n_eos, id))
             return FINISH_EOS;
         if (spec->stop_ids.n && bsearch(&id, spec->stop_ids.ids, spec->stop_ids.n, sizeof id, compare_ids)) {
-            q->stop = id;
+            *stop = id;
             return FINISH_STOP_ID;
         }
         if (ends_text) {
-            q->stop = (int32_t)which;
+            *stop = (int32_t)which;
             return FINISH_STOP_STRING;
         }
     }
-    if (q->n_output < spec->max_tokens && sequence_n_known(q) < config->max_model_len) {
-        if (q->matcher && q->drafts.has_more)
-            return take_now(q, id);
-        if (q->matcher)
-            matcher_take(q->matcher, id);
+    bool goes_on = n_output < spec->max_tokens && spec->prompt.n + n_output < config->max_model_len;
+    return goes_on ? FINISH_NONE : FINISH_LENGTH;
+}
+
+/* The first rule that ends the sequence with its newest token, in the order of docs/develop/engine.md, Ends. */
+static enum finish stop_rule(struct sequence *q, int32_t id)
+{
+    enum finish ends = sequence_token_rule(q->request, id, q->n_output, q->stop_states, &q->stop);
+    if (!q->matcher || (ends != FINISH_NONE && ends != FINISH_LENGTH))
+        return ends;
+    if (ends == FINISH_NONE && !q->drafts.has_more) {
+        matcher_take(q->matcher, id);
         return FINISH_NONE;
     }
-    enum finish ends = q->matcher ? take_now(q, id) : FINISH_NONE;
-    return ends != FINISH_NONE ? ends : FINISH_LENGTH;
+    enum finish grammar_ends = take_now(q, id);
+    return grammar_ends != FINISH_NONE ? grammar_ends : ends;
 }
 
 static void add_token(struct sequence *q, int32_t id)
@@ -379,7 +368,7 @@ static struct sequence *sequence_create(struct request *r, const struct request_
     sequence_lay(&c, r, q);
     q->request = r;
     q->sample = sample;
-    q->needs_values = q->seen || spec->n_bad_words;
+    q->needs_values = q->seen || spec->n_bad_words || r->beams;
     q->drafts.n_wanted = r->context->config->drafts.k ? q->drafts.most : q->drafts.most > 0;
     for (uint32_t i = 0; i < q->drafts.most; i++)
         q->draft_rates[i] = FIRST_RATE;
@@ -411,9 +400,13 @@ static enum rc take_adapter(struct request *r, struct err *err)
     return RC_INVALID;
 }
 
-enum rc request_create(const struct sequence_context *context, const struct request_spec *spec, struct request **result,
+enum rc request_create(const struct sequence_context *context, const struct request_spec *given, struct request **result,
                        struct err *err)
 {
+    struct request_spec completed = *given;
+    const struct request_spec *spec = &completed;
+    if (given->is_beam_search)
+        beams_complete(&completed);
     enum rc rc = request_check(context->config, spec, err);
     if (rc)
         return rc;
@@ -429,6 +422,8 @@ enum rc request_create(const struct sequence_context *context, const struct requ
     *r = plan;
     request_lay(&c, spec, context->config->layout.block_tokens, r);
     request_fill(r, spec);
+    if (r->beams)
+        beams_begin(r);
     rc = take_adapter(r, err);
     if (rc) {
         request_destroy(r);
@@ -591,7 +586,7 @@ const struct hash *sequence_key(struct sequence *q, uint32_t block)
 /* ---- tokens ---- */
 
 void sequence_accept(struct sequence *q, const struct sample_result *result, const int32_t *top_ids, const float *top_values,
-                     const int32_t *top_ranks, uint32_t epoch, double now)
+                     const int32_t *top_ranks, uint32_t epoch)
 {
     const struct request_spec *spec = &q->request->spec;
     uint32_t at = q->n_output - spec->prior.n, k = spec->n_logprobs;
@@ -602,8 +597,5 @@ void sequence_accept(struct sequence *q, const struct sample_result *result, con
         copy_bytes(q->top_ranks + (size_t)at * k, top_ranks, k * sizeof *top_ranks);
     }
     q->epochs[at] = epoch;
-    if (!q->first_token)
-        q->first_token = now;
-    q->last_token = now;
     add_token(q, result->id);
 }

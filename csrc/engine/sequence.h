@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 struct sequence;
+struct beams;
 struct grammar;
 struct matcher;
 
@@ -32,6 +33,7 @@ struct request {
     struct stop_set stops;
     struct adapter *adapter;       /* held; NULL: none */
     struct grammar *grammar;       /* ordered at submission; NULL: none */
+    struct beams *beams;           /* of a beam search, behind the request in memory; NULL: none */
     struct sequence **sequences;   /* [n], NULL once released */
     uint32_t n_held;               /* sequences not yet released */
     uint32_t n_unreported;         /* sequences whose final output is not yet taken */
@@ -63,7 +65,8 @@ struct order {
     uint32_t sample;
 };
 
-enum sequence_state { SEQUENCE_WAITING, SEQUENCE_RUNNING, SEQUENCE_FINISHED };
+/* A parked sequence is one of a beam search that has no pages and needs none: no beam, or one that waits for the others. */
+enum sequence_state { SEQUENCE_WAITING, SEQUENCE_RUNNING, SEQUENCE_PARKED, SEQUENCE_FINISHED };
 
 struct links {
     struct sequence *prev, *next;
@@ -126,6 +129,7 @@ struct sequence {
     bool draws;                    /* draws a token in this step */
     bool is_stale;                 /* has keys and values from before a cache reset or a commit: publishes no blocks */
     bool is_mixed;                 /* has keys and values from before a commit */
+    bool is_idle;                  /* a beam that has its candidates: no rows until all beams of the request have theirs */
     bool shares_tail;              /* other page tables or the cache may have the block that it writes next */
     uint32_t n_hit, n_taken_rows;  /* cached positions at the last admission, and rows since; n_computed is their sum */
     uint64_t loaded_by;            /* number of the host tier's last move into its pages; no rows before that has ended */
@@ -168,6 +172,7 @@ void request_destroy(struct request *request);
 struct order sequence_order(const struct sequence *sequence);
 bool order_is_ahead(const struct order *a, const struct order *b);
 bool sequence_is_ahead(const struct sequence *a, const struct sequence *b);
+uint32_t request_capacity(const struct request *request); /* most new tokens of a sample */
 uint32_t sequence_n_known(const struct sequence *sequence);
 /* Number of known tokens plus those that steps in flight will add. */
 uint32_t sequence_n_expected(const struct sequence *sequence);
@@ -200,8 +205,12 @@ bool sequence_is_whole(const struct sequence *sequence);
 /* Drops the scores and pooled states so far. The sequence must be whole or new, and hold no pages. */
 void sequence_start_over(struct sequence *sequence);
 
+/* The rule, except those of grammars, that would end a sample with this token as its n_output-th; FINISH_NONE: none. The states
+ * of the stop strings advance over the token; *stop: the stop id or the index of the stop string. */
+enum finish sequence_token_rule(const struct request *request, int32_t id, uint32_t n_output, uint32_t *stop_states,
+                                int32_t *stop);
 /* Appends a drawn token and runs the stop rules, which set sequence->finish. */
 void sequence_accept(struct sequence *sequence, const struct sample_result *result, const int32_t *top_ids,
-                     const float *top_values, const int32_t *top_ranks, uint32_t epoch, double now);
+                     const float *top_values, const int32_t *top_ranks, uint32_t epoch);
 
 #endif

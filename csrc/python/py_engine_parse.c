@@ -354,6 +354,22 @@ static int request_speculative(const struct item *item, void *place)
     return bad;
 }
 
+static int request_beam_width(const struct item *item, void *place)
+{
+    struct request_spec *spec = place;
+    spec->is_beam_search = true;
+    return parse_count(item, &spec->n);
+}
+
+static int request_early_stopping(const struct item *item, void *place)
+{
+    static const char *const NAMES[] = {
+        [EARLY_NEVER] = "never", [EARLY_CANNOT_WIN] = "cannot_win", [EARLY_FOUND] = "found"};
+    uint32_t *early_stopping = place;
+    *early_stopping = name_index(item->value, NAMES, 3);
+    return *early_stopping < 3 ? 0 : refuse(item, "one of 'never', 'cannot_win', 'found'");
+}
+
 static int request_salt(const struct item *item, void *place)
 {
     struct request_spec *spec = place;
@@ -408,6 +424,9 @@ static const struct row PARAMETERS[] = {
     {"grammar", request_grammar, 0},
     FIELD("hide_special", parse_bool, hide_special),
     {"speculative", request_speculative, 0},
+    {"beam_width", request_beam_width, 0},
+    FIELD("length_penalty", parse_float, length_penalty),
+    FIELD("early_stopping", request_early_stopping, early_stopping),
     FIELD("prior", parse_int32_bytes, prior),
     FIELD("token_type_ids", parse_int32_bytes, types),
     {"salt", request_salt, 0},

@@ -58,11 +58,10 @@ void page_tables_settle(struct page_tables *t)
 
 /* ---- batches ---- */
 
-enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t max_rows, uint32_t max_logprobs,
+enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t max_rows, size_t n_top,
                      uint32_t max_copies, struct err *err)
 {
     uint32_t max_seqs = tables->max_seqs, max_tasks = max_rows + max_seqs;
-    size_t n_top = (size_t)max_tasks * max_logprobs;
     *b = (struct batch){.max_rows = max_rows, .max_seqs = max_seqs, .tables = tables, .max_tasks = max_tasks,
                         .max_copies = max_copies};
     b->token_ids = mem_calloc(max_rows, sizeof *b->token_ids);

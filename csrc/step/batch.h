@@ -51,7 +51,7 @@ struct batch {
     struct sample_task *tasks;      /* ordered by logits_row, which is an index into logits_rows */
     struct sample_result *results;  /* one per task, filled by the runner */
     uint32_t n_tasks, max_tasks;    /* max_tasks >= max_rows + max_seqs */
-    int32_t *top_ids;               /* [max_tasks * max_logprobs] */
+    int32_t *top_ids;               /* [n_top] alternatives of all tasks */
     float *top_values;
     int32_t *top_ranks;
     bool is_replayed;               /* set by the runner: a captured graph was launched */
@@ -66,7 +66,7 @@ struct batch {
 };
 
 /* Allocates all arrays at their largest size; no other function of the batch allocates. */
-enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint32_t max_rows, uint32_t max_logprobs,
+enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint32_t max_rows, size_t n_top,
                      uint32_t max_copies, struct err *err);
 void batch_destroy(struct batch *batch);
 
