@@ -13,6 +13,7 @@ void beams_complete(struct request_spec *spec)
     spec->wants_logprobs = spec->no_drafts = true;
     spec->n_logprobs = BEAM_CANDIDATES(spec->n);
     spec->mode = LOGPROB_PROCESSED; /* lists no removed token */
+    spec->seed = spec->sample_index = 0; /* what is drawn means nothing, but the last bits of a row's logprobs depend on it */
     if (spec->temperature == 1)
         spec->temperature = 0; /* no noise is computed */
 }

@@ -73,7 +73,7 @@ void sampler_describe(struct sequence *q, uint32_t n_before, uint32_t n_ahead, s
         .presence_penalty = spec->presence_penalty,
         .frequency_penalty = spec->frequency_penalty,
         .seed = spec->seed,
-        .sample_index = spec->sample_index + q->sample,
+        .sample_index = spec->sample_index + (q->request->beams ? 0 : q->sample),
         .position = sequence_n_known(q) + n_before,
         .mode = spec->mode,
         .bias = spec->bias,

@@ -203,6 +203,128 @@ static void expect_sample(struct job *job, uint32_t sample, struct history h)
     }
 }
 
+/* ---- beam search ---- */
+
+struct oracle_beam {
+    struct history h;
+    struct expected made; /* ids, results and alternatives so far */
+    double sum, score;
+    struct sample_result drawn; /* of its last row */
+    int32_t top_ids[MAX_TOP], top_ranks[MAX_TOP];
+    float top_values[MAX_TOP];
+};
+
+struct oracle_search {
+    struct oracle_beam live[MAX_N], next[MAX_N], found[MAX_N + 1];
+    uint32_t n_live, n_next, n_found;
+    struct oracle_beam child;
+};
+
+/* The beam with its candidate number `place` as one more token. */
+static void oracle_child(const struct job *job, const struct oracle_beam *parent, uint32_t place, struct oracle_beam *child)
+{
+    const struct sample_result *drawn = &parent->drawn;
+    float full = parent->top_values[place], temperature = job->spec.temperature > 0 ? job->spec.temperature : 1;
+    uint32_t at = parent->made.n;
+    *child = *parent;
+    child->sum += (double)full;
+    child->made.ids[at] = parent->top_ids[place];
+    child->made.results[at] = (struct sample_result){
+        .id = parent->top_ids[place], .raw = drawn->raw + temperature * (full - drawn->full), .full = full,
+        .processed = full - (drawn->full - drawn->processed), .kept_mass = drawn->kept_mass, .rank = parent->top_ranks[place]};
+    memcpy(child->made.top_ids[at], parent->top_ids, sizeof parent->top_ids);
+    memcpy(child->made.top_values[at], parent->top_values, sizeof parent->top_values);
+    memcpy(child->made.top_ranks[at], parent->top_ranks, sizeof parent->top_ranks);
+    child->made.n++;
+    history_add(&child->h, child->made.ids[at]);
+    child->made.finish = expected_finish(job, child->made.ids, child->made.n, &child->made.stop);
+}
+
+/* The place of the best candidate that is not used, and its beam; false if there is none. */
+static bool oracle_best(const struct oracle_search *o, bool is_used[MAX_N][MAX_TOP], uint32_t k, uint32_t *beam, uint32_t *place)
+{
+    double best = -INFINITY;
+    for (uint32_t b = 0; b < o->n_live; b++)
+        for (uint32_t i = 0; i < k; i++)
+            if (!is_used[b][i] && o->live[b].sum + (double)o->live[b].top_values[i] > best) {
+                best = o->live[b].sum + (double)o->live[b].top_values[i];
+                *beam = b;
+                *place = i;
+            }
+    return best > -INFINITY;
+}
+
+static void oracle_add(struct oracle_search *o, const struct oracle_beam *text, uint32_t width)
+{
+    uint32_t at = o->n_found;
+    for (; at && text->score > o->found[at - 1].score; at--)
+        o->found[at] = o->found[at - 1];
+    o->found[at] = *text;
+    o->n_found += o->n_found < width;
+}
+
+/* Draws the candidates of all live beams; the status is SAMPLE_NON_FINITE if a row has bad logits. */
+static uint32_t oracle_rows(const struct job *job, struct oracle_search *o)
+{
+    for (uint32_t b = 0; b < o->n_live; b++) {
+        struct oracle_beam *beam = &o->live[b];
+        struct draw draw = draw_of_job(job, 0, beam->made.ids, beam->made.n, history_logits(&beam->h, beam->h.n - 1));
+        beam->drawn = fake_draw(&draw, beam->top_ids, beam->top_values, beam->top_ranks);
+        if (beam->drawn.status == SAMPLE_NON_FINITE)
+            return SAMPLE_NON_FINITE;
+        for (uint32_t i = 0; i < job->spec.n_logprobs; i++)
+            beam->top_values[i] = beam->drawn.status ? -INFINITY : beam->top_values[i] + (beam->drawn.full - beam->drawn.processed);
+    }
+    return SAMPLE_OK;
+}
+
+/* Chooses the next beams; true if the search has ended. */
+static bool oracle_choose(const struct job *job, struct oracle_search *o)
+{
+    const struct request_spec *spec = &job->spec;
+    bool is_used[MAX_N][MAX_TOP] = {{false}};
+    uint32_t beam, place, room = MAX_LENGTH - spec->prompt.n, most = spec->max_tokens < room ? spec->max_tokens : room;
+    o->n_next = 0;
+    for (uint32_t rank = 0; rank < 2 * spec->n && o->n_next < spec->n; rank++) {
+        if (!oracle_best(o, is_used, spec->n_logprobs, &beam, &place))
+            break;
+        is_used[beam][place] = true;
+        oracle_child(job, &o->live[beam], place, &o->child);
+        o->child.score = o->child.sum / pow(o->child.made.n, (double)spec->length_penalty);
+        if (!o->child.made.finish)
+            o->next[o->n_next++] = o->child;
+        else if (rank < spec->n)
+            oracle_add(o, &o->child, spec->n);
+    }
+    if (!o->n_next || o->n_found < spec->n)
+        return !o->n_next;
+    double length = spec->early_stopping == EARLY_NEVER && spec->length_penalty > 0 ? most : o->next[0].made.n;
+    return spec->early_stopping == EARLY_FOUND ||
+           o->next[0].sum / pow(length, (double)spec->length_penalty) <= o->found[spec->n - 1].score;
+}
+
+/* The samples of a beam search with prompt h. */
+static void expect_beams(struct job *job, const struct history *h)
+{
+    struct oracle_search *o = calloc(1, sizeof *o);
+    uint32_t status = SAMPLE_OK, n = 0;
+    o->n_live = 1;
+    o->live[0].h = *h;
+    for (bool is_over = false; !is_over; n++) {
+        status = oracle_rows(job, o);
+        is_over = status || oracle_choose(job, o);
+        if (!is_over)
+            memcpy(o->live, o->next, sizeof o->live);
+        o->n_live = is_over ? o->n_live : o->n_next;
+    }
+    if (!status && !o->n_found)
+        status = SAMPLE_NONE_ALLOWED;
+    for (uint32_t i = 0; i < job->spec.n; i++)
+        job->expected[i] = status ? (struct expected){.finish = FINISH_ERROR, .status = status, .error_position = h->n + n - 1}
+                           : i < o->n_found ? o->found[i].made : (struct expected){.finish = FINISH_GRAMMAR};
+    free(o);
+}
+
 /* The expected result of a pooling job with prompt h. */
 static void expect_states(struct job *job, const struct history *h)
 {
@@ -259,6 +381,8 @@ static void expect(struct job *job)
     job->n_states = 0;
     if (spec->pooling)
         expect_states(job, &h);
+    if (spec->is_beam_search)
+        expect_beams(job, &h);
     for (uint32_t s = 0; s < spec->n; s++)
         if (!job->expected[s].finish)
             expect_sample(job, s, h);
@@ -318,6 +442,24 @@ static void pool_job(struct job *job, uint32_t kind)
                                       .top_p = 1, .repetition_penalty = 1, .pooling = kind};
 }
 
+/* The same request as a beam search. */
+static void beam_job(struct job *job, uint64_t random)
+{
+    static const float PENALTIES[] = {1, 1, 0, 0.5f, -0.5f, 2};
+    struct request_spec *spec = &job->spec;
+    spec->is_beam_search = spec->wants_logprobs = true;
+    spec->n = 1 + check_below(&random, MAX_N);
+    spec->n_logprobs = 2 * spec->n;
+    spec->mode = LOGPROB_PROCESSED;
+    spec->wants_prompt_logprobs = false;
+    spec->prior.n = 0;
+    spec->seed = spec->sample_index = 0;
+    spec->repetition_penalty = 1;
+    spec->presence_penalty = spec->frequency_penalty = 0;
+    spec->length_penalty = PENALTIES[check_below(&random, sizeof PENALTIES / sizeof *PENALTIES)];
+    spec->early_stopping = check_below(&random, 3);
+}
+
 /* Any request that the engine takes; its expectation is filled too. */
 UNUSED static void random_job(struct job *job, const struct fake *fake, enum engine_policy policy, uint64_t *random)
 {
@@ -332,7 +474,7 @@ UNUSED static void random_job(struct job *job, const struct fake *fake, enum eng
     const char *salt = SALTS[check_below(random, 4)];
     spec->salt = (struct byte_string){salt, (uint32_t)strlen(salt)};
     spec->priority = policy == POLICY_PRIORITY ? (int64_t)check_below(random, 3) - 1 : 0;
-    spec->n_logprobs = check_below(random, MAX_TOP + 1);
+    spec->n_logprobs = check_below(random, MAX_ASKED + 1);
     if (check_below(random, 5) == 0) {
         spec->is_score = true;
         spec->score_start = 1 + check_below(random, spec->prompt.n);
@@ -342,7 +484,7 @@ UNUSED static void random_job(struct job *job, const struct fake *fake, enum eng
         spec->min_tokens = check_below(random, 3) ? 0 : check_below(random, spec->max_tokens < 12 ? spec->max_tokens : 12);
         spec->wants_logprobs = check_below(random, 2);
         spec->wants_prompt_logprobs = check_below(random, 5) == 0;
-        spec->n_prompt_logprobs = check_below(random, MAX_TOP + 1);
+        spec->n_prompt_logprobs = check_below(random, MAX_ASKED + 1);
         spec->mode = check_below(random, 3);
         spec->hide_special = check_below(random, 2);
         spec->ignore_eos = check_below(random, 2);
@@ -364,6 +506,8 @@ UNUSED static void random_job(struct job *job, const struct fake *fake, enum eng
         }
         if (mix(*random, 1) % 8 == 0)
             pool_job(job, 1 + (uint32_t)(mix(*random, 2) % 4));
+        else if (fake->only_beams || mix(*random, 3) % 5 == 0)
+            beam_job(job, mix(*random, 4));
     }
     expect(job);
 }
@@ -377,7 +521,7 @@ struct setup {
     uint32_t n_states, snapshot_tokens;
     bool has_no_attention;
     enum engine_policy policy;
-    bool caches, has_nan, is_async, takes_whole_prompts;
+    bool caches, has_nan, is_async, takes_whole_prompts, only_beams;
     uint32_t n_token_types, n_host_slots;
     struct draft_options drafts;
     const struct draft_source *draft_source;
@@ -396,7 +540,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         offsets[i + 1] = offsets[i] + strlen(TOKEN_TEXTS[i]);
         memcpy(bytes + offsets[i], TOKEN_TEXTS[i], strlen(TOKEN_TEXTS[i]));
     }
-    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan, .is_async = setup->is_async,
+    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan, .is_async = setup->is_async, .only_beams = setup->only_beams,
                           .takes_whole_prompts = setup->takes_whole_prompts};
     for (uint32_t i = 0; i < n_layers; i++)
         needs[i].window = setup->windows[i];
@@ -413,7 +557,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
     fake->slots = calloc((size_t)setup->n_host_slots * setup->block_tokens + 1, sizeof *fake->slots);
     struct engine_config config = {
         .layout = fake->layout, .n_pages = setup->n_pages, .max_num_seqs = setup->max_num_seqs,
-        .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_TOP,
+        .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_ASKED,
         .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy,
         .prefix_caching = setup->caches, .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
         .special_ids = SPECIAL, .n_special = 2, .drafts = setup->drafts, .draft_source = setup->draft_source,

@@ -12,7 +12,8 @@
 #define VOCAB 40u
 #define MAX_LENGTH 96u
 #define MAX_N 4u
-#define MAX_TOP 3u
+#define MAX_ASKED 3u   /* most alternatives that a request may ask for */
+#define MAX_TOP (2 * MAX_N) /* candidates of a beam's row */
 #define STATES_WIDTH 3u
 
 static const char *const TOKEN_TEXTS[VOCAB] = {
@@ -76,6 +77,7 @@ struct fake {
     struct cell *pool;     /* [n_pages][block_tokens] */
     bool has_nan;          /* some histories give non-finite logits */
     bool takes_whole_prompts;
+    bool only_beams;       /* every random request that generates is a beam search */
     bool is_async;         /* results come with `finish`; until then they are wrong */
     struct fake_flight flights[2], *last; /* last: the step started last */
     uint32_t n_in_flight, n_most_in_flight;
@@ -134,11 +136,19 @@ static uint64_t bits_of(float value)
     return bits;
 }
 
-static void fake_top(uint64_t hash, uint32_t n, int32_t *ids, float *values, int32_t *ranks)
+/* Different ids that are not banned, best first. The values are multiples of 1/64, so that sums of beams may tie. */
+static void fake_top(uint64_t hash, const bool *is_banned, uint32_t n, int32_t *ids, float *values, int32_t *ranks)
 {
+    bool is_used[VOCAB] = {false};
+    float value = 0;
     for (uint32_t i = 0; i < n; i++) {
-        ids[i] = (int32_t)(mix(hash, i) % VOCAB);
-        values[i] = -(float)(mix(hash, i + 100) % 4096) / 64;
+        uint32_t id = (uint32_t)(mix(hash, i) % VOCAB), tried = 0;
+        for (; tried < VOCAB && (is_used[id] || (is_banned && is_banned[id])); tried++)
+            id = (id + 1) % VOCAB;
+        value -= (float)(1 + mix(hash, i + 100) % 64) / 64;
+        is_used[id] = true;
+        ids[i] = tried < VOCAB ? (int32_t)id : (int32_t)VOCAB;
+        values[i] = tried < VOCAB ? value : -INFINITY;
         ranks[i] = (int32_t)i + 1;
     }
 }
@@ -167,7 +177,7 @@ static struct sample_result fake_draw(const struct draw *draw, int32_t *top_ids,
         id = (id + 1) % VOCAB;
     if (tried == VOCAB)
         return (struct sample_result){.status = SAMPLE_NONE_ALLOWED};
-    fake_top(hash, draw->n_top, top_ids, top_values, top_ranks);
+    fake_top(hash, draw->is_banned, draw->n_top, top_ids, top_values, top_ranks);
     return fake_result(hash, (int32_t)id, draw->wants_logprobs);
 }
 
@@ -177,7 +187,7 @@ static struct sample_result fake_score(uint64_t logits, int32_t target, float te
     uint64_t hash = mix(mix(logits, bits_of(temperature)), mode);
     if (has_nan && logits % 97 == 0)
         return (struct sample_result){.status = SAMPLE_NON_FINITE};
-    fake_top(hash, n_top, top_ids, top_values, top_ranks);
+    fake_top(hash, NULL, n_top, top_ids, top_values, top_ranks);
     return fake_result(hash, target, true);
 }
 
