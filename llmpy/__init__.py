@@ -18,12 +18,8 @@ except ImportError as error:
     give_way(error)
 
 if TYPE_CHECKING:
-    from ._later import (
-        BeamSearchOutput,
-        BeamSearchParams,
-        BeamSearchSequence,
-    )
     from .async_engine import AsyncEngine
+    from .beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from .config import EngineConfig
     from .errors import (
         ChatTemplateError,
@@ -65,7 +61,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "_later": "BeamSearchOutput BeamSearchParams BeamSearchSequence",
+    "beam_search": "BeamSearchOutput BeamSearchParams BeamSearchSequence",
     "lora": "LoRARequest",
     "async_engine": "AsyncEngine",
     "config": "EngineConfig",

@@ -8,31 +8,8 @@ from .advice import LATER, plain
 from .errors import UnsupportedError
 
 
-class _Later:
-    """A class that is not implemented yet."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        _refuse(type(self).__name__)
-
-
-class BeamSearchParams(_Later):
-    """Parameters of beam search."""
-
-
-class BeamSearchSequence(_Later):
-    """One beam."""
-
-
-class BeamSearchOutput(_Later):
-    """The beams of a prompt."""
-
-
 class LaterCalls:
     """Methods of LLM that are not implemented yet."""
-
-    def beam_search(self, *args: object, **kwargs: object) -> NoReturn:
-        """Beam search."""
-        _refuse("beam_search")
 
     def similarity(self, *args: object, **kwargs: object) -> NoReturn:
         """Similarity of pairs."""
@@ -60,6 +37,5 @@ class LaterMethods:
 
 
 def _refuse(name: str) -> NoReturn:
-    called = name if name[0].isupper() and "." not in name else f"{name}()"
     hint = f"; {plain(LATER[name])}" if name in LATER else ""
-    raise UnsupportedError(f"{called} is not supported yet{hint}")
+    raise UnsupportedError(f"{name}() is not supported yet{hint}")

@@ -21,7 +21,7 @@ _IMAGES = "images and audio are not supported; leave it out"
 _ONE_BACKEND = "there is one backend, llguidance; leave it out"
 _SPECULATION = "use `speculative_config`, a dict with 'method' and 'k'"
 _STRUCTURED = "use `structured_outputs`, a dict with 'json', 'regex', 'choice' or 'grammar'"
-_BEAMS = "beam search is not supported; draw `n` samples and rank them by `logprobs`"
+_BEAMS = "call `beam_search()` with `BeamSearchParams`"
 _CUT = "cut the token ids yourself, and pass them as `prompts`"
 _IDS = "pass token ids, or lists of them, as `prompts`"
 _GRAPHS = "nothing is compiled; `enforce_eager` leaves CUDA graphs out"
@@ -170,13 +170,11 @@ METHODS = {
 """Attributes that no engine has -> advice."""
 
 LATER = {
-    "beam_search": "call `generate()` with `n` and rank the samples by `logprobs`",
     "similarity": "call `embed()` and compare the vectors",
     "get_metrics": "call `stats()` or `histograms()`",
     "collective_rpc": "one process runs one engine: call its methods",
     "apply_model": "there is no module tree; call `program()`, `weight_info()` or `LLM.tap()`",
     "AsyncEngine.tap": "use `LLM`, which has `tap()`",
-    "BeamSearchParams": "use `SamplingParams` with `n`",
 }
 """Names that exist but raise UnsupportedError -> advice."""
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self, Unpack
 
+    from .beam_search import BeamSearchOutput, BeamSearchParams
     from .config import EngineConfig
     from .engine.loading import Loaded
     from .inputs import PromptType
@@ -257,6 +258,34 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
             self._queue(feed, core, True)
         return PendingResult(feed, self)
 
+    def beam_search(
+        self,
+        prompt: PromptType,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        lora_request: object = None,
+        cache_salt: str | None = None,
+    ) -> PendingResult[BeamSearchOutput]:
+        """Finds the most likely texts behind a prompt, as `LLM.beam_search` does.
+
+        Args:
+            prompt: One prompt in the forms of `LLM.generate`.
+            params: Parameters of the search.
+            request_id, priority, lora_request, cache_salt: As in `generate`.
+
+        Returns:
+            An awaitable of a BeamSearchOutput.
+
+        Raises:
+            InvalidRequestError, QueueFullError, UnsupportedError: As in `generate` and `LLM.beam_search`.
+        """
+        from .beam_search import sampling_of
+
+        feed = self._submit(prompt, True, sampling_of(params), {}, request_id, priority, lora_request, cache_salt)
+        return PendingResult(feed, self)
+
     def encode(
         self,
         prompt: PromptType,
@@ -368,7 +397,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         self,
         prompt: Prompt,
         special_tokens: bool,
-        sampling: Mapping[str, Any],
+        sampling: SamplingParams | Mapping[str, Any],
         *,
         request_id: str | None,
         priority: int,
@@ -376,7 +405,8 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         cache_salt: str | None,
     ) -> RequestStream:
         """Queues a prompt that was parsed, or rendered from a conversation."""
-        feed = self._submit(prompt, special_tokens, None, sampling, request_id, priority, lora_request, cache_salt)
+        params, fields = (None, sampling) if isinstance(sampling, Mapping) else (sampling, {})
+        feed = self._submit(prompt, special_tokens, params, fields, request_id, priority, lora_request, cache_salt)
         return RequestStream(feed, self)
 
     def _submit(

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from .beam_search import BeamSearchOutput
     from .outputs import RequestOutput, RequestOutputs, ScoreOutput
     from .pooling_outputs import PoolingOutputs, PoolingRequestOutput
 
@@ -69,8 +70,10 @@ class UnsupportedError(LlmpyError, NotImplementedError):
 class RequestFailedError(LlmpyError, RuntimeError):
     """A request failed while it ran. The cause is chained; `outputs` holds all outputs of the call."""
 
-    outputs: RequestOutputs | Sequence[ScoreOutput] | Sequence[PoolingRequestOutput[Any]] | None = None
-    output: RequestOutput | ScoreOutput | PoolingRequestOutput[Any] | None = None
+    outputs: (
+        RequestOutputs | Sequence[ScoreOutput] | Sequence[PoolingRequestOutput[Any]] | Sequence[BeamSearchOutput] | None
+    ) = None
+    output: RequestOutput | ScoreOutput | PoolingRequestOutput[Any] | BeamSearchOutput | None = None
 
 
 class NonFiniteLogitsError(LlmpyError, ArithmeticError):
@@ -147,7 +150,7 @@ if TYPE_CHECKING:
         ends its loop only then. An interrupt outside a call has no `partial`.
         """
 
-        partial: RequestOutputs | Sequence[ScoreOutput] | PoolingOutputs[Any]
+        partial: RequestOutputs | Sequence[ScoreOutput] | PoolingOutputs[Any] | Sequence[BeamSearchOutput]
 
 else:
     GenerationInterrupted = KeyboardInterrupt
@@ -159,7 +162,9 @@ def with_partial(error: KeyboardInterrupt, partial: Any) -> None:
         error.partial = partial  # type: ignore[attr-defined]
 
 
-def interrupted(partial: RequestOutputs | Sequence[ScoreOutput] | PoolingOutputs[Any]) -> KeyboardInterrupt:
+def interrupted(
+    partial: RequestOutputs | Sequence[ScoreOutput] | PoolingOutputs[Any] | Sequence[BeamSearchOutput],
+) -> KeyboardInterrupt:
     """The KeyboardInterrupt of a call.
 
     Args:

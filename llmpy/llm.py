@@ -12,6 +12,7 @@ from .advice import advised
 from .checks import as_int
 from .engine import calls
 from .engine.base import Conversation, EngineBase, Messages, Tools, check_params_type
+from .engine.beams import BeamCalls
 from .engine.driver import Driver
 from .engine.frontend import one_each, special_tokens_wanted
 from .engine.pooling import params_of, pool, request_of, wish
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from .pooling_params import PoolingParams
 
 
-class LLM(UpdateCalls, WeightGroups, SleepingLLM, EngineBase, LaterCalls, LaterMethods):
+class LLM(UpdateCalls, WeightGroups, SleepingLLM, BeamCalls, EngineBase, LaterCalls, LaterMethods):
     """A model ready to generate, in this process. It is a context manager; leaving it closes the engine.
 
     The options that most people need are these; EngineConfig documents all of them, with their ranges and defaults.

@@ -17,7 +17,7 @@ from .sampling_checks import Row, at_least, check, must, only, row, within
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from ._later import BeamSearchParams as BeamSearchParams
+    from .beam_search import BeamSearchParams as BeamSearchParams
     from .keywords import SamplingKeywords
     from .structured.params import StructuredOutputsParams as StructuredOutputsParams
 
@@ -174,6 +174,11 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def search(self) -> BeamSearchParams | None:
+        """The beam search that these parameters stand for, or None."""
+        return None
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -274,7 +279,7 @@ FLAGS = {
 """Fields that are flags of the command line and settings of its chat, and what the help calls their values."""
 _finish()
 
-_MOVED = {"StructuredOutputsParams": "structured.params", "BeamSearchParams": "_later"}
+_MOVED = {"StructuredOutputsParams": "structured.params", "BeamSearchParams": "beam_search"}
 
 if not TYPE_CHECKING:  # code written for vLLM looks for these here
 

@@ -15,6 +15,7 @@ from .progress import Progress
 from .requests import Request, ScoreRequest
 
 if TYPE_CHECKING:
+    from ..beam_search import BeamSearchOutput
     from ..pooling_outputs import PoolingOutputs
     from ..sampling_params import SamplingParams
     from .adapters import Chosen
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Submission = tuple[Request, dict[str, Any]]
 Output = TypeVar("Output", RequestOutput, ScoreOutput)
-AnyOutputs: TypeAlias = "RequestOutputs | ScoreOutputs | PoolingOutputs[Any]"
+AnyOutputs: TypeAlias = "RequestOutputs | ScoreOutputs | PoolingOutputs[Any] | list[BeamSearchOutput]"
 Outputs = TypeVar("Outputs", bound=AnyOutputs)
 
 
@@ -68,9 +69,16 @@ def new_request(
     known = prompt if isinstance(prompt, Prompt) else Prompt(None, None)
     seed = seed if params.seed is None else params.seed
     mode = frontend.translator.mode(params)
-    request = Request(str(ordinal), index, known, params, mode, seed, frontend.context, queued)
+    kind = Request if params.search is None else _beam_request()
+    request = kind(str(ordinal), index, known, params, mode, seed, frontend.context, queued)
     request.match_stops = bool(params.stop_strings) and not frontend.translator.core_matches_stops(params)
     return request
+
+
+def _beam_request() -> type[Request]:
+    from .beams import BeamRequest
+
+    return BeamRequest
 
 
 def check_submissions(submissions: Sequence[Submission], on_error: str) -> None:

@@ -167,7 +167,7 @@ class Frontend:
         most = self.config.max_logprobs
         for name, label in (("logprobs", "sample"), ("prompt_logprobs", "prompt")):
             count = getattr(params, name)
-            if count is not None and count > most:
+            if count is not None and count > most and params.search is None:
                 raise InvalidRequestError(
                     f"Requested {label} logprobs of {count}, which is greater than max allowed: {most}. Raise max_logprobs.",
                     parameter=name,
@@ -183,6 +183,12 @@ class Frontend:
                 parameter="priority",
                 value=priority,
             )
+        if params.search is not None and params.stop_strings and not self.translator.core_matches_stops(params):
+            raise UnsupportedError(
+                "beam search: stop wants a tokenizer whose tokens' texts, joined, give the text; drop it"
+            )
+        if prompt.prior is not None and params.search is not None:
+            raise UnsupportedError("beam search takes prompts, not output_token_ids; put the ids into the prompt")
         if prompt.prior is not None and params.n != 1:
             raise InvalidRequestError(f"n must be 1 with output_token_ids, got {params.n}.", parameter="n", value=params.n)
 

@@ -55,6 +55,10 @@ class Translator:
             "logprobs_mode": self.mode(params),
             "hide_special": params.skip_special_tokens,
         }
+        if params.search is not None:
+            from ..beam_search import core_search
+
+            found |= core_search(params.search)
         if params.stop_token_ids:
             found["stop_token_ids"] = sorted({token for token in params.stop_token_ids if 0 <= token < size})
         if params.logit_bias:
