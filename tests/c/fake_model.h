@@ -506,7 +506,7 @@ UNUSED static void random_job(struct job *job, const struct fake *fake, enum eng
         }
         if (mix(*random, 1) % 8 == 0)
             pool_job(job, 1 + (uint32_t)(mix(*random, 2) % 4));
-        else if (fake->only_beams || mix(*random, 3) % 5 == 0)
+        else if (!fake->no_beams && (fake->only_beams || mix(*random, 3) % 5 == 0))
             beam_job(job, mix(*random, 4));
     }
     expect(job);
@@ -521,7 +521,7 @@ struct setup {
     uint32_t n_states, snapshot_tokens;
     bool has_no_attention;
     enum engine_policy policy;
-    bool caches, has_nan, is_async, takes_whole_prompts, only_beams;
+    bool caches, has_nan, is_async, takes_whole_prompts, only_beams, no_beams;
     uint32_t n_token_types, n_host_slots;
     struct draft_options drafts;
     const struct draft_source *draft_source;
@@ -540,7 +540,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         offsets[i + 1] = offsets[i] + strlen(TOKEN_TEXTS[i]);
         memcpy(bytes + offsets[i], TOKEN_TEXTS[i], strlen(TOKEN_TEXTS[i]));
     }
-    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan, .is_async = setup->is_async, .only_beams = setup->only_beams,
+    *fake = (struct fake){.n_pages = setup->n_pages, .has_nan = setup->has_nan, .is_async = setup->is_async, .only_beams = setup->only_beams, .no_beams = setup->no_beams,
                           .takes_whole_prompts = setup->takes_whole_prompts};
     for (uint32_t i = 0; i < n_layers; i++)
         needs[i].window = setup->windows[i];

@@ -77,7 +77,7 @@ struct fake {
     struct cell *pool;     /* [n_pages][block_tokens] */
     bool has_nan;          /* some histories give non-finite logits */
     bool takes_whole_prompts;
-    bool only_beams;       /* every random request that generates is a beam search */
+    bool only_beams, no_beams; /* every random request that generates is a beam search, or none is */
     bool is_async;         /* results come with `finish`; until then they are wrong */
     struct fake_flight flights[2], *last; /* last: the step started last */
     uint32_t n_in_flight, n_most_in_flight;

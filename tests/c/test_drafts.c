@@ -56,6 +56,7 @@ TEST(random_traces_with_drafts)
         struct fake_source source;
         uint32_t from = i / 2 / n_setups;
         setup.is_async = i % 2;
+        setup.no_beams = true; /* their tokens get no drafts */
         setup.drafts = SOURCES[from].drafts;
         if (setup.drafts.method == DRAFT_NONE)
             setup.draft_source = fake_drafts(&source, SOURCES[from].kind, SOURCES[from].n_wrong);
