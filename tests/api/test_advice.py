@@ -95,7 +95,7 @@ IMPORTS = {
     "import llmpy; llmpy.LLM.generate(None, prompt_token_ids=[[1]], sampling_params=1)": "pass token ids, or lists of them",
     "import llmpy; llmpy.LLM.generate(None, inputs=['a'])": "use prompts",
     "import llmpy; llmpy.LLM('m', num_threads=2)": "LLMPY_NUM_THREADS",
-    "import llmpy; llmpy.SamplingParams(length_penalty=1.0)": "beam search is not supported; draw n samples",
+    "import llmpy; llmpy.SamplingParams(length_penalty=1.0)": "call beam_search() with BeamSearchParams",
     "import llmpy; llmpy.LLM('m', compilation_config=3)": "nothing is compiled",
     "import llmpy; llmpy.StructuredOutputsParams(regx='a')": "Did you mean 'regex'",
     "import llmpy; llmpy.SamplingParams(temprature=1)": "Did you mean 'temperature'",

@@ -1,6 +1,7 @@
 """Errors: bases, attributes, pickling."""
 
 import pickle
+import re
 
 import pytest
 
@@ -56,9 +57,19 @@ def test_generation_interrupted_is_a_keyboard_interrupt():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["BeamSearchParams", "BeamSearchOutput"],
+    ("changes", "message"),
+    [
+        ({"beam_width": 0}, "beam_width must be at least 1 and at most 64, got 0."),
+        ({"beam_width": 65}, "beam_width must be at least 1 and at most 64, got 65."),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
+        ({"temperature": -1.0}, "temperature must be a finite number, 0 or more, got -1.0."),
+        ({"length_penalty": float("nan")}, "length_penalty must be a finite number, got nan."),
+        ({"early_stopping": "soon"}, "early_stopping must be True, False or 'never', got soon."),
+    ],
 )
-def test_names_that_come_later_name_themselves(name):
-    with pytest.raises(llmpy.UnsupportedError, match=f"^{name} is not supported yet"):
-        getattr(llmpy, name)(1, x=2)
+def test_parameters_of_beam_search(changes, message):
+    with pytest.raises(llmpy.InvalidRequestError, match=re.escape(message)) as caught:
+        llmpy.BeamSearchParams(**{"beam_width": 4, "max_tokens": 8, **changes})
+    assert caught.value.parameter in changes
+    with pytest.raises(TypeError, match="beam_width must be an int"):
+        llmpy.BeamSearchParams(2.5, 8)
