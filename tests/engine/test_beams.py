@@ -69,7 +69,7 @@ def check(path: Path, device: str, wanted: list[list[tuple[object, ...]]], optio
         assert not is_tight or stats.num_preemptions > 0
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), ("mistral-window", "bfloat16")])
+@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), pytest.param("mistral-window", "bfloat16", marks=pytest.mark.slow)])
 def test_alone_equals_batched(family: str, dtype: str, each_device: str, tiny_model: Make) -> None:
     path = tiny_model(family, dtype)
     wanted = alone(path, each_device)
@@ -77,6 +77,7 @@ def test_alone_equals_batched(family: str, dtype: str, each_device: str, tiny_mo
         check(path, each_device, wanted, options, "max_model_len" in options and dtype == "float32")
 
 
+@pytest.mark.slow
 def test_recurrent_models(recurrent_model: Path) -> None:
     """Forks share the recurrent state until one of them writes it."""
     wanted = alone(recurrent_model, "cpu")
