@@ -56,8 +56,8 @@ def main() -> None:
     llm = open_engine(chosen.model, chosen.device)
     beams = BeamSearchParams(chosen.width, chosen.tokens, ignore_eos=True)
     samples = SamplingParams(n=chosen.width, max_tokens=chosen.tokens, ignore_eos=True)
-    print(f"{'prompts':9}{'samples s':>10}{'beams s':>9}{'ratio':>8}{'least':>8}{'most':>8}{'us a step: samples':>20}{'beams':>8}"
-          f"{'on the host':>13}{'':>8}")  # fmt: skip
+    print(f"{'prompts':9}{'samples s':>10}{'beams s':>9}{'ratio':>8}{'least':>8}{'most':>8}{'us a step: samples':>20}"
+          f"{'beams':>8}{'on the host':>13}")  # fmt: skip
     for n in map(int, chosen.prompts.split(",")):
         found: list[tuple[Any, Any]] = []
         for number in range(chosen.rounds + 1):

@@ -184,9 +184,7 @@ class Frontend:
                 value=priority,
             )
         if params.search is not None and params.stop_strings and not self.translator.core_matches_stops(params):
-            raise UnsupportedError(
-                "beam search: stop wants a tokenizer whose tokens' texts, joined, give the text; drop it"
-            )
+            raise UnsupportedError("beam search: stop wants a tokenizer whose tokens' texts, joined, give the text; drop it")
         if prompt.prior is not None and params.search is not None:
             raise UnsupportedError("beam search takes prompts, not output_token_ids; put the ids into the prompt")
         if prompt.prior is not None and params.n != 1:

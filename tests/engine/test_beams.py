@@ -69,7 +69,9 @@ def check(path: Path, device: str, wanted: list[list[tuple[object, ...]]], optio
         assert not is_tight or stats.num_preemptions > 0
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), pytest.param("mistral-window", "bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen3", "float32"), pytest.param("mistral-window", "bfloat16", marks=pytest.mark.slow)]
+)
 def test_alone_equals_batched(family: str, dtype: str, each_device: str, tiny_model: Make) -> None:
     path = tiny_model(family, dtype)
     wanted = alone(path, each_device)
