@@ -1,5 +1,6 @@
 """The demo model through the public interface: real text, real templates, real stop strings."""
 
+import asyncio
 import gc
 import hashlib
 import resource
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmpy import LLM, SamplingParams
+from llmpy import LLM, AsyncEngine, BeamSearchParams, RequestFailedError, SamplingParams
 
 TEXTS = ["The capital of France is", "日本の首都は", "def add(a, b):\n    return", "Привет, как", "😀😀😀 means", "A list:\n1."]
 
@@ -81,3 +82,42 @@ def test_ready_soon_and_gone_with_its_last_name(demo_model: Path):
     finally:
         gc.enable()
     assert freed > 90e6
+
+
+def test_beams_keep_to_stop_strings_and_grammars(llm):
+    prompt, width = "The capital of France is", 4
+
+    def search(**fields):
+        return llm.beam_search([prompt], BeamSearchParams(width, 10, **fields))[0].sequences
+
+    stopped = search(stop=".")
+    assert (stopped[0].text, stopped[0].stop_reason) == (" Paris", ".") and all("." not in one.text for one in stopped)
+    assert search(stop=".", include_stop_str_in_output=True)[0].text == " Paris."
+    choice = search(structured_outputs={"choice": ["x", "y"]})
+    assert [one.text for one in choice] in (["x", "y"], ["y", "x"])  # no other text is possible
+    for one in [*stopped, *choice]:  # a candidate keeps its logprob among all ids
+        scored = llm.score([one.tokens], start=len(one.tokens) - len(one.token_ids))[0]
+        assert one.cum_logprob == pytest.approx(scored.sum_logprob, abs=1e-4)
+        assert one.score == one.cum_logprob / len(one.token_ids)
+    llm.check()
+    assert llm.stats().allocations_since_warmup == 0
+
+
+def test_beams_of_an_async_engine(demo_model, device):
+    async def run():
+        async with AsyncEngine.create(demo_model, device=device, max_model_len=512) as engine:
+            params = BeamSearchParams(3, 6)
+            found = await asyncio.gather(*(engine.beam_search(text, params) for text in TEXTS[:2]), engine.generate("Hi"))
+            pending = engine.beam_search(TEXTS[0], BeamSearchParams(3, 400, ignore_eos=True), "long")
+            await asyncio.sleep(0.1)
+            await engine.abort("long")
+            with pytest.raises(RequestFailedError, match="aborted"):
+                await pending
+            engine.check()
+            return [output.sequences for output in found[:2]]
+
+    with LLM(demo_model, device=device, max_model_len=512) as llm:
+        wanted = llm.beam_search(TEXTS[:2], BeamSearchParams(3, 6))
+    assert [[one.tokens for one in sequences] for sequences in asyncio.run(run())] == [
+        [one.tokens for one in output.sequences] for output in wanted
+    ]
