@@ -19,7 +19,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from .async_engine import AsyncEngine
-    from .beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from .config import EngineConfig
     from .errors import (
         ChatTemplateError,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from .outputs import Chunk, CompletionOutput, EngineStats, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
     from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingOutputs, PoolingRequestOutput
     from .pooling_params import PoolingParams
+    from .results.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from .results.replies import Reply, ToolCall
     from .sampling_params import RequestOutputKind, SamplingParams
     from .structured.params import StructuredOutputsParams
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "beam_search": "BeamSearchOutput BeamSearchParams BeamSearchSequence",
+    "results.beam_search": "BeamSearchOutput BeamSearchParams BeamSearchSequence",
     "lora": "LoRARequest",
     "async_engine": "AsyncEngine",
     "config": "EngineConfig",

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self, Unpack
 
-    from .beam_search import BeamSearchOutput, BeamSearchParams
     from .config import EngineConfig
     from .engine.loading import Loaded
     from .inputs import PromptType
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
     )
     from .pooling_params import PoolingParams
+    from .results.beam_search import BeamSearchOutput, BeamSearchParams
     from .sampling_params import SamplingParams
 
 LONG_TEXT_CHARS = 8192
@@ -281,7 +281,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
         Raises:
             InvalidRequestError, QueueFullError, UnsupportedError: As in `generate` and `LLM.beam_search`.
         """
-        from .beam_search import sampling_of
+        from .results.beam_search import sampling_of
 
         feed = self._submit(prompt, True, sampling_of(params), {}, request_id, priority, lora_request, cache_salt)
         return PendingResult(feed, self)

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from .beam_search import BeamSearchOutput
     from .outputs import RequestOutput, RequestOutputs, ScoreOutput
     from .pooling_outputs import PoolingOutputs, PoolingRequestOutput
+    from .results.beam_search import BeamSearchOutput
 
 
 class LlmpyError(Exception):

@@ -17,8 +17,8 @@ from .sampling_checks import Row, at_least, check, must, only, row, within
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from .beam_search import BeamSearchParams as BeamSearchParams
     from .keywords import SamplingKeywords
+    from .results.beam_search import BeamSearchParams as BeamSearchParams
     from .structured.params import StructuredOutputsParams as StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5
@@ -279,7 +279,7 @@ FLAGS = {
 """Fields that are flags of the command line and settings of its chat, and what the help calls their values."""
 _finish()
 
-_MOVED = {"StructuredOutputsParams": "structured.params", "BeamSearchParams": "beam_search"}
+_MOVED = {"StructuredOutputsParams": "structured.params", "BeamSearchParams": "results.beam_search"}
 
 if not TYPE_CHECKING:  # code written for vLLM looks for these here
 

@@ -79,8 +79,8 @@ static size_t candidate_at(const struct beams *beams, uint32_t n_tokens, const s
     return row_at(beams, n_tokens, origin->beam) * beams->n_candidates + origin->candidate;
 }
 
-/* The sampler's list has the logprobs of the allowed ids alone. The difference of the drawn token's two logprobs is the logarithm
- * of their mass, so the sum is the logprob among all ids. */
+/* The sampler's list has the logprobs of the allowed ids alone. The difference of the drawn token's two logprobs is the
+ * logarithm of their mass, so the sum is the logprob among all ids. */
 static void keep_row(struct beams *beams, uint32_t beam, const struct batch *b, uint32_t task, uint32_t epoch)
 {
     const struct sample_result *result = &b->results[task];
@@ -159,8 +159,8 @@ static enum finish end_of(struct request *r, struct beam_child *child, int32_t *
     return match == MATCH_ENDED && beams->n_tokens + 1 >= r->spec.min_tokens ? FINISH_GRAMMAR : ends;
 }
 
-/* Chooses the beams of the next length among the best candidates, as many as a row has. A candidate that ends is a text that is found if it
- * is one of the width best. Returns the number of children. */
+/* Chooses the beams of the next length among the best candidates, as many as a row has. A candidate that ends is a text
+ * that is found if it is one of the width best. Returns the number of children. */
 static uint32_t choose(struct request *r)
 {
     struct beams *beams = r->beams;

@@ -135,7 +135,8 @@ static enum rc check_beams(const struct engine_config *config, const struct requ
         REFUSE("beam_width", "candidates of %u beams of %u tokens: wanted at most %llu bytes, have %llu; lower max_tokens",
                spec->n, n_tokens, (unsigned long long)MAX_PROMPT_RESULT_BYTES, (unsigned long long)n_bytes);
     if (has_penalties || spec->prior.n || spec->wants_prompt_logprobs)
-        return err_set(err, RC_UNSUPPORTED, "beam search: wanted no penalties, output_token_ids or prompt_logprobs; leave them out");
+        return err_set(err, RC_UNSUPPORTED,
+                       "beam search: wanted no penalties, output_token_ids or prompt_logprobs; leave them out");
     NUMBER(length_penalty, isfinite(spec->length_penalty), "a finite number");
     return RC_OK;
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..beam_search import BeamSampling, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, sampling_of
 from ..inputs import batch
+from ..results.beam_search import BeamSampling, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, sampling_of
 from ..results.samples import NO_IDS
 from .calls import run
 from .frontend import one_each

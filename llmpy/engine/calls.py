@@ -15,8 +15,8 @@ from .progress import Progress
 from .requests import Request, ScoreRequest
 
 if TYPE_CHECKING:
-    from ..beam_search import BeamSearchOutput
     from ..pooling_outputs import PoolingOutputs
+    from ..results.beam_search import BeamSearchOutput
     from ..sampling_params import SamplingParams
     from .adapters import Chosen
     from .driver import Driver

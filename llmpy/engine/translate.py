@@ -56,7 +56,7 @@ class Translator:
             "hide_special": params.skip_special_tokens,
         }
         if params.search is not None:
-            from ..beam_search import core_search
+            from ..results.beam_search import core_search
 
             found |= core_search(params.search)
         if params.stop_token_ids:

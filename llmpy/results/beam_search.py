@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .checks import as_bool, as_float, as_int
-from .errors import InvalidRequestError, LlmpyError
-from .outputs import to_plain
-from .sampling_params import RequestOutputKind, SamplingParams
+from ..checks import as_bool, as_float, as_int
+from ..errors import InvalidRequestError, LlmpyError
+from ..outputs import to_plain
+from ..sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from .logprobs import Ints, Logprobs
-    from .lora import LoRARequest
-    from .structured.params import StructuredOutputsParams
+    from ..logprobs import Ints, Logprobs
+    from ..lora import LoRARequest
+    from ..structured.params import StructuredOutputsParams
 
 MAX_WIDTH = 64
 _RULES = {"never": "never", False: "cannot_win", True: "found"}
