@@ -6,6 +6,7 @@
 #include "engine_config.h"
 #include "pooling.h"
 #include "sampler.h"
+#include "sequence_pages.h"
 #include "tiers.h"
 
 #include <string.h>
@@ -276,7 +277,7 @@ static void finish_one(struct engine *e, struct sequence *q, enum finish how)
         drafter_end(&e->drafter, q);
     q->finish = how;
     if (e->scheduler.n_state_pages && q->drafts.memory && q->state == SEQUENCE_RUNNING)
-        scheduler_publish(&e->scheduler, q); /* the blocks of a step that may have drafts are published after its results */
+        pages_publish(&e->scheduler, q); /* the blocks of a step that may have drafts are published after its results */
     scheduler_remove(&e->scheduler, q);
     outbox_finish(&e->outbox, q);
     atomic_fetch_sub(&e->n_live, 1);
@@ -439,7 +440,7 @@ static void take_token(struct engine *e, const struct batch *b, struct sequence 
         return;
     }
     if (q->state == SEQUENCE_RUNNING)
-        scheduler_publish(&e->scheduler, q);
+        pages_publish(&e->scheduler, q);
     outbox_note(&e->outbox, q);
 }
 

@@ -1,20 +1,12 @@
 #include "recurrent.h"
 
-#define NEVER UINT32_MAX
+#include "sequence_pages.h"
 
-static const struct engine_config *config_of(const struct scheduler *s)
-{
-    return s->context->config;
-}
+#define NEVER UINT32_MAX
 
 int32_t *recurrent_table(const struct scheduler *s, uint32_t slot)
 {
     return page_tables_row(&s->tables, config_of(s)->layout.n_groups, slot);
-}
-
-static uint32_t block_tokens(const struct scheduler *s)
-{
-    return config_of(s)->layout.block_tokens;
 }
 
 static bool is_caching(const struct scheduler *s, const struct sequence *q)

@@ -2,40 +2,16 @@
 
 #include "../step/kv_layout.h"
 #include "recurrent.h"
+#include "sequence_pages.h"
 
 #include <string.h>
 
 #define MAX_PASSED 64 /* most waiting sequences that a step passes over */
 #define MAX_OVERTAKEN 64 /* most sequences that overtake one that waits for a slot of adapters */
 
-static const struct engine_config *config_of(const struct scheduler *s)
-{
-    return s->context->config;
-}
-
-static uint32_t block_tokens(const struct scheduler *s)
-{
-    return config_of(s)->layout.block_tokens;
-}
-
-static uint32_t n_groups(const struct scheduler *s)
-{
-    return config_of(s)->layout.n_groups;
-}
-
 static uint32_t n_tables(const struct scheduler *s)
 {
     return kv_layout_n_tables(&config_of(s)->layout);
-}
-
-static uint32_t blocks_of(const struct scheduler *s, uint32_t n_positions)
-{
-    return (n_positions + block_tokens(s) - 1) / block_tokens(s);
-}
-
-int32_t *scheduler_table(const struct scheduler *s, uint32_t group, uint32_t slot)
-{
-    return page_tables_row(&s->tables, group, slot);
 }
 
 /* ---- running sequences ---- */
@@ -70,151 +46,6 @@ static void running_remove(struct scheduler *s, struct sequence *q)
     q->next_fork = NULL;
 }
 
-/* ---- pages ---- */
-
-/* Releases every page, suffix before prefix. */
-static void pages_release(struct scheduler *s, struct sequence *q)
-{
-    if (s->n_state_pages)
-        recurrent_release(s, q);
-    for (uint32_t b = blocks_of(s, q->n_computed); b-- > 0;) {
-        if (s->n_state_pages)
-            recurrent_touch(s, q, b);
-        for (uint32_t g = 0; g < n_groups(s); g++) {
-            int32_t *page = &scheduler_table(s, g, q->slot)[b];
-            if (*page)
-                block_manager_release(s->blocks, *page);
-            *page = 0;
-        }
-    }
-    memset(q->first_block, 0, sizeof q->first_block);
-}
-
-/* First block that a row at `position` or later can see. */
-static uint32_t first_seen_block(const struct scheduler *s, uint32_t group, uint32_t position)
-{
-    uint32_t window = config_of(s)->layout.groups[group].window;
-    return window && position + 1 > window ? (position + 1 - window) / block_tokens(s) : 0;
-}
-
-/* Releases the blocks that have left their window. */
-static void windows_advance(struct scheduler *s, struct sequence *q)
-{
-    for (uint32_t g = 0; g < n_groups(s); g++) {
-        int32_t *table = scheduler_table(s, g, q->slot);
-        uint32_t first = first_seen_block(s, g, q->n_computed);
-        for (; q->first_block[g] < first; q->first_block[g]++) {
-            block_manager_release(s->blocks, table[q->first_block[g]]);
-            table[q->first_block[g]] = 0;
-        }
-    }
-}
-
-/* Number of groups in which the block to be written next is shared or published. */
-static uint32_t shared_tails(const struct scheduler *s, const struct sequence *q)
-{
-    uint32_t n = 0;
-    for (uint32_t g = 0; q->shares_tail && g < n_groups(s); g++)
-        n += !block_manager_is_writable(s->blocks, scheduler_table(s, g, q->slot)[q->n_computed / block_tokens(s)]);
-    return n;
-}
-
-/* Replaces those blocks by fresh pages, which copies of this step fill. */
-static void tails_copy(struct scheduler *s, struct sequence *q)
-{
-    for (uint32_t g = 0; q->shares_tail && g < n_groups(s); g++) {
-        uint32_t block = q->n_computed / block_tokens(s);
-        int32_t *page = &scheduler_table(s, g, q->slot)[block];
-        if (block_manager_is_writable(s->blocks, *page))
-            continue;
-        struct page_copy copy = {*page, block_manager_take(s->blocks)};
-        block_manager_hold(s->blocks, copy.source);
-        block_manager_release(s->blocks, copy.source);
-        s->copy_owners[s->batch->n_copies] = (struct copy_owner){q, copy.source};
-        s->batch->copies[s->batch->n_copies++] = copy;
-        *page = copy.target;
-        if (q->drafts.n_computed > block * block_tokens(s)) /* the drafter's page is not copied */
-            q->drafts.n_computed = block * block_tokens(s);
-        page_tables_note(&s->tables, g, q->slot, block, block + 1);
-    }
-    q->shares_tail = false;
-}
-
-/* Takes all pages for the next n rows, or none. */
-static bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
-{
-    uint32_t have = blocks_of(s, q->n_computed), want = blocks_of(s, q->n_computed + n_rows);
-    uint32_t n_free = block_manager_n_free(s->blocks),
-             needed = (want - have) * n_groups(s) + shared_tails(s, q);
-    if (s->n_state_pages)
-        needed += recurrent_needed(s, q);
-    if (needed > n_free)
-        return false;
-    if (s->n_state_pages)
-        recurrent_take(s, q, n_free - needed);
-    tails_copy(s, q);
-    for (uint32_t g = 0; g < n_groups(s); g++) {
-        int32_t *table = scheduler_table(s, g, q->slot);
-        for (uint32_t b = have; b < want; b++)
-            table[b] = block_manager_take(s->blocks);
-        page_tables_note(&s->tables, g, q->slot, have, want);
-    }
-    return true;
-}
-
-/* Notes that a block has become findable. Chains with an adapter, or a salt too long for an event, have no events. */
-static void note_stored(struct scheduler *s, struct sequence *q, uint32_t block, uint32_t group)
-{
-    const struct byte_string *salt = &q->request->spec.salt;
-    struct kv_event event = {.kind = KV_STORED, .hash = sequence_key(q, block)->lo, .group = group, .has_parent = block > 0};
-    int32_t ids[MAX_BLOCK_TOKENS];
-    if (salt->n > KV_EVENT_SALT || q->request->adapter)
-        return;
-    if (block) {
-        event.parent = sequence_key(q, block - 1)->lo;
-    } else if (salt->n) {
-        event.n_salt = salt->n;
-        memcpy(event.salt, salt->bytes, salt->n);
-    }
-    for (uint32_t i = 0; i < block_tokens(s); i++)
-        ids[i] = sequence_token(q, block * block_tokens(s) + i);
-    kv_events_note(s->events, &event, ids);
-}
-
-/* Publishes full blocks whose tokens are known, even before they are computed: device work runs in order, so they are computed
- * before a later step reads them. */
-void scheduler_publish(struct scheduler *s, struct sequence *q)
-{
-    uint32_t n_known = sequence_n_known(q), n = (q->n_computed < n_known ? q->n_computed : n_known) / block_tokens(s);
-    if (!config_of(s)->prefix_caching || q->is_stale)
-        return;
-    for (; q->n_published < n; q->n_published++) {
-        const struct hash *key = sequence_key(q, q->n_published);
-        for (uint32_t g = 0; g < n_groups(s); g++) {
-            bool is_new = s->events && !block_manager_find(s->blocks, key, g);
-            block_manager_publish(s->blocks, scheduler_table(s, g, q->slot)[q->n_published], key, g);
-            if (is_new)
-                note_stored(s, q, q->n_published, g);
-        }
-        if (s->n_state_pages)
-            recurrent_note_key(s, key);
-    }
-    if (s->n_state_pages)
-        recurrent_publish(s, q);
-}
-
-static void copies_cancel(struct scheduler *s, const struct sequence *q)
-{
-    struct batch *batch = s->batch;
-    for (uint32_t i = batch->n_copies; i-- > 0;)
-        if (s->copy_owners[i].sequence == q) {
-            if (s->copy_owners[i].held)
-                block_manager_unhold(s->blocks, s->copy_owners[i].held);
-            batch->copies[i] = batch->copies[--batch->n_copies];
-            s->copy_owners[i] = s->copy_owners[batch->n_copies];
-        }
-}
-
 /* ---- preemption ---- */
 
 static void count_rows(struct scheduler *s, const struct sequence *q, uint32_t from, uint32_t n_rows, bool undo)
@@ -240,7 +71,7 @@ static void rows_give_back(struct scheduler *s, struct sequence *q)
             block_manager_withdraw(s->blocks, scheduler_table(s, g, q->slot)[b]);
     if (s->n_state_pages)
         recurrent_withdraw(s, q);
-    copies_cancel(s, q);
+    pages_cancel_copies(s, q);
     count_rows(s, q, before, q->n_rows, true);
     s->rows_left += q->n_rows;
 }
@@ -306,7 +137,7 @@ static void rows_take(struct scheduler *s, struct sequence *q)
         return;
     if (s->n_state_pages)
         n = recurrent_cut(s, q, n);
-    windows_advance(s, q);
+    pages_advance_windows(s, q);
     while (!pages_take(s, q, n)) {
         struct sequence *victim = s->running[s->n_running - 1];
         preempt(s, victim);
@@ -320,7 +151,7 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     q->n_rows = n;
     q->draws = n == owed && !sequence_only_scores(q) && !q->request->spec.pooling;
     if (!publishes_later(s, q))
-        scheduler_publish(s, q);
+        pages_publish(s, q);
 }
 
 /* Number of positions that the first n_blocks blocks serve, without that of the last known token, which must be computed. */
@@ -355,7 +186,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
         }
         if (!config_of(s)->layout.groups[g].window)
             continue;
-        for (uint32_t b = n_hit; b-- > first_seen_block(s, g, hit_tokens(s, q, n_hit));)
+        for (uint32_t b = n_hit; b-- > pages_first_seen_block(s, g, hit_tokens(s, q, n_hit));)
             if (!block_manager_look(s->blocks, sequence_key(q, b), g)) {
                 n_hit = b;
                 n_settled = 0;
@@ -363,7 +194,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
     }
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, slot);
-        uint32_t first = first_seen_block(s, g, hit_tokens(s, q, n_hit));
+        uint32_t first = pages_first_seen_block(s, g, hit_tokens(s, q, n_hit));
         for (uint32_t b = 0; b < limit; b++) /* also clears entries behind a shortened hit */
             table[b] = b >= first && b < n_hit ? block_manager_look(s->blocks, sequence_key(q, b), g) : 0;
     }
@@ -385,7 +216,7 @@ static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q
     uint32_t goal = sequence_goal(q);
     uint64_t need = n_hit % block_tokens(s) ? n_groups(s) : 0;
     for (uint32_t g = 0; g < n_groups(s); g++) {
-        uint32_t first = first_seen_block(s, g, n_hit), held = blocks_of(s, n_hit) - first;
+        uint32_t first = pages_first_seen_block(s, g, n_hit), held = blocks_of(s, n_hit) - first;
         uint32_t all = blocks_of(s, goal) - first,
                  most = kv_group_blocks(&config->layout, g, goal, config->max_num_batched_tokens);
         most = most < all ? most : all;
@@ -476,7 +307,7 @@ static void hit_load(struct scheduler *s, struct sequence *q, uint32_t n_hit)
             if (*page < 0) {
                 block_manager_load(s->blocks, (uint32_t)-*page, sequence_key(q, b), g, page);
                 if (s->events)
-                    note_stored(s, q, b, g);
+                    pages_note_stored(s, q, b, g);
                 is_loaded = true;
             }
             number = *page ? host_tier_last_move(s->tier, *page, MOVE_IN) : 0;
@@ -525,7 +356,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
                 host_tier_touch(s->tier, (uint32_t)-table[b]); /* before pages are taken, which may displace entries */
             else
                 table[b] = 0;
-        q->first_block[g] = fits ? first_seen_block(s, g, n_tokens) : 0;
+        q->first_block[g] = fits ? pages_first_seen_block(s, g, n_tokens) : 0;
         page_tables_note(&s->tables, g, slot, q->first_block[g], fits ? n_hit : 0);
     }
     if (!fits) {
@@ -561,25 +392,13 @@ static struct sequence *fork_source(const struct sequence *q)
 static void share_blocks(struct scheduler *s, struct sequence *lead, struct sequence *q)
 {
     running_insert(s, q);
-    for (uint32_t g = 0; g < n_groups(s); g++) {
-        const int32_t *source = scheduler_table(s, g, lead->slot);
-        int32_t *target = scheduler_table(s, g, q->slot);
-        for (uint32_t b = lead->first_block[g]; b < blocks_of(s, lead->n_computed); b++) {
-            target[b] = source[b];
-            block_manager_share(s->blocks, target[b]);
-        }
-        q->first_block[g] = lead->first_block[g];
-        page_tables_note(&s->tables, g, q->slot, q->first_block[g], blocks_of(s, lead->n_computed));
-    }
-    if (s->n_state_pages)
-        recurrent_fork(s, lead, q);
+    pages_share(s, lead, q);
     q->n_published = lead->n_published;
     q->n_computed = q->n_hit = q->n_ever_computed = lead->n_computed;
     q->n_taken_rows = 0;
     q->drafts.n_computed = lead->drafts.n_computed;
     q->is_stale = lead->is_stale;
     q->is_mixed = lead->is_mixed;
-    q->shares_tail = lead->shares_tail = lead->n_computed % block_tokens(s) != 0;
 }
 
 /* Admits q as a fork of the lead. */
@@ -753,19 +572,6 @@ void scheduler_take_drafts(struct scheduler *s, struct sequence *q, uint32_t n)
     q->n_taken_rows += n;
     q->n_rows += n;
     q->drafts.n = n;
-}
-
-/* Takes positions from n_left on back; releases the pages wholly behind the rest. */
-static void pages_give_back(struct scheduler *s, struct sequence *q, uint32_t n_left)
-{
-    for (uint32_t b = blocks_of(s, q->n_computed); b-- > blocks_of(s, n_left);)
-        for (uint32_t g = 0; g < n_groups(s); g++) {
-            int32_t *page = &scheduler_table(s, g, q->slot)[b];
-            block_manager_release(s->blocks, *page);
-            *page = 0;
-        }
-    q->n_taken_rows -= q->n_computed - n_left;
-    q->n_computed = n_left;
 }
 
 void scheduler_return_drafts(struct scheduler *s, struct sequence *q, uint32_t n)

@@ -90,8 +90,6 @@ void scheduler_return_drafts(struct scheduler *scheduler, struct sequence *seque
 void scheduler_roll_back(struct scheduler *scheduler, struct sequence *sequence, uint32_t n);
 /* Ends the building of a step; call it when the step has been started, or will not be. */
 void scheduler_end_step(struct scheduler *scheduler);
-/* Publishes full blocks of a running sequence; call it after scheduling its rows and after it accepts a token. */
-void scheduler_publish(struct scheduler *scheduler, struct sequence *sequence);
 /* Removes a waiting or running sequence and frees its pages. Call it at a step boundary, or once its results are processed. */
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
 /* Makes every block published so far unfindable; `recompute` also preempts all running sequences. */
