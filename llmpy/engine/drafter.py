@@ -58,7 +58,7 @@ class Drafter:
             "adapters": None,
             "max_draft_rows": 0,
             "hosts": None,
-            "dummy_mxfp4": dummy and quantized.dummies_are_mxfp4(compiled.config.raw, compiled.config.file),
+            "dummy_mxfp4": dummy and quantized.dummies_are_mxfp4(compiled.config.raw),
         }
         self.page_bytes = _core.page_bytes(self.spec, self.options)
         self.num_bytes = OTHER_BYTES + sum(path.stat().st_size for path in files.weights)

@@ -8,6 +8,7 @@ from modules import load
 
 from llmpy import UnsupportedError, export
 from llmpy.cli import main
+from llmpy.export import leaves
 from llmpy.export.skeleton import skeleton
 from llmpy.models import Model, ModelConfig, registry
 from llmpy.models.source import Source
@@ -55,3 +56,11 @@ def test_the_command_prints_what_was_understood(tmp_path, capsys, monkeypatch) -
     monkeypatch.setattr(export, "converted", lambda raw: {"format": 1})
     assert main(["export", str(tmp_path), "-o", str(tmp_path / "program.json")]) == 0
     assert json.loads((tmp_path / "program.json").read_text()) == {"format": 1}
+
+
+def test_an_error_in_a_rule_of_masks() -> None:
+    def rule(*positions: object) -> object:
+        raise ValueError("wanted a tensor")
+
+    with pytest.raises(leaves.Refusal, match="a mask that is neither .*: wanted a tensor"):
+        leaves._mask(mask_function=rule)

@@ -69,10 +69,12 @@ def test_values_and_bits(columns: int, widths: list[int], n_rows: int, backend: 
     zeros = delta[chosen < 0]
     assert zeros.tobytes() == np.full_like(zeros, -0.0).tobytes()
     for row in rng.integers(0, n_rows, 4):
-        begin(backend, chosen[row : row + 1], n_pad=int(row) % 3)
-        alone = np.full_like(delta[:1], np.nan)
-        backend.lora(x[row : row + 1], alone, slots, parts, None, MAX_RANK, None, True)
-        assert alone.tobytes() == delta[row : row + 1].tobytes()
+        n_pad = int(row) % 3
+        begin(backend, chosen[row : row + 1], n_pad=n_pad)
+        alone = np.full((1 + n_pad, sum(widths)), np.nan, np.float32)
+        backend.lora(np.repeat(x[row : row + 1], 1 + n_pad, 0), alone, slots, parts, None, MAX_RANK, None, True)
+        assert alone[:1].tobytes() == delta[row : row + 1].tobytes()
+        assert alone[1:].tobytes() == np.full_like(alone[1:], -0.0).tobytes()
     picked = np.sort(rng.choice(n_rows, (n_rows + 1) // 2, replace=False)).astype(np.int32)[:1024]
     begin(backend, chosen, picked)
     some = np.full((len(picked), sum(widths)), np.nan, np.float32)

@@ -135,6 +135,10 @@ class Mixture:
                 blocks = rng.integers(0, 0x70, (n, rows, -(-cols // 128), 132), dtype=np.uint8)
                 blocks[..., :4] = rng.uniform(1e-4, 4e-4, (*blocks.shape[:3], 1)).astype(np.float32).view(np.uint8)
                 values = blocks.reshape(n, rows, -1)
+            elif dtype == "q8_0":
+                blocks = rng.integers(0, 256, (n, rows, cols // 32, 34), dtype=np.uint8)
+                blocks[..., :2] = np.full(1, 1e-3, np.float16).view(np.uint8)
+                values = blocks.reshape(n, rows, -1)
             else:
                 values = (rng.standard_normal((n, rows, cols)) / 16).astype(KINDS.get(dtype, np.float32)).view(np.uint8)
             return backend.matrix([(dtype, rows, one) for one in values], cols, LINEAR | EXPERTS)
@@ -197,8 +201,11 @@ def test_linears_of_experts(dtype: str, opened: Callable[[str], Backend]) -> Non
         for rows in (9, 30, 64, 100):
             assert ways.takers(partial(rounded.run, rows)) == ["fp8_streamed", "fp8_grouped"]
         assert ways.takers(partial(rounded.run, 700)) == ["fp8_grouped"]
-    if dtype == "bfloat16":
-        assert ways.takers(partial(Mixture(backend, dtype, "mxfp4", 6, 2).run, 9)) == ["grouped"]
+    if dtype == "float16":
+        return  # packed weights are for bfloat16
+    assert ways.takers(partial(Mixture(backend, dtype, "mxfp4", 6, 2).run, 9)) == ["grouped"]
+    for rows in (1, 9, 700):
+        assert ways.takers(partial(Mixture(backend, dtype, "q8_0", 6, 2).run, rows)) == ["units"]
     assert ways.reached == {*ways.names}
 
 

@@ -297,6 +297,7 @@ SERVED_BESIDE = {
     "server/connections.py:bounded": "tests/server/test_live.py::test_an_error_in_a_sweep",
     "server/connections.py:_sweep": "tests/server/test_live.py::test_an_error_in_a_sweep",
     "server/batch.py:run_batch": "a batch ends with the error of its task",
+    "export/leaves.py:_mask": "tests/export/test_skeleton.py::test_an_error_in_a_rule_of_masks",
     "distributed/_data.py:__call__": "Ray Data gets the error of the task",
     "distributed/_serve.py:answer": "tests/distributed/test_ray.py::test_a_replica_tells_of_any_error",
     "cli/bench_serve.py:measure": "a benchmark ends with the error of its task",
