@@ -62,5 +62,5 @@ def test_an_error_in_a_rule_of_masks() -> None:
     def rule(*positions: object) -> object:
         raise ValueError("wanted a tensor")
 
-    with pytest.raises(leaves.Refusal, match="a mask that is neither .*: wanted a tensor"):
+    with pytest.raises(leaves.Refusal, match=r"a mask that is neither .*: wanted a tensor"):
         leaves._mask(mask_function=rule)
