@@ -85,7 +85,7 @@ GROUP = LAYOUTS["rows"].config["config_groups"]["group_0"]  # type: ignore[index
     ("awq", {"bits": 8}, r"\(awq\): bits 8"),
     ("awq", {"version": "gemv"}, "version 'gemv' is not supported; wanted 'gemm'"),
     ("awq", {"zero_point": False}, "zero_point False"),
-    ("awq", {"quant_method": "hqq"}, "quant_method 'hqq' is not supported; awq, compressed-tensors, .* and GGUF"),
+    ("awq", {"quant_method": "hqq"}, "quant_method 'hqq' is not supported; awq, bitsandbytes, compressed-tensors, .* and GGUF"),
     ("rows", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
     ("rows", {"format": "mixed-precision"}, r"config_groups\['group_0'\]: format 'mixed-precision'"),
     ("rows", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config format 'sparse-24-bitmask'"),
