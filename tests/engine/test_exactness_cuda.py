@@ -201,7 +201,7 @@ def test_drafts_change_no_bit(name: str, cuda: str, tmp_path: Path) -> None:
             llm.check()
 
 
-@pytest.mark.parametrize("name", [*MODELS, *HYBRIDS])
+@pytest.mark.parametrize("name", [*MODELS, "qwen3_next-bfloat16"])
 def test_drafts_by_a_second_model_change_no_bit(name: str, cuda: str, tmp_path: Path) -> None:
     """A model that drafts for itself is always right; a hybrid has another drafter."""
     (tmp_path / "drafter").mkdir()

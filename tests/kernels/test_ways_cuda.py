@@ -141,7 +141,7 @@ class Mixture:
                 values = blocks.reshape(n, rows, -1)
             else:
                 values = (rng.standard_normal((n, rows, cols)) / 16).astype(KINDS.get(dtype, np.float32)).view(np.uint8)
-            return backend.matrix([(dtype, rows, one) for one in values], cols, LINEAR | EXPERTS)
+            return backend.matrix([(dtype, rows, one) for one in values], cols, LINEAR | EXPERTS, n_experts=n)
 
         self.up, self.down = matrix(rows, self.cols), matrix(self.cols, self.inner)
         self.biases = [rng.standard_normal((n, width)).astype(np.float32) for width in (rows, self.cols)]
