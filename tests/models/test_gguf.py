@@ -69,6 +69,7 @@ def test_the_old_spelling_of_linear_scaling(tiny, gguf_of, oracle, tmp_path):
         ("llama.rope.scaling.type", "longrope", CheckpointError, "short_factor"),
         ("llama.vocab_size", 98, CheckpointError, r"token_embd.weight.*wanted \[98, 64\], have \[99, 64\]"),
         ("llama.block_count", "two", CheckpointError, "block_count: wanted int, have 'two'"),
+        ("llama.block_count", 2**62, CheckpointError, "block_count: wanted 1 to [0-9]+, the number of tensors, have 46"),
         ("llama.feed_forward_length", 0, CheckpointError, "intermediate_size: wanted 1 to 2147483647, have 0"),
         ("llama.attention.head_count", 0, CheckpointError, "have 0"),
         ("general.architecture", "rwkv6", UnsupportedError, "'rwkv6' is not supported; docs/use/models.md lists"),

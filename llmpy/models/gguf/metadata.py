@@ -73,8 +73,14 @@ class Metadata:
 
     @property
     def n_layers(self) -> int:
-        """Number of layers without those for multi-token prediction."""
-        return self.need("block_count", int) - self.get("nextn_predict_layers", int, 0)
+        """Number of layers without those for multi-token prediction. Every layer has a tensor, so no more than tensors."""
+        count, most = self.need("block_count", int), len(self.tensors)
+        if not 0 < count <= most:
+            key = f"{self.architecture}.block_count"
+            raise CheckpointError(
+                f"{self.file}: metadata {key}: wanted 1 to {most}, the number of tensors, have {count}", file=self.file
+            )
+        return count - self.get("nextn_predict_layers", int, 0)
 
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor; "#" stands for the number of any layer."""
