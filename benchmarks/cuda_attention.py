@@ -1,7 +1,8 @@
-"""Time of the CUDA backend's attention and of its fused qkv operation, bfloat16, through its C ABI (kernels/backend.h).
+"""Time of the CUDA backend's attention and of its fused qkv operation through its C ABI (kernels/backend.h): bfloat16, with
+pages of bfloat16 or of e4m3.
 
     python benchmarks/cuda_attention.py [--heads 32] [--kv-heads 8] [--head-dim 128] [--block 16]
-                                        [--layers N] [--only "256 x 256"] [decode | step | prefill | qkv ...]
+                                        [--pages fp8] [--layers N] [--only "256 x 256"] [decode | step | prefill | qkv ...]
 
 A CUDA graph of dependent launches of the operation (step: decode that also does the work of qkv) works on random keys and
 values of several layers, more than the L2 cache holds, in turns; the result is the median of several rounds. A line has the
@@ -20,7 +21,7 @@ from ctypes import Structure, byref, c_size_t, c_void_p
 from dataclasses import dataclass, field
 
 import numpy as np
-from cuda_linear import BF16, STRUCTS, Backend, View
+from cuda_linear import BF16, FP8, STRUCTS, Backend, View
 
 Array = np.ndarray
 READ, MATMUL, COLD_BYTES = 4.55e12, 790e12, 400 << 20
@@ -49,15 +50,19 @@ class Case:
     head_dim: int
     block: int
     layers: int
+    pages: str = "bfloat16"
     buffers: list[tuple[c_void_p, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         pages = -(-self.length // self.block)
-        layer = 2 * self.kv_heads * self.block * self.head_dim * 2
+        layer = 2 * self.kv_heads * self.block * self.head_dim * (1 if self.pages == "fp8" else 2)
         used = self.n_seqs * pages * layer
         self.layers = self.layers or max(1, min(64, -(-COLD_BYTES // used)))
         n_pages = self.n_seqs * pages + 1
-        pool = self.give(random_halves(n_pages * layer // 2, 1), self.layers)
+        values = random_halves(n_pages * layer // 2, 1)
+        if self.pages == "fp8":
+            values &= 0xBFBF  # e4m3 from -2 to 2
+        pool = self.give(values, self.layers)
         table = np.random.default_rng(2).permutation(n_pages - 1).astype(np.int32) + 1
         positions = np.tile(np.arange(self.length - self.n_rows, self.length, dtype=np.int32), self.n_seqs)
         self.first = np.arange(self.n_seqs + 1, dtype=np.int32) * self.n_rows
@@ -67,8 +72,9 @@ class Case:
             self.give(self.first), self.block, self.first.ctypes.data, False,
         )  # fmt: skip
         on_device = self.give(table)
+        dtype = FP8 if self.pages == "fp8" else BF16
         self.kv = [
-            STRUCTS["kv_view"](pool, layer * self.layers, i * layer, on_device, pages, self.kv_heads, self.head_dim, BF16)
+            STRUCTS["kv_view"](pool, layer * self.layers, i * layer, on_device, pages, self.kv_heads, self.head_dim, dtype)
             for i in range(self.layers)
         ]
         self.width = (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -144,7 +150,7 @@ class Case:
 
 def measure(backend: Backend, what: str, args: argparse.Namespace) -> list[tuple[str, float, float]]:
     """(name, seconds of a call, seconds of its bound) of every case of decode, prefill or qkv."""
-    sizes = (args.heads, args.kv_heads, args.head_dim, args.block, args.layers)
+    sizes = (args.heads, args.kv_heads, args.head_dim, args.block, args.layers, args.pages)
     found = []
     cases = {"decode": [(n, 1, length) for n, length in DECODE], "prefill": [(1, n, length) for n, length in PREFILL],
              "step": [(n, 1, length) for n, length in DECODE], "qkv": [(1, n, n) for n in QKV]}[what]  # fmt: skip
@@ -153,7 +159,7 @@ def measure(backend: Backend, what: str, args: argparse.Namespace) -> list[tuple
         if args.only not in name:
             continue
         case = Case(backend, n_seqs, n_rows, length, *sizes)
-        token_bytes = 4 * case.head_dim * case.kv_heads
+        token_bytes = (2 if args.pages == "fp8" else 4) * case.head_dim * case.kv_heads
         if what == "qkv":
             floor = 4 * case.rows * case.width / READ
             taken = case.seconds(qkv=case.qkv())
@@ -177,6 +183,7 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--block", type=int, default=16)
+    parser.add_argument("--pages", choices=["bfloat16", "fp8"], default="bfloat16")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--only", default="")
     args = parser.parse_args()

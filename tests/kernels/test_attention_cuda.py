@@ -1,4 +1,4 @@
-"""Attention on the tensor cores: two-byte pages and activations of one type, decode and prefill with equal bits."""
+"""Attention on the tensor cores: pages of the type of activations or of e4m3, decode and prefill with equal bits."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -23,13 +23,15 @@ def opened(cuda: str) -> Callable[[str], Backend]:
 
 
 class Tokens:
-    """q, k and v of a sequence's tokens in a two-byte type."""
+    """q, k and v of a sequence's tokens in a two-byte type, and the type of their pages; e4m3 has these k and v exactly."""
 
-    def __init__(self, seed: int, n: int, heads: int, kv: int, dim: int, dtype: str) -> None:
+    def __init__(self, seed: int, n: int, heads: int, kv: int, dim: int, dtype: str, pages: str = "") -> None:
         rng = np.random.default_rng(seed)
-        self.dtype = dtype
+        self.dtype, self.pages = dtype, pages or dtype
         self.q = (2 * rng.standard_normal((n, heads, dim), np.float32)).astype(KINDS[dtype])
         self.k, self.v = (rng.standard_normal((n, kv, dim), np.float32).astype(KINDS[dtype]) for _ in range(2))
+        if pages == "fp8":
+            self.k, self.v = (x.astype(ml_dtypes.float8_e4m3fn).astype(KINDS[dtype]) for x in (self.k, self.v))
 
     def exact(self, row: int, window: int, cap: float) -> Array:
         """[heads, head_dim] of one row in float64."""
@@ -60,7 +62,7 @@ class Cache:
         for row, n in enumerate(n_pages):
             self.table[row, :n], order = order[:n], order[n:]
         _, self.n_kv, self.dim = sequences[0][0].k.shape
-        self.pool = backend.kv_pool(sum(n_pages) + 1, self.n_kv, self.dim, sequences[0][0].dtype, block)
+        self.pool = backend.kv_pool(sum(n_pages) + 1, self.n_kv, self.dim, sequences[0][0].pages, block)
         for row, (tokens, length) in enumerate(sequences):
             gone = max(0, length - window) // block if window else 0
             for first in range(gone * block, length, 4096):
@@ -124,14 +126,15 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("pages", ["", "fp8"])
 @pytest.mark.parametrize(("heads", "kv", "dim", "n", "dtype", "block", "window", "cap"), SHAPES)
 def test_one_order(
-    heads: int, kv: int, dim: int, n: int, dtype: str, block: int, window: int, cap: float,
+    heads: int, kv: int, dim: int, n: int, dtype: str, block: int, window: int, cap: float, pages: str,
     opened: Callable[[str], Backend],
 ) -> None:  # fmt: skip
     """Decode alone, decode in a batch, prefill and chunked prefill give a row the same bits, near float64."""
     backend = opened(dtype)
-    tokens = Tokens(1, n, heads, kv, dim, dtype)
+    tokens = Tokens(1, n, heads, kv, dim, dtype, pages)
     lengths = [length for length in EDGES if length <= n] + [n]
     whole = Cache(backend, [(tokens, n)], block).attend([(0, 0, n)], window, cap)
     parts = Cache(backend, [(tokens, length) for length in lengths], block, 1, window)
@@ -146,6 +149,45 @@ def test_one_order(
         reach = window and window + end - first - 1
         chunk = Cache(backend, [(tokens, end)], block, end, reach).attend([(0, first, end)], window, cap)
         assert chunk.tobytes() == whole[first:end].tobytes(), (first, end)
+
+
+@pytest.mark.parametrize(("heads", "kv", "dim", "n", "dtype", "block", "window", "cap"), SHAPES)
+def test_bytes_are_widened_exactly(
+    heads: int, kv: int, dim: int, n: int, dtype: str, block: int, window: int, cap: float,
+    opened: Callable[[str], Backend],
+) -> None:  # fmt: skip
+    """The same keys and values give the same bits from pages of e4m3 and of 16 bits, to prompts and to single rows."""
+    tokens, found = Tokens(1, n, heads, kv, dim, dtype, "fp8"), []
+    for pages in ("fp8", dtype):
+        tokens.pages = pages
+        cache = Cache(opened(dtype), [(tokens, n)], block)
+        spans = [(0, 0, n), (0, n - 1, n), (0, n // 2, n // 2 + 1)]
+        found.append(b"".join(cache.attend([span], window, cap).tobytes() for span in spans))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", list(KINDS))
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_qkv_writes_the_bytes_of_kv_write(dim: int, dtype: str, opened: Callable[[str], Backend]) -> None:
+    backend, rng = opened(dtype), np.random.default_rng(dim)
+    q, k, v = (rng.normal(0, 30, (100, width * dim)).astype(KINDS[dtype]).view(np.uint16) for width in (4, 2, 2))
+    table = rng.permutation(7)[None].astype(np.int32)
+    batch = np.arange(100, dtype=np.int32), np.zeros(100, np.int32), np.array([0, 100], np.int32)
+    pools = [backend.kv_pool(7, 2, dim, "fp8", 16, fill=0) for _ in range(2)]
+    backend.qkv(pools[0], batch, table, q, k.copy(), v.copy(), None, None, 1e-6, None, False)
+    backend.kv_write(pools[1], batch, table, k, v)
+    assert backend.kv_read(pools[0]) == backend.kv_read(pools[1])
+
+
+@pytest.mark.parametrize("pages", ["", "fp8"])
+@pytest.mark.parametrize("kind", ["key", "value"])
+def test_a_nan_is_not_hidden(kind: str, pages: str, opened: Callable[[str], Backend]) -> None:
+    """Token 192 is the first of a tile, because a hidden value of a tile may be multiplied."""
+    tokens = Tokens(1, 300, 8, 2, 128, "bfloat16", pages)
+    (tokens.k if kind == "key" else tokens.v)[192, 0, 5] = np.nan
+    out = Cache(opened("bfloat16"), [(tokens, 300)], 16).attend([(0, 0, 300)]).reshape(300, 8, 128)
+    is_nan = np.isnan(out.astype(np.float32))
+    assert is_nan[192:, :4, 5].all() and not is_nan[:192].any() and not is_nan[:, 4:].any()
 
 
 @pytest.mark.parametrize("window", [0, 200])

@@ -270,4 +270,10 @@ def test_attention(dim: int, dtype: str, opened: Callable[[str], Backend]) -> No
     assert ways.takers(Pages(backend, dtype, dim, 1, (3, 9)).attend) == ["prefill"]
     assert ways.takers(partial(Pages(backend, dtype, dim, 8, (1, 1), 700).attend, True)) == ["decode_qkv"]
     assert ways.takers(Pages(backend, dtype, dim, 4, (1, 5), pages="float32").attend) == ["plain"]
+    for does_qkv in (False, True):
+        for group in (4, 12):
+            single = Pages(backend, dtype, dim, group, (1,) * 5, pages="fp8")
+            assert ways.takers(partial(single.attend, does_qkv)) == ["decode_bytes"]
+        mixed = Pages(backend, dtype, dim, 4, (1, 7, 1, 40), pages="fp8")
+        assert ways.takers(partial(mixed.attend, does_qkv)) == ["prefill_bytes", "decode_bytes"]
     assert {*ways.names} - ways.reached == {*([] if dim < 256 else ["few"])}

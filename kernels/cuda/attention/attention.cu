@@ -10,10 +10,11 @@
  * max(M, m), O = O 2^(M - M') + O_split 2^(m - M'), l alike; out = O / l, with a sink O / (l + 2^(sink log2 e - M)). A hidden
  * key is neither read nor multiplied.
  *
- * A block is one head of one row: 64 threads score a tile's keys, then all threads own columns of O. Plain: every head of a
- * group reads the same keys again, from the caches. */
+ * In the plain kernel a block is one head of one row: 64 threads score a tile's keys, then all threads own columns of O. Every
+ * head of a group reads the same keys again, from the caches. */
 #include "../core/launch.cuh"
 #include "../core/ways.cuh"
+#include "attention_bytes.cuh"
 #include "attention_decode.cuh"
 #include "attention_few.cuh"
 #include "attention_prefill.cuh"
@@ -157,31 +158,29 @@ attention_plain(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, c
 
 /* Sequences by their rows in the step. */
 enum attention_sequences { ONE_ROW = 1, SEVERAL_ROWS = 2, ALL_SEQUENCES = 3 };
-/* How kv.cuh lays the pages. */
-enum attention_pages { TILED = 1, PLAIN = 2 };
 /* Features of a call beside causal keys or a window. QKV: the call wants qkv's work, too. */
 enum attention_use { QKV = 1, SOFTCAP = 2, SLOPES = 4, SINKS = 8, CHUNK = 16, ALL_SCORES = 30 };
 
 struct attention_problem {
     struct cuda *cuda;
     const struct attention_args *args;
-    enum attention_pages pages;
-    uint32_t group, n_single; /* query heads of a kv head; sequences with one row, if pages are tiled */
+    enum kv_layout pages;
+    uint32_t group, n_single; /* query heads of a kv head; sequences with one row, unless pages are plain */
     uint32_t uses, left;      /* enum attention_use; enum attention_sequences that have no way yet */
     attention_problem(struct cuda *c, const struct attention_args *a)
-        : cuda(c), args(a), pages(kv_is_tiled(c, a->kv.dtype, a->kv.head_dim) ? TILED : PLAIN),
-          group(a->n_heads / a->kv.n_kv_heads), n_single(pages == TILED ? count_single(a->batch) : 0), left(ALL_SEQUENCES)
+        : cuda(c), args(a), pages(kv_layout_of(c, a->kv.dtype, a->kv.head_dim)),
+          group(a->n_heads / a->kv.n_kv_heads), n_single(pages == KV_PLAIN ? 0 : count_single(a->batch)), left(ALL_SEQUENCES)
     {
         uses = (a->heads ? QKV : 0) | (a->softcap ? SOFTCAP : 0) | (a->slopes ? SLOPES : 0) | (a->sinks ? SINKS : 0) |
                (a->chunk ? CHUNK : 0);
-        if (pages == TILED)
+        if (pages != KV_PLAIN)
             left = (n_single ? ONE_ROW : 0) | (n_single < a->batch->n_rows ? SEVERAL_ROWS : 0);
     }
 };
 
 struct attention_way {
     const char *name;
-    uint32_t sequences, pages; /* that it takes, or-ed */
+    uint32_t sequences, pages; /* that it takes, or-ed; pages: enum kv_layout */
     uint32_t head_dim, group;  /* that it takes at most */
     uint32_t uses;             /* that it takes, or-ed */
     bool (*fits)(const struct attention_problem &p); /* a further condition, or NULL */
@@ -239,7 +238,8 @@ static enum rc run_few(const struct attention_problem &p, struct err *)
 static enum rc run_prefill(const struct attention_problem &p, struct err *)
 {
     return visit_tiled(p, [&](auto value, auto size, auto has_extras) {
-        launch_prefill<decltype(value), size.value, has_extras.value>(p.cuda, p.args);
+        using T = decltype(value);
+        launch_prefill<T, T, size.value, has_extras.value>(p.cuda, p.args);
         return RC_OK;
     });
 }
@@ -247,8 +247,20 @@ static enum rc run_prefill(const struct attention_problem &p, struct err *)
 template <uint32_t BLOCKS> static enum rc run_decode(const struct attention_problem &p, struct err *err)
 {
     return visit_tiled(p, [&](auto value, auto size, auto has_extras) {
-        return launch_decode<decltype(value), size.value, BLOCKS, has_extras.value>(p.cuda, p.args, p.n_single, err);
+        using T = decltype(value);
+        return launch_decode<T, T, size.value, BLOCKS, has_extras.value>(p.cuda, p.args, p.n_single, err);
     });
+}
+
+static enum rc run_prefill_bytes(const struct attention_problem &p, struct err *)
+{
+    attend_prefill_bytes(p.cuda, p.args);
+    return RC_OK;
+}
+
+static enum rc run_decode_bytes(const struct attention_problem &p, struct err *err)
+{
+    return attend_decode_bytes(p.cuda, p.args, p.n_single, err);
 }
 
 static enum rc run_plain(const struct attention_problem &p, struct err *)
@@ -271,13 +283,15 @@ static enum rc run_plain(const struct attention_problem &p, struct err *)
 #define ANY_GROUP UINT32_MAX
 /* Sequences with several rows are served first. */
 static const struct attention_way ATTENTION_WAYS[] = {
-    /* name          sequences      pages  head_dim     group      uses              fits      run */
-    {"few",          ONE_ROW,       TILED, FEW_MAX_DIM, 8,         QKV | SINKS,      fits_few, run_few},
-    {"decode_qkv",   ONE_ROW,       TILED, MAX_DIM,     8,         QKV | ALL_SCORES, fits_qkv, run_decode<1>},
-    {"prefill",      SEVERAL_ROWS,  TILED, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_prefill},
-    {"decode",       ONE_ROW,       TILED, MAX_DIM,     8,         ALL_SCORES,       NULL,     run_decode<1>},
-    {"decode_wide",  ONE_ROW,       TILED, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_decode<2>},
-    {"plain",        ALL_SEQUENCES, PLAIN, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_plain},
+    /* name            sequences      pages     head_dim     group      uses              fits      run */
+    {"few",            ONE_ROW,       KV_TILED, FEW_MAX_DIM, 8,         QKV | SINKS,      fits_few, run_few},
+    {"decode_qkv",     ONE_ROW,       KV_TILED, MAX_DIM,     8,         QKV | ALL_SCORES, fits_qkv, run_decode<1>},
+    {"prefill",        SEVERAL_ROWS,  KV_TILED, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_prefill},
+    {"decode",         ONE_ROW,       KV_TILED, MAX_DIM,     8,         ALL_SCORES,       NULL,     run_decode<1>},
+    {"decode_wide",    ONE_ROW,       KV_TILED, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_decode<2>},
+    {"prefill_bytes",  SEVERAL_ROWS,  KV_BYTES, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_prefill_bytes},
+    {"decode_bytes",   ONE_ROW,       KV_BYTES, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_decode_bytes},
+    {"plain",          ALL_SEQUENCES, KV_PLAIN, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_plain},
 };
 
 const char *cuda_attention_way(uint32_t row)
@@ -290,7 +304,7 @@ const char *cuda_attention_way(uint32_t row)
 static enum rc check(const struct attention_problem &p, struct err *err)
 {
     const struct attention_args *args = p.args;
-    if (p.pages != TILED)
+    if (p.pages == KV_PLAIN)
         return RC_OK;
     if (!(args->scale > 0))
         return err_set(err, RC_UNSUPPORTED, "attention: wanted a scale above 0, have %g", (double)args->scale);

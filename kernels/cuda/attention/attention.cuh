@@ -25,9 +25,10 @@
 #define SLAB_BYTES 1024u     /* 8 tokens of 64 values, as kv.cuh lays them */
 #define MINUS_INFINITY (-__builtin_huge_valf())
 
-template <class T> struct attended {
+/* T: the type of activations, C: of pages. */
+template <class T, class C> struct attended {
     rows<T> q, out;
-    cache<T> kv;
+    cache<C> kv;
     const int32_t *positions, *row_seq, *seq_first_row;
     uint32_t n_seqs, group; /* query heads of a kv head */
     uint32_t window, chunk;
@@ -75,6 +76,23 @@ static __device__ __forceinline__ float reciprocal(float x)
 static __device__ __forceinline__ float capped(float s, float cap_factor)
 {
     return fmaf(-2.0f, reciprocal(1.0f + power_of_2(s * cap_factor)), 1.0f);
+}
+
+/* Four e4m3 values as two pairs of activations' type, exactly. */
+static __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, __half)
+{
+    uint2 pairs;
+    asm("{.reg .b16 low, high; mov.b32 {low,high},%2; cvt.rn.f16x2.e4m3x2 %0,low; cvt.rn.f16x2.e4m3x2 %1,high;}"
+        : "=r"(pairs.x), "=r"(pairs.y)
+        : "r"(bytes));
+    return pairs;
+}
+
+static __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, __nv_bfloat16 type)
+{
+    const uint2 halves = widen_bytes(bytes, __half());
+    const float2 low = __half22float2(*(const __half2 *)&halves.x), high = __half22float2(*(const __half2 *)&halves.y);
+    return make_uint2(pack(low.x, low.y, type), pack(high.x, high.y, type));
 }
 
 /* The value that replaces a maximum of no keys. */

@@ -6,9 +6,10 @@
  * its query heads. Two groups of four warps take the items of a block in turn: short units as a whole, which each group folds
  * in registers, and single splits of long units, which the first group folds. Splits of a run that does not start at a unit's
  * first one, and a unit left unfinished, go to `partials`, and the last block to arrive folds them in order.
- * attention_worker.cuh computes a split. For each group a warp streams tiles of keys and values through a ring, after the wait
- * for the predecessor. With the pages of earlier steps read before that wait, test_a_crowd_again_and_again finds other bits
- * within a few hundred rounds (benchmarks/notebook/2026-11-23-early-reads-of-keys.md).
+ * attention_worker.cuh computes a split, from pages of 16 bits or of e4m3 (C). For each group a warp streams tiles of keys and
+ * values through a ring, after the wait for the predecessor. With the pages of earlier steps read before that wait,
+ * test_a_crowd_again_and_again finds other bits within a few hundred rounds
+ * (benchmarks/notebook/2026-11-23-early-reads-of-keys.md).
  *
  * For few sequences it does the work of qkv, too. Blocks with items then start under the linear before, on the processors that
  * the linear leaves free, and fetch the data of earlier steps: after the wait only the row's own q, key and value are missing.
@@ -29,12 +30,13 @@ struct decode_place {
 
 /* ---- the warps that fetch ------------------------------------------------------------------------------------------------ */
 
-template <class T, uint32_t D>
-static __device__ void fetch_items(const attended<T> &x, struct decode_walk walk, const struct decode_run &run,
+template <class T, class C, uint32_t D>
+static __device__ void fetch_items(const attended<T, C> &x, struct decode_walk walk, const struct decode_run &run,
                                    const struct decode_ring &ring, uint32_t group, uint32_t parts)
 {
-    const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, n_pages = SPLIT >> shift, run_bytes = D * 2 << shift;
-    const uint32_t tile_shift = 6 - shift, page_mask = (1 << tile_shift) - 1, chunk_bytes = TILE * D * 2;
+    const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, n_pages = SPLIT >> shift;
+    const uint32_t run_bytes = D * sizeof(C) << shift;
+    const uint32_t tile_shift = 6 - shift, page_mask = (1 << tile_shift) - 1, chunk_bytes = TILE * D * sizeof(C);
     const uint64_t policy = policy_read_once();
     auto page = [&] {
         uint32_t p = (walk.key() >> shift) + lane, first = p << shift;
@@ -126,9 +128,9 @@ static __device__ void fold_partials(const struct decode_place &place, const str
 }
 
 /* The sums of the unit at hand, in the group that folds it. */
-template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_sum {
-    typedef decode_worker<T, D, BLOCKS, HAS_EXTRAS> worker;
-    typedef decode_shape<D, BLOCKS> shape;
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_sum {
+    typedef decode_worker<T, C, D, BLOCKS, HAS_EXTRAS> worker;
+    typedef decode_shape<C, D, BLOCKS> shape;
     float o[shape::columns][BLOCKS][4], m[BLOCKS][2], l[BLOCKS][2];
     bool is_new;
     uint32_t first; /* the split where this run of the unit starts */
@@ -217,17 +219,18 @@ struct decode_mail {
 };
 
 /* One pass over the items of a block by one of its two groups. flag: the group's own. */
-template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
-static __device__ __forceinline__ void work_items(const attended<T> &x, const qkv_rows<T> &heads,
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
+static __device__ __forceinline__ void work_items(const attended<T, C> &x, const qkv_rows<T> &heads,
                                                   const struct decode_place &place,
-                                                  decode_worker<T, D, BLOCKS, HAS_EXTRAS> &w, struct decode_walk walk,
+                                                  decode_worker<T, C, D, BLOCKS, HAS_EXTRAS> &w, struct decode_walk walk,
                                                   const struct decode_run &run, const struct decode_shares &shares,
                                                   uint32_t parts, const struct decode_mail &mail, uint32_t *flag)
 {
-    typedef decode_shape<D, BLOCKS> shape;
+    typedef decode_shape<C, D, BLOCKS> shape;
     struct decode_chunk ring = {0, 0};
     uint32_t in_q = ~0u, letter_phase = 0; /* the unit whose q is loaded */
-    decode_sum<T, D, BLOCKS, HAS_EXTRAS> sum;
+    const bool does_qkv = BLOCKS == 1 && std::is_same_v<C, T> && heads.q.data;
+    decode_sum<T, C, D, BLOCKS, HAS_EXTRAS> sum;
     sum.is_new = true;
     run.start(walk);
     for (struct decode_turns turns(run); turns.left; turns.next(walk)) {
@@ -240,10 +243,10 @@ static __device__ __forceinline__ void work_items(const attended<T> &x, const qk
         const float *const sinks = HAS_EXTRAS && x.sinks ? x.sinks + head : NULL;
         const uint32_t begin = walk.unit_begin(), low = walk.low_tile(), high = walk.high_tile();
         if (turns.owner == w.group) {
-            const bool is_newest = BLOCKS == 1 && heads.q.data && walk.split + 1 == walk.n_splits;
+            const bool is_newest = does_qkv && walk.split + 1 == walk.n_splits;
             w.newest = is_newest ? (walk.len - 1) % SPLIT / TILE : TILES;
             w.token = (walk.len - 1) % TILE;
-            if (BLOCKS == 1 && heads.q.data && (in_q != begin || is_newest))
+            if (does_qkv && (in_q != begin || is_newest))
                 w.prepare(heads, x.kv, walk.list[walk.seq], head, n_heads, kv_head);
             else if (in_q != begin)
                 w.load_q(x.q.at(row, head * D), D, n_heads);
@@ -283,8 +286,8 @@ static __device__ __forceinline__ void work_items(const attended<T> &x, const qk
 
 /* How a block's shared memory is laid out: the ring, p and the states of both groups, the exchange, flags ([16]: sums of
  * warps, first, last, done), the barriers of the exchange and of the ring, and the list. */
-template <uint32_t D, uint32_t BLOCKS> struct decode_memory {
-    typedef decode_shape<D, BLOCKS> shape;
+template <class C, uint32_t D, uint32_t BLOCKS> struct decode_memory {
+    typedef decode_shape<C, D, BLOCKS> shape;
     char *data, *p;
     float *tile_max, *mail;
     uint32_t *flag;
@@ -313,14 +316,14 @@ template <uint32_t D, uint32_t BLOCKS> struct decode_memory {
     }
 };
 
-template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
 static __global__ void __launch_bounds__(DECODE_THREADS, 1)
-attention_decode(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_rows<T> heads,
+attention_decode(const __grid_constant__ attended<T, C> x, const __grid_constant__ qkv_rows<T> heads,
                  const __grid_constant__ struct decode_place place, uint32_t n_units, uint32_t parts, uint32_t n_single)
 {
-    typedef decode_shape<D, BLOCKS> shape;
+    typedef decode_shape<C, D, BLOCKS> shape;
     extern __shared__ __align__(1024) char shared[];
-    const decode_memory<D, BLOCKS> memory(shared, place.depth);
+    const decode_memory<C, D, BLOCKS> memory(shared, place.depth);
     const bool has_heads = heads.q.data != NULL, is_few = x.n_seqs <= FEW_SEQS;
     start_next();
     if (!has_heads)
@@ -342,25 +345,25 @@ attention_decode(const __grid_constant__ attended<T> x, const __grid_constant__ 
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(shape::fetch_registers));
         const uint32_t group = threadIdx.x / 32 - 2 * DECODE_WORKERS / 32;
         if (group < 2)
-            fetch_items<T, D>(x, walk, run, memory.ring(group, i1 - i0), group, parts);
+            fetch_items<T, C, D>(x, walk, run, memory.ring(group, i1 - i0), group, parts);
         wait_for_input();
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(252 - shape::fetch_registers / 2));
-    decode_worker<T, D, BLOCKS, HAS_EXTRAS> worker(memory.p, memory.tile_max, x.factor, x.cap_factor);
+    decode_worker<T, C, D, BLOCKS, HAS_EXTRAS> worker(memory.p, memory.tile_max, x.factor, x.cap_factor);
     worker.ring = memory.ring(worker.group, i1 - i0);
     const struct decode_mail letter = {memory.mail + threadIdx.x % DECODE_WORKERS, memory.letters, memory.letters + 8};
     work_items(x, heads, place, worker, walk, run, shares, parts, letter, memory.flag + 14 + worker.group);
 }
 
 /* n_single: sequences with one row. */
-template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
 static enum rc launch_decode(const struct cuda *cuda, const struct attention_args *args, uint32_t n_single, struct err *err)
 {
-    typedef decode_shape<D, BLOCKS> shape;
+    typedef decode_shape<C, D, BLOCKS> shape;
     const struct qkv_args nothing = {};
     const uint32_t n_blocks = cuda->n_processors;
-    attended<T> x(*args);
+    attended<T, C> x(*args);
     x.is_single = n_single == x.n_seqs;
     const uint32_t parts = ceil_div(x.group, shape::heads), n_heads = x.group < shape::heads ? x.group : shape::heads;
     const uint32_t most = ceil_div(args->kv.table_stride * args->batch->block_tokens, SPLIT);
@@ -375,8 +378,8 @@ static enum rc launch_decode(const struct cuda *cuda, const struct attention_arg
     if (depth < TILES)
         return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; lower max_num_seqs", x.n_seqs);
     uint32_t shared_bytes = depth * shape::place_bytes + other_bytes;
-    allow_shared(attention_decode<T, D, BLOCKS, HAS_EXTRAS>);
-    launch(cuda, attention_decode<T, D, BLOCKS, HAS_EXTRAS>, n_blocks, DECODE_THREADS, shared_bytes, x,
+    allow_shared(attention_decode<T, C, D, BLOCKS, HAS_EXTRAS>);
+    launch(cuda, attention_decode<T, C, D, BLOCKS, HAS_EXTRAS>, n_blocks, DECODE_THREADS, shared_bytes, x,
            qkv_rows<T>(args->heads ? *args->heads : nothing), place, args->kv.n_kv_heads * parts, parts, n_single);
     return RC_OK;
 }

@@ -78,7 +78,7 @@ template <class T, uint32_t D> struct few_piece {
     char *page;
     uint4 values;
 
-    __device__ few_piece(const attended<T> &x, const qkv_rows<T> &of, const struct decode_span &row, uint32_t in_kv_head)
+    __device__ few_piece(const attended<T, T> &x, const qkv_rows<T> &of, const struct decode_span &row, uint32_t in_kv_head)
         : heads(of), span(row), own(threadIdx.x % shape::team / shape::lanes), first(threadIdx.x % shape::lanes * 8),
           kv_head(in_kv_head), is_there(own < x.group || own == 8 || own == 9), weights(),
           norm(own < 8 ? of.q_norm : of.k_norm), page(NULL), values()
@@ -507,7 +507,7 @@ static __device__ __forceinline__ void few_attend(few_worker<T, D, HAS_SINKS> &w
 
 template <class T, uint32_t D, bool HAS_SINKS>
 static __global__ void __launch_bounds__(few_shape<D>::threads, 128 / D)
-attention_few(const __grid_constant__ attended<T> x, const __grid_constant__ qkv_rows<T> heads)
+attention_few(const __grid_constant__ attended<T, T> x, const __grid_constant__ qkv_rows<T> heads)
 {
     typedef few_shape<D> shape;
     extern __shared__ __align__(1024) char shared[];
@@ -575,7 +575,7 @@ template <class T, uint32_t D, bool HAS_SINKS>
 static void launch_few(const struct cuda *cuda, const struct attention_args *args)
 {
     const uint32_t bytes = sizeof(few_memory<D>);
-    attended<T> x(*args);
+    attended<T, T> x(*args);
     x.is_single = true;
     allow_shared(attention_few<T, D, HAS_SINKS>, bytes);
     launch(cuda, attention_few<T, D, HAS_SINKS>, dim3(args->kv.n_kv_heads, args->batch->n_seqs), few_shape<D>::threads, bytes,

@@ -4,7 +4,8 @@
  *
  * The query heads of a kv head are packed: row (token, head of the group) of a sequence is token * group + head. A block takes
  * 128 such rows: two warpgroups of 64 rows (head_dim 256: one of 64, each warpgroup with half the columns of O). A ninth warp
- * streams tiles of keys and values through a ring, each slab an operand in the 128-byte swizzle. S of tile j + 1 is issued
+ * streams tiles of keys and values through a ring, each slab an operand in the 128-byte swizzle. Pages of e4m3 are read and
+ * widened to 16 bits by four warps instead, on their way into the ring. S of tile j + 1 is issued
  * before P V of tile j, and its softmax runs at the same time; P, the sums of the split and the sums of all splits stay in
  * registers.
  *
@@ -17,8 +18,11 @@
 #include "../core/wgmma.cuh"
 #include "attention.cuh"
 
+#include <type_traits>
+
 #define PREFILL_THREADS 384u /* 12 warps, so that setmaxnreg has whole warpgroups */
 #define PREFILL_SEQS 256u    /* of a launch */
+#define WIDENERS 64u         /* threads that widen a tile of bytes */
 
 /* Sequences of a launch. Their tiles of rows are numbered consecutively; the tiles of entry i end before tile_end[i]. */
 struct prefill_list {
@@ -126,8 +130,8 @@ static __device__ uint32_t prefill_entry(const struct prefill_list &list, uint32
     return low;
 }
 
-template <uint32_t D, class T>
-static __device__ struct prefill_task find_task(const attended<T> &x, const struct prefill_list &list, uint32_t tile)
+template <uint32_t D, class X>
+static __device__ struct prefill_task find_task(const X &x, const struct prefill_list &list, uint32_t tile)
 {
     const uint32_t low = prefill_entry(list, tile);
     struct prefill_task task;
@@ -147,7 +151,7 @@ static __device__ struct prefill_task find_task(const attended<T> &x, const stru
 /* ---- the warp that fetches ----------------------------------------------------------------------------------------------- */
 
 template <class T, uint32_t D>
-static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_task &task, uint32_t head, uint32_t ring,
+static __device__ void fetch_tiles(const attended<T, T> &x, const struct prefill_task &task, uint32_t head, uint32_t ring,
                                    uint32_t full, uint32_t empty)
 {
     typedef prefill_shape<D> shape;
@@ -179,6 +183,52 @@ static __device__ void fetch_tiles(const attended<T> &x, const struct prefill_ta
                 slot = 0;
                 phase ^= 1;
             }
+        }
+    }
+}
+
+/* Of pages of bytes: two warps widen the tiles of keys, and two those of values. */
+template <class T, uint32_t D>
+static __device__ void widen_tiles(const attended<T, __nv_fp8_e4m3> &x, const struct prefill_task &task, uint32_t head,
+                                   char *ring, uint32_t full, uint32_t empty)
+{
+    typedef prefill_shape<D> shape;
+    const uint32_t values = threadIdx.x / WIDENERS % 2, thread = threadIdx.x % WIDENERS, at_once = 4;
+    const uint32_t shift = x.kv.block_shift, run_bytes = D << shift, chunks = D / 16; /* of a token */
+    uint32_t slot = values, phase = 1;
+    for (uint32_t tile = task.seen / TILE; tile < task.n_tiles; tile++) {
+#pragma unroll 1
+        for (uint32_t first = thread; first < TILE * chunks; first += at_once * WIDENERS) {
+            uint4 bytes[at_once];
+            bool is_seen[at_once];
+#pragma unroll
+            for (uint32_t i = 0; i < at_once; i++) {
+                const uint32_t at = first + i * WIDENERS, position = tile * TILE + at / chunks, page = position >> shift;
+                is_seen[i] = page << shift < task.len && (page + 1) << shift > task.seen;
+                if (is_seen[i])
+                    bytes[i] = __ldcg((const uint4 *)(x.kv.page_of(task.table_row, position) + (head * 2 + values) * run_bytes +
+                                                      kv_byte_chunk(D, position & (x.kv.block_tokens - 1), at % chunks)));
+            }
+            if (first == thread)
+                barrier_wait(empty + slot * 8, phase);
+#pragma unroll
+            for (uint32_t i = 0; i < at_once; i++) {
+                const uint32_t at = first + i * WIDENERS, token = at / chunks, c = at % chunks * 2;
+                char *row = ring + slot * shape::chunk_bytes + (token / 8 * (D / 64) + c / 8) * SLAB_BYTES + token % 8 * 128;
+                const uint2 x0 = widen_bytes(bytes[i].x, T()), x1 = widen_bytes(bytes[i].y, T());
+                const uint2 x2 = widen_bytes(bytes[i].z, T()), x3 = widen_bytes(bytes[i].w, T());
+                if (!is_seen[i])
+                    continue;
+                *(uint4 *)(row + (c % 8 ^ token % 8) * 16) = make_uint4(x0.x, x1.x, x2.x, x3.x);
+                *(uint4 *)(row + ((c + 1) % 8 ^ token % 8) * 16) = make_uint4(x0.y, x1.y, x2.y, x3.y);
+            }
+        }
+        shared_written();
+        barrier_arrive(full + slot * 8);
+        slot += 2;
+        if (slot >= shape::depth) {
+            slot = values;
+            phase ^= 1;
         }
     }
 }
@@ -333,8 +383,8 @@ template <uint32_t D> static __device__ void clear_values(char *chunk, uint32_t 
 }
 
 /* long: the loop over tiles, two products in flight; a conditional product would be serialised, so the last tile is peeled. */
-template <class T, uint32_t D, bool HAS_EXTRAS>
-static __device__ void attend_tiles(const attended<T> &x, const struct prefill_task &task, uint32_t head, char *shared,
+template <class T, class C, uint32_t D, bool HAS_EXTRAS>
+static __device__ void attend_tiles(const attended<T, C> &x, const struct prefill_task &task, uint32_t head, char *shared,
                                     uint32_t full, uint32_t empty)
 {
     typedef prefill_shape<D> shape;
@@ -490,9 +540,9 @@ static __device__ void attend_tiles(const attended<T> &x, const struct prefill_t
     }
 }
 
-template <class T, uint32_t D, bool HAS_EXTRAS>
+template <class T, class C, uint32_t D, bool HAS_EXTRAS>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
-    attention_prefill(const __grid_constant__ attended<T> x, const __grid_constant__ struct prefill_list list)
+    attention_prefill(const __grid_constant__ attended<T, C> x, const __grid_constant__ struct prefill_list list)
 {
     typedef prefill_shape<D> shape;
     extern __shared__ __align__(1024) char shared[];
@@ -501,20 +551,23 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     start_next();
     const struct prefill_task task = find_task<D>(x, list, blockIdx.y);
     const bool is_half = !shape::is_wide && task.packed + 64 >= task.n_packed; /* the second warpgroup has no rows */
-    barriers_init(full, shape::depth, 1);
+    const bool has_bytes = !std::is_same_v<C, T>;
+    barriers_init(full, shape::depth, has_bytes ? WIDENERS : 1);
     barriers_init(empty, shape::depth, is_half ? 4 : 8);
     barriers_made();
     __syncthreads();
     wait_for_input();
     if (threadIdx.x >= 256) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x < 288)
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(has_bytes ? 40 : 24));
+        if constexpr (has_bytes)
+            widen_tiles<T, D>(x, task, head, shared + shape::q_bytes, full, empty);
+        else if (threadIdx.x < 288)
             fetch_tiles<T, D>(x, task, head, ring, full, empty);
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(has_bytes ? 232 : 240));
     if (threadIdx.x < 128 || !is_half)
-        attend_tiles<T, D, HAS_EXTRAS>(x, task, head, shared, full, empty);
+        attend_tiles<T, C, D, HAS_EXTRAS>(x, task, head, shared, full, empty);
 }
 
 /* Sequences with one row. */
@@ -547,14 +600,14 @@ template <class F> static void list_prompts(const struct batch_view *batch, uint
 }
 
 /* Starts the kernel for the sequences with several rows. */
-template <class T, uint32_t D, bool HAS_EXTRAS>
+template <class T, class C, uint32_t D, bool HAS_EXTRAS>
 static void launch_prefill(const struct cuda *cuda, const struct attention_args *args)
 {
     typedef prefill_shape<D> shape;
-    const attended<T> x(*args);
-    allow_shared(attention_prefill<T, D, HAS_EXTRAS>, shape::shared_bytes);
+    const attended<T, C> x(*args);
+    allow_shared(attention_prefill<T, C, D, HAS_EXTRAS>, shape::shared_bytes);
     list_prompts(args->batch, x.group, shape::rows, [&](const struct prefill_list &list, uint32_t n_tiles) {
-        launch(cuda, attention_prefill<T, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
+        launch(cuda, attention_prefill<T, C, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
                shape::shared_bytes, x, list);
     });
 }

@@ -103,8 +103,8 @@ static __device__ uint32_t list_spans(const X &x, struct decode_span *list, uint
 }
 
 /* The number of splits of few sequences, which every warp sums alone; span: the lane's. */
-template <class T>
-static __device__ __forceinline__ uint32_t few_splits(const attended<T> &x, struct decode_span *span)
+template <class X>
+static __device__ __forceinline__ uint32_t few_splits(const X &x, struct decode_span *span)
 {
     const uint32_t n = span_of(x, threadIdx.x % 32, span), upto = sum_up_to(n);
     span->before = upto - n;

@@ -10,11 +10,13 @@
 #include "attention_share.cuh"
 #include "heads.cuh"
 
+#include <type_traits>
+
 #define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */
 
-template <uint32_t D, uint32_t BLOCKS> struct decode_shape {
-    static const uint32_t heads = 8 * BLOCKS, chunk_bytes = TILE * D * 2, steps = D / 16;
-    static const uint32_t octet_bytes = D / 64 * SLAB_BYTES; /* of 8 tokens */
+template <class C, uint32_t D, uint32_t BLOCKS> struct decode_shape {
+    static const uint32_t heads = 8 * BLOCKS, chunk_bytes = TILE * D * sizeof(C), steps = D / 16;
+    static const uint32_t octet_bytes = 8 * D * sizeof(C); /* of 8 tokens */
     static const uint32_t columns = D / 64;                  /* blocks of 16 columns of a warp */
     static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 2 * TILES * heads * 4;
     static const uint32_t mail_floats = columns * BLOCKS * 4 + BLOCKS * 4; /* of a thread: o, m, l of a split */
@@ -53,8 +55,9 @@ struct decode_ring {
 };
 
 /* The state of a computing thread: addresses in shared memory, and the lane's part of the fragments. */
-template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_worker {
-    typedef decode_shape<D, BLOCKS> shape;
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_worker {
+    typedef decode_shape<C, D, BLOCKS> shape;
+    static const bool has_bytes = !std::is_same_v<C, T>;
     struct decode_ring ring;
     char *p;
     float *tile_max, *tile_sum;       /* [TILES][heads] */
@@ -99,7 +102,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
 
     /* Prepares the unit's row from the output of the linear before: norms and rotates heads of q, through p; for the newest
      * tile also key and value, which are stored in their page, too. */
-    __device__ void prepare(const qkv_rows<T> &x, const cache<T> &kv, const struct decode_span &span, uint32_t head,
+    __device__ void prepare(const qkv_rows<T> &x, const cache<C> &kv, const struct decode_span &span, uint32_t head,
                             uint32_t n_heads, uint32_t kv_head)
     {
         const uint32_t lanes = D / 8, first = lane % lanes * 8, n_passes = (D + 127) / 128;
@@ -193,21 +196,9 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
         }
     }
 
-    /* Computes S of the warp's tile, with keys outside [seen, end) of the tile hidden, and shares its maxima. */
-    __device__ void score(struct decode_chunk place, int32_t seen, int32_t end)
+    __device__ __forceinline__ void multiply_keys(uint32_t data)
     {
         const uint32_t row = lane / 8 % 2 * shape::octet_bytes + lane % 8 * 128, chunk = lane / 16, turn = lane % 8;
-        uint32_t data = ring.data + place.slot * shape::chunk_bytes;
-        wait_for(place);
-        if (newest == warp) {
-            if (lane < D / 8)
-                put_newest(data, key, lane);
-            __syncwarp();
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            for (uint32_t x = 0; x < BLOCKS * 4; x++)
-                s[i][x / 4][x % 4] = 0;
 #pragma unroll
         for (uint32_t k = 0; k < shape::steps; k++)
 #pragma unroll
@@ -218,6 +209,46 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
                 for (uint32_t b = 0; b < BLOCKS; b++)
                     mma(s[i][b], keys, q[k][b], T());
             }
+    }
+
+    /* The same of bytes: a chunk has the values of a step, and a matrix of 8 x 8 pairs has those of 8 keys. */
+    __device__ __forceinline__ void multiply_byte_keys(uint32_t data)
+    {
+        const uint32_t row = lane / 8 % 2 * shape::octet_bytes;
+#pragma unroll
+        for (uint32_t k = 0; k < shape::steps; k += 2)
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                uint32_t bytes[4];
+                load_matrices(bytes, data + i * 2 * shape::octet_bytes + row + kv_byte_chunk(D, lane % 8, k + lane / 16));
+#pragma unroll
+                for (uint32_t step = 0; step < 2; step++) {
+                    const uint2 low = widen_bytes(bytes[step * 2], T()), high = widen_bytes(bytes[step * 2 + 1], T());
+                    const uint32_t keys[4] = {low.x, high.x, low.y, high.y};
+                    for (uint32_t b = 0; b < BLOCKS; b++)
+                        mma(s[i][b], keys, q[k + step][b], T());
+                }
+            }
+    }
+
+    /* Computes S of the warp's tile, with keys outside [seen, end) of the tile hidden, and shares its maxima. */
+    __device__ void score(struct decode_chunk place, int32_t seen, int32_t end)
+    {
+        uint32_t data = ring.data + place.slot * shape::chunk_bytes;
+        wait_for(place);
+        if (!has_bytes && newest == warp) {
+            if (lane < D / 8)
+                put_newest(data, key, lane);
+            __syncwarp();
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            for (uint32_t x = 0; x < BLOCKS * 4; x++)
+                s[i][x / 4][x % 4] = 0;
+        if constexpr (has_bytes)
+            multiply_byte_keys(data);
+        else
+            multiply_keys(data);
         barrier_arrive(ring.empty + place.slot * 8, DECODE_WORKERS / 32);
         if (cap_factor != 0)
             cap();
@@ -299,27 +330,77 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
 #pragma unroll
         for (uint32_t i = 0; i < shape::columns * BLOCKS * 4; i++)
             o[i / (BLOCKS * 4)][i / 4 % BLOCKS][i % 4] *= factor[i / 4 % BLOCKS][i % 2];
+        if constexpr (has_bytes)
+            multiply_byte_values<IS_CUT>(data, tile, seen, end);
+        else
+            multiply_values<IS_CUT>(data, tile, seen, end);
+    }
+
+    /* p of the 16 keys of a step, and masks of those in [seen, end), if the tile is cut. */
+    template <bool IS_CUT>
+    __device__ __forceinline__ void load_p(uint32_t tile, uint32_t k, int32_t seen, int32_t end, uint32_t (&weights)[BLOCKS][2],
+                                           uint32_t (&keep)[2])
+    {
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+            const uint32_t *from = (const uint32_t *)(p + (b * 8 + g) * P_STRIDE + tile * TILE * 2 + k * 32) + t;
+            weights[b][0] = from[0];
+            weights[b][1] = from[4];
+        }
+        int32_t key = (int32_t)(tile * TILE + k * 16 + t * 2);
+        for (uint32_t i = 0; i < 2 && IS_CUT; i++, key += 8)
+            keep[i] = (key >= seen && key < end ? 0xffffu : 0) | (key + 1 >= seen && key + 1 < end ? 0xffff0000u : 0);
+    }
+
+    template <bool IS_CUT>
+    __device__ __forceinline__ void add_columns(uint32_t f, uint32_t (&values)[4], const uint32_t (&weights)[BLOCKS][2],
+                                                const uint32_t (&keep)[2])
+    {
+        for (uint32_t i = 0; i < 4 && IS_CUT; i++)
+            values[i] &= keep[i / 2];
+        for (uint32_t b = 0; b < BLOCKS; b++)
+            mma(o[f][b], values, weights[b], T());
+    }
+
+    template <bool IS_CUT>
+    __device__ __forceinline__ void multiply_values(uint32_t data, uint32_t tile, int32_t seen, int32_t end)
+    {
         const uint32_t row = lane / 16 * shape::octet_bytes + lane % 8 * 128, turn = lane % 8, half = lane / 8 % 2;
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) {
             uint32_t weights[BLOCKS][2], keep[2];
-            for (uint32_t b = 0; b < BLOCKS; b++) {
-                const uint32_t *from = (const uint32_t *)(p + (b * 8 + g) * P_STRIDE + tile * TILE * 2 + k * 32) + t;
-                weights[b][0] = from[0];
-                weights[b][1] = from[4];
-            }
-            int32_t key = (int32_t)(tile * TILE + k * 16 + t * 2);
-            for (uint32_t i = 0; i < 2 && IS_CUT; i++, key += 8)
-                keep[i] = (key >= seen && key < end ? 0xffffu : 0) | (key + 1 >= seen && key + 1 < end ? 0xffff0000u : 0);
+            load_p<IS_CUT>(tile, k, seen, end, weights, keep);
 #pragma unroll
             for (uint32_t f = 0; f < shape::columns; f++) {
                 uint32_t column = warp * (D / 4) + f * 16, chunk = column % 64 / 8 + half, values[4];
                 load_transposed(values,
                                 data + k * 2 * shape::octet_bytes + column / 64 * SLAB_BYTES + row + (chunk ^ turn) * 16);
-                for (uint32_t i = 0; i < 4 && IS_CUT; i++)
-                    values[i] &= keep[i / 2];
-                for (uint32_t b = 0; b < BLOCKS; b++)
-                    mma(o[f][b], values, weights[b], T());
+                add_columns<IS_CUT>(f, values, weights, keep);
+            }
+        }
+    }
+
+    /* The same of bytes, 32 keys at a time: a transposed matrix of pairs has 16 columns of 8 keys. The lane's two columns of
+     * each chunk are neighbours. */
+    template <bool IS_CUT>
+    __device__ __forceinline__ void multiply_byte_values(uint32_t data, uint32_t tile, int32_t seen, int32_t end)
+    {
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k += 2) {
+            uint32_t weights[2][BLOCKS][2], keep[2][2];
+            for (uint32_t step = 0; step < 2; step++)
+                load_p<IS_CUT>(tile, k + step, seen, end, weights[step], keep[step]);
+#pragma unroll
+            for (uint32_t f = 0; f < shape::columns; f++) {
+                const uint32_t chunk = kv_byte_chunk(D, lane % 8, warp * (D / 64) + f);
+                uint32_t bytes[4];
+                load_transposed(bytes, data + (k * 2 + lane / 8) * shape::octet_bytes + chunk);
+#pragma unroll
+                for (uint32_t step = 0; step < 2; step++) {
+                    const uint2 low = widen_bytes(__byte_perm(bytes[step * 2], 0, 0x3120), T());
+                    const uint2 high = widen_bytes(__byte_perm(bytes[step * 2 + 1], 0, 0x3120), T());
+                    uint32_t values[4] = {low.x, low.y, high.x, high.y};
+                    add_columns<IS_CUT>(f, values, weights[step], keep[step]);
+                }
             }
         }
     }
@@ -352,7 +433,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
             }
             uint32_t data = ring.data + place.slot * shape::chunk_bytes;
             wait_for(place);
-            if (tile == newest) {
+            if (!has_bytes && tile == newest) {
                 if (lane < D / 32)
                     put_newest(data, value, warp * (D / 32) + lane);
                 shared_written();
@@ -406,7 +487,7 @@ template <class T, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_w
 
     __device__ uint32_t column_of(uint32_t f, uint32_t x) const
     {
-        return warp * (D / 4) + f * 16 + g + x / 2 * 8;
+        return warp * (D / 4) + f * 16 + (has_bytes ? g / 2 * 2 + g % 2 * 8 + x / 2 : g + x / 2 * 8);
     }
     __device__ uint32_t head_of(uint32_t b, uint32_t x) const
     {

@@ -6,6 +6,7 @@
 
 #include "../core/eight.cuh"
 #include "../norm/head_norm.cuh"
+#include "kv.cuh"
 
 template <class T> struct qkv_rows {
     rows<T> q, k, v;
@@ -22,13 +23,15 @@ template <class T> struct qkv_rows {
     }
 };
 
-/* True if rows of 16-bit activations can be stored in eights in pages of their type. */
+/* True if rows of 16-bit activations can be stored in eights in pages of their type, or of e4m3 in the layout `bytes`. */
 static inline bool heads_fit(const struct cuda *cuda, const struct qkv_args *args)
 {
     const struct rope_args *rope = &args->rope;
     const struct kv_write_args *write = &args->write;
     bool turns_eights = !rope->table || rope->interleaved || rope->n_freqs % 8 == 0;
-    return cuda->dtype != DTYPE_F32 && write->kv.dtype == cuda->dtype && write->kv.head_dim % 8 == 0 &&
+    bool takes_eights = write->kv.dtype == cuda->dtype ||
+                        kv_layout_of(cuda, write->kv.dtype, write->kv.head_dim) == KV_BYTES;
+    return cuda->dtype != DTYPE_F32 && takes_eights && write->kv.head_dim % 8 == 0 &&
            write->kv.head_dim <= HEAD_NORM_MAX && turns_eights && has_eights<__half>(rope->q) && has_eights<__half>(write->k) &&
            has_eights<__half>(write->v) && write->kv.page_bytes % 16 == 0 && write->kv.layer_offset % 16 == 0;
 }

@@ -1,13 +1,16 @@
 /* kv.cuh: the layout of keys and values in a layer's part of a page. rope.cu writes it, attention reads it. The configuration
- * alone chooses between two layouts.
+ * alone chooses among three layouts.
  *
  *   tiled   [kv head][K, V][token / 8][head_dim / 64 slabs][token % 8][64], the 16-byte chunk c of a token's 128 bytes at
  *           c ^ (token % 8); for 16-bit pages of the type of activations and heads of 64, 128 or 256 values
+ *   bytes   the same in e4m3, for 16-bit activations and the same heads: slabs have 128 values a token, or all 64 of such a
+ *           head, with chunk c at c ^ (token % 8 / 2). A chunk has 16 values; value 8 h + 2 t + e of them is its byte 4 t + 2 h
+ *           + e, which is the order of a thread's values in m16n8k16
  *   plain   keys [kv head][token][head_dim], then values alike; for all else. INT8 has float32 scales behind them, of keys
  *           [kv head][token], then of values alike
  *
- * Tiled, a head's keys or values of a page are one run of bytes, and runs copied one after the other are an operand of the
- * tensor cores, without bank conflicts. */
+ * Tiled or as bytes, a head's keys or values of a page are one run, and runs copied one after the other are an operand of
+ * the tensor cores, without bank conflicts. */
 #ifndef LLMPY_CUDA_KV_CUH
 #define LLMPY_CUDA_KV_CUH
 
@@ -15,9 +18,13 @@
 
 #include <cuda_fp8.h>
 
-static inline bool kv_is_tiled(const struct cuda *cuda, uint32_t dtype, uint32_t head_dim)
+enum kv_layout { KV_TILED = 1, KV_BYTES = 2, KV_PLAIN = 4 };
+
+static inline enum kv_layout kv_layout_of(const struct cuda *cuda, uint32_t dtype, uint32_t head_dim)
 {
-    return dtype == cuda->dtype && dtype != DTYPE_F32 && (head_dim == 64 || head_dim == 128 || head_dim == 256);
+    if (cuda->dtype == DTYPE_F32 || (head_dim != 64 && head_dim != 128 && head_dim != 256))
+        return KV_PLAIN;
+    return dtype == cuda->dtype ? KV_TILED : dtype == DTYPE_FP8 ? KV_BYTES : KV_PLAIN;
 }
 
 /* Calls f with a value of the type of pages. */
@@ -62,6 +69,13 @@ template <> __device__ __forceinline__ int8_t round_to<int8_t>(float x)
     return (int8_t)__float2int_rn(fmaxf(fminf(x, 127.0f), -127.0f));
 }
 
+/* Bytes: the offset of a token's 16-byte chunk c in a run of keys or values. */
+static __device__ __forceinline__ uint32_t kv_byte_chunk(uint32_t head_dim, uint32_t token, uint32_t c)
+{
+    const uint32_t row = head_dim < 128 ? 64 : 128, turn = head_dim < 128 ? token % 8 / 2 : token % 8;
+    return token / 8 * 8 * head_dim + c / 8 * 1024 + token % 8 * row + (c % 8 ^ turn) * 16;
+}
+
 /* A layer's cache, as an argument of kernels. */
 template <class C> struct cache {
     char *layer;             /* of page 0 */
@@ -102,6 +116,13 @@ template <class C> struct cache {
         return (C *)page + row * head_dim + (slab * 8 + token % 8) * 64 + chunk * 8;
     }
     __device__ __forceinline__ size_t tiled_values() const { return (size_t)block_tokens * head_dim; }
+    /* Bytes: the first of the values from 8 * c on of a position's key. The pairs behind it are 4 bytes apart each, and the
+     * value's are tiled_values() further on. */
+    __device__ __forceinline__ C *bytes_in(char *page, uint32_t position, uint32_t head, uint32_t c) const
+    {
+        uint32_t token = position & (block_tokens - 1);
+        return (C *)page + (size_t)head * 2 * tiled_values() + kv_byte_chunk(head_dim, token, c / 2) + c % 2 * 2;
+    }
 };
 
 #endif

@@ -115,17 +115,19 @@ static __global__ void kv_write_int8(rows<T> k, rows<T> v, cache<int8_t> kv, con
     }
 }
 
-template <class T>
-static __global__ void kv_write_tiles(rows<T> k, rows<T> v, cache<T> kv, const int32_t *positions, const int32_t *row_seq)
+/* Pages in the layouts tiled and bytes. */
+template <class T, class C>
+static __global__ void kv_write_tiles(rows<T> k, rows<T> v, cache<C> kv, const int32_t *positions, const int32_t *row_seq)
 {
     start_next();
     uint32_t r = blockIdx.x, head = blockIdx.y, position = (uint32_t)positions[r];
     char *page = kv.page_of((uint32_t)row_seq[r], position);
     wait_for_input();
     for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS) {
-        T *key = kv.tiled_in(page, position, head, d / 8) + d % 8;
-        *key = *k.at(r, head * kv.head_dim + d);
-        key[kv.tiled_values()] = *v.at(r, head * kv.head_dim + d);
+        C *key = std::is_same_v<C, T> ? kv.tiled_in(page, position, head, d / 8) + d % 8
+                                      : kv.bytes_in(page, position, head, d / 8) + d % 8 / 2 * 4 + d % 2;
+        *key = round_to<C>(to_float(*k.at(r, head * kv.head_dim + d)));
+        key[kv.tiled_values()] = round_to<C>(to_float(*v.at(r, head * kv.head_dim + d)));
     }
 }
 
@@ -137,12 +139,18 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
     if (!batch->n_rows)
         return RC_OK;
     dim3 grid(batch->n_rows, args->kv.n_kv_heads);
-    bool is_tiled = kv_is_tiled(cuda, args->kv.dtype, args->kv.head_dim);
+    const enum kv_layout layout = kv_layout_of(cuda, args->kv.dtype, args->kv.head_dim);
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
-        if (is_tiled)
-            launch(cuda, kv_write_tiles<T>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
-                   cache<T>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
+        auto write_tiles = [&](auto cached) {
+            using C = decltype(cached);
+            launch(cuda, kv_write_tiles<T, C>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
+                   cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
+        };
+        if (layout == KV_TILED)
+            write_tiles(value);
+        else if (layout == KV_BYTES)
+            write_tiles(__nv_fp8_e4m3());
         else
             visit_cached(args->kv.dtype, [&](auto cached) {
                 using C = decltype(cached);
@@ -159,10 +167,28 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
 
 /* ---- all of it ----------------------------------------------------------------------------------------------------------- */
 
+/* Stores values from 8 * c on of a position's key, or of its value. */
+template <class T>
+static __device__ __forceinline__ void store_eight(const cache<T> &kv, char *page, bool is_tiled, uint32_t position,
+                                                   uint32_t head, uint32_t c, bool is_value, const eight<T> &values)
+{
+    T *key = is_tiled ? kv.tiled_in(page, position, head, c) : kv.key_in(page, position, head) + c * 8;
+    *(eight<T> *)(key + (!is_value ? 0 : is_tiled ? kv.tiled_values() : kv.values())) = values;
+}
+
+template <class T>
+static __device__ __forceinline__ void store_eight(const cache<__nv_fp8_e4m3> &kv, char *page, bool, uint32_t position,
+                                                   uint32_t head, uint32_t c, bool is_value, const eight<T> &values)
+{
+    __nv_fp8_e4m3 *to = kv.bytes_in(page, position, head, c) + (is_value ? kv.tiled_values() : 0);
+    for (uint32_t i = 0; i < 8; i++)
+        to[i / 2 * 4 + i % 2] = round_to<__nv_fp8_e4m3>(to_float(values.values[i]));
+}
+
 /* A group of LANES lanes, 8 values each, takes HEADS heads of a row, all read before the first is turned. */
-template <class T, uint32_t LANES, uint32_t HEADS>
+template <class T, class C, uint32_t LANES, uint32_t HEADS>
 static __global__ void __launch_bounds__(THREADS)
-qkv_heads(struct qkv_rows<T> x, cache<T> kv, bool is_tiled, const int32_t *positions, const int32_t *row_seq)
+qkv_heads(struct qkv_rows<T> x, cache<C> kv, bool is_tiled, const int32_t *positions, const int32_t *row_seq)
 {
     start_next();
     const uint32_t groups = THREADS / LANES, lane = threadIdx.x % LANES, first = lane * 8, dim = kv.head_dim, r = blockIdx.x;
@@ -210,12 +236,10 @@ qkv_heads(struct qkv_rows<T> x, cache<T> kv, bool is_tiled, const int32_t *posit
         }
         if (!is_mine || head >= n_k + kv.n_kv_heads)
             continue;
-        T *to = x.q.at(r, head * dim + first);
-        if (!is_q && is_tiled)
-            to = kv.tiled_in(page, position, head - (is_k ? n_q : n_k), lane) + (is_k ? 0 : kv.tiled_values());
-        else if (!is_q)
-            to = kv.key_in(page, position, head - (is_k ? n_q : n_k)) + first + (is_k ? 0 : kv.values());
-        *(eight<T> *)to = values[h];
+        if (is_q)
+            *(eight<T> *)x.q.at(r, head * dim + first) = values[h];
+        else
+            store_eight(kv, page, is_tiled, position, head - (is_k ? n_q : n_k), lane, !is_k, values[h]);
     }
 }
 
@@ -233,16 +257,17 @@ static enum rc prepare_composed(void *ctx, const struct qkv_args *args, struct e
     return rc ? rc : cuda_kv_write(ctx, &args->write, err);
 }
 
-template <class T, uint32_t LANES> static void launch_prepare(const struct cuda *cuda, const struct qkv_args *args)
+template <class T, class C, uint32_t LANES> static void launch_prepare(const struct cuda *cuda, const struct qkv_args *args)
 {
     const struct batch_view *batch = args->write.batch;
     const struct kv_view *kv = &args->write.kv;
     const struct rope_args *rope = &args->rope;
     uint32_t n_all = rope->q.width / kv->head_dim + 2 * kv->n_kv_heads, slices = ceil_div(n_all, THREADS / LANES);
     bool is_many = batch->n_rows >= SHARED_ROWS;
-    launch(cuda, is_many ? qkv_heads<T, LANES, MANY_HEADS> : qkv_heads<T, LANES, 1>,
+    launch(cuda, is_many ? qkv_heads<T, C, LANES, MANY_HEADS> : qkv_heads<T, C, LANES, 1>,
            dim3(batch->n_rows, is_many ? ceil_div(slices, MANY_HEADS) : slices), THREADS, 0, qkv_rows<T>(*args),
-           cache<T>(*kv, batch->block_tokens), kv_is_tiled(cuda, kv->dtype, kv->head_dim), batch->positions, batch->row_seq);
+           cache<C>(*kv, batch->block_tokens), kv_layout_of(cuda, kv->dtype, kv->head_dim) == KV_TILED,
+           batch->positions, batch->row_seq);
 }
 
 enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err)
@@ -254,18 +279,25 @@ enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err)
     if (!heads_fit(cuda, args))
         return prepare_composed(ctx, args, err);
     uint32_t eights = args->write.kv.head_dim / 8;
-    auto prepare = [&](auto value) {
+    auto prepare = [&](auto value, auto cached) {
         using T = decltype(value);
+        using C = decltype(cached);
         if (eights <= 8)
-            launch_prepare<T, 8>(cuda, args);
+            launch_prepare<T, C, 8>(cuda, args);
         else if (eights <= 16)
-            launch_prepare<T, 16>(cuda, args);
+            launch_prepare<T, C, 16>(cuda, args);
         else
-            launch_prepare<T, 32>(cuda, args);
+            launch_prepare<T, C, 32>(cuda, args);
+    };
+    auto prepare_for = [&](auto value) {
+        if (args->write.kv.dtype == DTYPE_FP8)
+            prepare(value, __nv_fp8_e4m3());
+        else
+            prepare(value, value);
     };
     if (cuda->dtype == DTYPE_BF16)
-        prepare(__nv_bfloat16());
+        prepare_for(__nv_bfloat16());
     else
-        prepare(__half());
+        prepare_for(__half());
     return launched(err, "qkv");
 }
