@@ -25,7 +25,8 @@
     linear_unpack linear_##type##_unpack_avx2;                                                                                 \
     linear_expand linear_##type##_values_avx2;                                                                                 \
     linear_gemv linear_##type##_gemv_avx2;                                                                                     \
-    extern const struct linear_type linear_##type##_float_avx2, linear_##type##_float_avx512;
+    extern const struct linear_type linear_##type##_float_avx2, linear_##type##_float_avx512;                                  \
+    extern const struct linear_type linear_##type##_int8_avx2, linear_##type##_int8_avx512;
 EACH_GROUP_TYPE(GROUP_DECLARE)
 #undef GROUP_DECLARE
 

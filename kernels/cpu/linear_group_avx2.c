@@ -126,3 +126,23 @@ V_INLINE void panels(const uint8_t *w, const uint32_t n_panels, const float *x, 
             panels(w, 1, (const float *)x, acc, n_blocks, bits, columns);                                                      \
     }
 EACH_GROUP_TYPE(GROUP_TYPE)
+
+V_INLINE void expand_words(const uint8_t *w, uint32_t n_blocks, const uint32_t columns, uint8_t *words)
+{
+    for (; n_blocks > 0; n_blocks--, w += GROUP_BLOCK_BYTES(8, columns))
+        for (uint32_t sub = 0; sub < columns / 32; sub++, words += WORDS_SUB_BYTES) {
+            for (uint32_t pair = 0; pair < 16; pair++)
+                UNROLL for (uint32_t half = 0; half < 2; half++)
+                    _mm256_store_si256((void *)(words + 64 * pair + 32 * half),
+                                       group_pair(w + sub * GROUP_SUB_BYTES(8), pair, half));
+            memcpy(words + WORDS_SCALE, w + GROUP_BLOCK_BYTES(8, columns) - 64, 64);
+        }
+}
+void linear_int8_g128_expand_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *words)
+{
+    expand_words(w, n_blocks, 128, words);
+}
+void linear_int8_g32_expand_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *words)
+{
+    expand_words(w, n_blocks, 32, words);
+}

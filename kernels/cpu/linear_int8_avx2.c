@@ -9,6 +9,7 @@
  * that a lane's final sum fits 16 bits; intermediate sums may wrap, which loses nothing. Q8_0 multiplies pairs of 16 bits.
  * Bound: multiplications with many rows (655 GOP/s for vpmaddubsw on a 2-core Zen 3, three times float32's peak), bytes of the
  * weights with one row. */
+#include "linear_group.h"
 #include "linear_quants_avx2.h"
 
 #include <string.h>
@@ -23,6 +24,7 @@ enum strip_kind {
     STRIP_SC_ADDEND,  /* pair of int16: sum of columns 0..15, of 16..31 */
 };
 #define STRIP_DWORDS(kind) ((kind) == STRIP_FIVE_BITS ? 12u : (kind) == STRIP_SC ? 11u : 10u)
+#define ADDEND_DWORDS STRIP_DWORDS(STRIP_ADDEND)
 #define PAIRS_DWORDS 17u
 
 /* q[32] = x / s rounded; returns s. A NaN makes s NaN and an infinity makes s infinite, so that the row's sums show it. */
@@ -315,10 +317,13 @@ TILES(nibbles_offset, 1, 288, 10, 8, BODY_OFFSET, NIBBLE_QUAD, NIBBLE_SCALE, NIB
 TILES(nibbles_addend, 1, 320, 10, 8, BODY_ADDEND, NIBBLE_QUAD, NIBBLE_SCALE, NIBBLE_ADDEND)
 TILES(pairs, 1, 544, PAIRS_DWORDS, 16, BODY_PAIRS, PAIR_WEIGHTS, PAIR_SCALE, PAIR_SCALE)
 TILES(words, 1, WORDS_SUB_BYTES, PAIRS_DWORDS, 16, BODY_PAIRS, WORD_WEIGHTS, WORD_SCALE, WORD_SCALE)
+TILES(words_4, 4, WORDS_SUB_BYTES, PAIRS_DWORDS, 16, BODY_PAIRS, WORD_WEIGHTS, WORD_SCALE, WORD_SCALE)
 TILES(words_k, 8, WORDS_SUB_BYTES, PAIRS_DWORDS, 16, BODY_PAIRS, WORD_WEIGHTS, WORD_SCALE, WORD_SCALE)
 BYTE_TILES(offset, 1, OFFSET)
 BYTE_TILES(five_bits, 1, FIVE_BITS)
 BYTE_TILES(addend_k, 8, ADDEND)
+BYTE_TILES(addend, 1, ADDEND)
+BYTE_TILES(addend_4, 4, ADDEND)
 BYTE_TILES(five_bits_k, 8, FIVE_BITS)
 BYTE_TILES(sc_k, 8, SC)
 BYTE_TILES(sc_addend_k, 8, SC_ADDEND)
@@ -414,6 +419,64 @@ static void q8_0_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
     }
 }
 
+/* ---- groups ---- */
+
+/* A strip of groups, of any number of columns: what the last group lacks counts as zero. */
+V_INLINE void prepare_groups(linear_prepare *prepare, const uint32_t columns, const uint32_t dwords, const float *x,
+                             uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+{
+    const uint32_t whole = n_cols / 32 * 32, missing = (n_cols + columns - 1) / columns * columns - whole;
+    const size_t sub_bytes = 4 * (size_t)dwords * n_rows;
+    float last[INT8_ROWS][32] = {{0}};
+    prepare(x, stride, n_rows, whole, strip);
+    memset(strip += whole / 32 * sub_bytes, 0, missing / 32 * sub_bytes);
+    if (n_cols == whole)
+        return;
+    for (uint32_t i = 0; i < n_rows; i++)
+        memcpy(last[i], x + (size_t)i * stride + whole, (n_cols - whole) * sizeof *x);
+    prepare(last[0], 32, n_rows, 32, strip);
+}
+
+#define PREPARE_GROUPS(name, columns, preparation, dwords)                                                                     \
+    static void prepare_##name(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)                 \
+    {                                                                                                                          \
+        prepare_groups(prepare_##preparation, columns, dwords, x, stride, n_rows, n_cols, strip);                              \
+    }
+PREPARE_GROUPS(addend_g128, 128, addend, ADDEND_DWORDS)
+PREPARE_GROUPS(addend_g32, 32, addend, ADDEND_DWORDS)
+PREPARE_GROUPS(pairs_g128, 128, pairs, PAIRS_DWORDS)
+PREPARE_GROUPS(pairs_g32, 32, pairs, PAIRS_DWORDS)
+
+/* One row times panels of 8 bits. */
+V_INLINE void group_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels,
+                         const uint32_t columns)
+{
+    for (uint32_t p = 0; p < n_panels; p++) {
+        const int32_t *xq = (const int32_t *)x;
+        __m256 y[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+        for (uint32_t block = 0; block < n_blocks; block++, w += GROUP_BLOCK_BYTES(8, columns)) {
+            const float *scales = (const float *)(w + columns / 32 * GROUP_SUB_BYTES(8));
+            for (uint32_t sub = 0; sub < columns / 32; sub++, xq += PAIRS_DWORDS) {
+                __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+                const uint8_t *from = w + sub * GROUP_SUB_BYTES(8);
+                UNROLL for (uint32_t pair = 0; pair < 16; pair++) {
+                    __m256i xp = _mm256_set1_epi32(xq[pair]);
+                    _mm_prefetch((const char *)from + 34 * pair + GEMV_AHEAD, _MM_HINT_T0);
+                    UNROLL for (uint32_t half = 0; half < 2; half++)
+                        sum[half] = _mm256_add_epi32(sum[half], _mm256_madd_epi16(group_pair(from, pair, half), xp));
+                }
+                __m256 s = _mm256_broadcast_ss((const float *)xq + 16);
+                UNROLL for (uint32_t half = 0; half < 2; half++) {
+                    __m256 factor = _mm256_mul_ps(_mm256_loadu_ps(scales + 8 * half), s);
+                    y[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[half]), factor, y[half]);
+                }
+            }
+        }
+        _mm256_store_ps(acc + 16 * p, y[0]);
+        _mm256_store_ps(acc + 16 * p + 8, y[1]);
+    }
+}
+
 /* ---- the types ---- */
 
 #define INT8_TYPE(type, label, number, subs, bytes, dwords, expanded, slab, tiles, first_row, preparation, expansion)          \
@@ -452,6 +515,14 @@ static void q8_0_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
     INT8_TYPE(type, label, number, subs, bytes, STRIP_DWORDS(STRIP_##kind), EXPANDED_SUB_BYTES, 16 / (subs), tiles,            \
               type##_gemv, preparation, linear_##type##_expand_avx2)
 
+#define BYTES_TYPE(type, label, number, columns, tiles)                                                                        \
+    static void type##_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)                 \
+    {                                                                                                                          \
+        group_gemv(w, x, acc, n_blocks, n_panels, columns);                                                                    \
+    }                                                                                                                          \
+    INT8_TYPE(type, label, number, (columns) / 32, GROUP_BLOCK_BYTES(8, columns), PAIRS_DWORDS, WORDS_SUB_BYTES,               \
+              16 / ((columns) / 32), tiles, type##_gemv, pairs_g##columns, linear_##type##_expand_avx2)
+
 NIBBLE_TYPE(q4_0, "q4_0", DTYPE_Q4_0, 288, OFFSET, nibbles_offset, offset_8);
 NIBBLE_TYPE(q4_1, "q4_1", DTYPE_Q4_1, 320, ADDEND, nibbles_addend, addend);
 INT8_TYPE(q8_0, "q8_0", DTYPE_Q8_0, 1, 544, PAIRS_DWORDS, 0, 16, pairs, q8_0_gemv, pairs, NULL);
@@ -462,6 +533,10 @@ BYTE_TYPE(q5_k, "q5_k", DTYPE_Q5_K, 8, 2816, FIVE_BITS, five_bits_k, five_bits);
 BYTE_TYPE(q6_k, "q6_k", DTYPE_Q6_K, 8, 3360, SC, sc_k, sc_32);
 BYTE_TYPE(q3_k, "q3_k", DTYPE_Q3_K, 8, 1760, SC, sc_k, sc_4);
 BYTE_TYPE(q2_k, "q2_k", DTYPE_Q2_K, 8, 1344, SC_ADDEND, sc_addend_k, sc_addend);
+BYTE_TYPE(int4_g128, "int4_g128", DTYPE_INT4_G128, 4, GROUP_BLOCK_BYTES(4, 128), ADDEND, addend_4, addend_g128);
+BYTE_TYPE(int4_g32, "int4_g32", DTYPE_INT4_G32, 1, GROUP_BLOCK_BYTES(4, 32), ADDEND, addend, addend_g32);
+BYTES_TYPE(int8_g128, "int8_g128", DTYPE_INT8_G128, 128, words_4);
+BYTES_TYPE(int8_g32, "int8_g32", DTYPE_INT8_G32, 32, words);
 WORDS_TYPE(iq4_nl, "iq4_nl", DTYPE_IQ4_NL, 1, 288, words);
 WORDS_TYPE(iq4_xs, "iq4_xs", DTYPE_IQ4_XS, 8, 2176, words_k);
 WORDS_TYPE(iq3_xxs, "iq3_xxs", DTYPE_IQ3_XXS, 8, 1568, words_k);

@@ -55,9 +55,10 @@ INLINE void int8_tile(TILE_ARGS, const enum form f, const int n_panels, const in
     UNROLL for (int i = 0; i < n_rows; i++) UNROLL for (int q = 0; q < n_panels; q++) c[i][q] =
         _mm512_load_ps(acc + (i * n_panels + q) * 16);
     for (uint32_t b = 0; b < n_blocks; b++, w += FORM_BYTES(f), next += (size_t)next_lines * 64) {
+        const uint8_t *tail = w + FORM_BLOCKS(f) * FORM_BLOCK_BYTES(f);
         prefetch_lines(next, next_lines);
         for (int j = 0; j < FORM_BLOCKS(f); j++, x += FORM_STRIP_BYTES(f) * n_rows)
-            int8_block(w + j * FORM_BLOCK_BYTES(f), w + 8 * FORM_BLOCK_BYTES(f), panel_stride, x, c, f, n_panels, n_rows);
+            int8_block(w + j * FORM_BLOCK_BYTES(f), tail, panel_stride, x, c, f, n_panels, n_rows);
     }
     UNROLL for (int i = 0; i < n_rows; i++) UNROLL for (int q = 0; q < n_panels; q++)
         _mm512_store_ps(acc + (i * n_panels + q) * 16, c[i][q]);
@@ -72,7 +73,7 @@ INLINE void int8_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
             for (int j = 0; j < FORM_BLOCKS(f); j++, xb += FORM_STRIP_BYTES(f)) {
                 const uint8_t *block = w + j * FORM_BLOCK_BYTES(f);
                 prefetch_lines((const char *)block + GEMV_AHEAD, (FORM_BLOCK_BYTES(f) + 63) / 64);
-                int8_block(block, w + 8 * FORM_BLOCK_BYTES(f), 0, xb, c, f, 1, 1);
+                int8_block(block, w + FORM_BLOCKS(f) * FORM_BLOCK_BYTES(f), 0, xb, c, f, 1, 1);
             }
         _mm512_storeu_ps(acc, c[0][0]);
     }
@@ -125,6 +126,21 @@ INLINE void int8_prepare(const float *x, uint32_t stride, uint32_t n_rows, uint3
     }
 }
 
+/* The same of any number of columns, which end with a block of the type: what is missing counts as zero. */
+INLINE void int8_prepare_cut(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip, const enum form f)
+{
+    const uint32_t whole = n_cols / 32 * 32, columns = 32 * FORM_BLOCKS(f), row_bytes = FORM_STRIP_BYTES(f);
+    const uint32_t missing = (n_cols + columns - 1) / columns * columns - whole;
+    float last[INT8_ROWS][32] = {{0}};
+    int8_prepare(x, stride, n_rows, whole, strip, f);
+    memset(strip += (size_t)whole / 32 * row_bytes * n_rows, 0, (size_t)missing / 32 * row_bytes * n_rows);
+    if (n_cols == whole)
+        return;
+    for (uint32_t i = 0; i < n_rows; i++)
+        memcpy(last[i], x + (size_t)i * stride + whole, (n_cols - whole) * sizeof *x);
+    int8_prepare(last[0], 32, n_rows, 32, strip, f);
+}
+
 #define INT8_TILE(NAME, FORM, P, R)                                                                                            \
     static void NAME##_tile_##P##_##R(TILE_ARGS)                                                                               \
     {                                                                                                                          \
@@ -137,6 +153,8 @@ INLINE void int8_prepare(const float *x, uint32_t stride, uint32_t n_rows, uint3
 
 /* The kernels and the table of a form: linear_##NAME##_int8_avx512. */
 #define INT8_TYPE(NAME, TEXT, FORM, SLAB)                                                                                      \
+    INT8_TYPE_OF(NAME, TEXT, FORM, SLAB, int8_prepare, NAME##_avx512_repack, NAME##_avx512_unpack)
+#define INT8_TYPE_OF(NAME, TEXT, FORM, SLAB, PREPARE, REPACK, UNPACK)                                                          \
     INT8_TILES(NAME, FORM, 1)                                                                                                  \
     INT8_TILES(NAME, FORM, 2)                                                                                                  \
     static void NAME##_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_blocks, uint32_t n_panels)                 \
@@ -145,7 +163,7 @@ INLINE void int8_prepare(const float *x, uint32_t stride, uint32_t n_rows, uint3
     }                                                                                                                          \
     static void NAME##_prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)                 \
     {                                                                                                                          \
-        int8_prepare(x, stride, n_rows, n_cols, strip, FORM);                                                                  \
+        PREPARE(x, stride, n_rows, n_cols, strip, FORM);                                                                       \
     }                                                                                                                          \
     const struct linear_type linear_##NAME##_int8_avx512 = {                                                                   \
         .name = TEXT " int8",                                                                                                  \
@@ -160,8 +178,8 @@ INLINE void int8_prepare(const float *x, uint32_t stride, uint32_t n_rows, uint3
         .tile = INT8_TILE_TABLE(NAME##_tile),                                                                                  \
         .gemv = NAME##_gemv,                                                                                                   \
         .prepare = NAME##_prepare,                                                                                             \
-        .repack = NAME##_avx512_repack,                                                                                        \
-        .unpack = NAME##_avx512_unpack,                                                                                        \
+        .repack = REPACK,                                                                                                      \
+        .unpack = UNPACK,                                                                                                      \
     };
 
 #endif

@@ -287,6 +287,8 @@ V_INLINE void expand_blocks(const struct quant *type, const uint8_t *w, uint32_t
     {                                                                                                                          \
         unpack_blocks(&type, w, n_blocks, (float *)values);                                                                    \
     }                                                                                                                          \
+    EXPAND(type)
+#define EXPAND(type)                                                                                                           \
     void linear_##type##_expand_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *expanded)                                   \
     {                                                                                                                          \
         expand_blocks(&type, w, n_blocks, expanded);                                                                           \
@@ -300,6 +302,7 @@ LAYOUT(q5_k, 176, put_q5)
 LAYOUT(q6_k, 210, put_q6)
 LAYOUT(q3_k, 110, put_q3)
 LAYOUT(q2_k, 84, put_q2)
+EACH_INT4_GROUP(EXPAND)
 
 /* ---- Q8_0 ---- */
 

@@ -84,6 +84,16 @@ V_INLINE __m256i q3_quad(const uint8_t *sub, uint32_t q, uint32_t half)
     return _mm256_or_si256(two_bit_quad(sub, q, half, 0), one_bit_quad(sub + TWO_BIT_PLANE, q, half, 2));
 }
 
+/* Groups of 8 bits: columns 2 * pair and the next of 8 rows of a sub as pairs of int16. */
+V_INLINE __m256i group_pair(const uint8_t *sub, uint32_t pair, uint32_t half)
+{
+    const char b = (char)(pair % 2 * 2);
+    const __m256i places = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, b, -1, (char)(b + 1), -1, (char)(b + 4), -1, (char)(b + 5), -1, (char)(b + 8), -1, (char)(b + 9), -1,
+                      (char)(b + 12), -1, (char)(b + 13)));
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(load_256(sub + 64 * (pair / 2) + 32 * half), places), 8);
+}
+
 /* ---- scales; p: start of the block's scales ---- */
 
 V_INLINE void halves_of(const uint8_t *p, __m256 *v)
@@ -192,6 +202,17 @@ V_INLINE void q2_k_scales(const uint8_t *p, uint32_t sub, struct sub_scales *s)
     }
 }
 
+/* Groups (linear_group.h) of 4 bits: [16 rows] float32 scale, its lowest byte the zero */
+V_INLINE void group_scales(const uint8_t *p, struct sub_scales *s)
+{
+    UNROLL for (uint32_t half = 0; half < 2; half++) {
+        __m256i both = load_256(p + 32 * half), low = _mm256_set1_epi32(255);
+        __m256i minus_zero = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_and_si256(low, both));
+        s->scale[half] = _mm256_castsi256_ps(_mm256_andnot_si256(low, both));
+        s->addend[half] = _mm256_mul_ps(s->scale[half], _mm256_cvtepi32_ps(minus_zero));
+    }
+}
+
 /* ---- the types ---- */
 
 #define QUANT(type, subs, bytes_of_sub, bytes_of_scales, off, addend, sc, quad_function, read_scales)                          \
@@ -212,9 +233,14 @@ QUANT(q4_k, 8, NIBBLE_PLANE, 256, 0, true, false, nibble_quad, k_scales(p, sub, 
 QUANT(q5_k, 8, NIBBLE_PLANE + ONE_BIT_PLANE, 256, 0, true, false, q5_quad, k_scales(p, sub, s));
 QUANT(q6_k, 8, NIBBLE_PLANE + TWO_BIT_PLANE, 288, 32, false, true, q6_quad, q6_k_scales(p, sub, s));
 QUANT(q3_k, 8, TWO_BIT_PLANE + ONE_BIT_PLANE, 224, 4, false, true, q3_quad, q3_k_scales(p, sub, s));
+QUANT(int4_g128, 4, NIBBLE_PLANE, 64, 0, true, false, nibble_quad, group_scales(p, s));
+QUANT(int4_g32, 1, NIBBLE_PLANE, 64, 0, true, false, nibble_quad, group_scales(p, s));
 QUANT(q2_k, 8, TWO_BIT_PLANE, 320, 0, true, true, q2_quad, q2_k_scales(p, sub, s));
 
 #define EACH_QUANT(X) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) X(q3_k) X(q2_k)
+
+#define EACH_INT4_GROUP(X) X(int4_g128) X(int4_g32)
+#define EACH_INT8_GROUP(X) X(int8_g128) X(int8_g32)
 
 /* The expanded form of a sub that the tiles of linear_int8_avx2.c read: bytes q of quad Q at 64 Q + 32 half, then dwords of
  * the 16 rows. */
@@ -236,6 +262,8 @@ QUANT(q2_k, 8, TWO_BIT_PLANE, 320, 0, true, true, q2_quad, q2_k_scales(p, sub, s
 #define EXPAND(type) linear_expand linear_##type##_expand_avx2;
 EACH_QUANT(LAYOUT)
 EACH_QUANT(EXPAND)
+EACH_INT4_GROUP(EXPAND)
+EACH_INT8_GROUP(EXPAND) /* linear_group_avx2.c */
 LAYOUT(q8_0)
 EACH_ROW_TYPE(LAYOUT) /* linear_iq_avx2.c */
 EACH_ROW_TYPE(EXPAND)

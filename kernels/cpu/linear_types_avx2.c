@@ -2,7 +2,7 @@
 #include "linear_group.h"
 #include "linear_quants_avx2.h"
 
-#define FLOAT_ONLY(type, bits, columns) &linear_##type##_float_avx2,
+#define GROUP(type, bits, columns) &linear_##type##_float_avx2, &linear_##type##_int8_avx2,
 #define TABLE(type) &linear_##type##_float_avx2,
 #define BOTH(type) &linear_##type##_float_avx2, &linear_##type##_int8_avx2,
 
@@ -12,7 +12,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_bf16_avx2,
     &linear_mxfp4_float_avx2,
     &linear_fp8_float_avx2,
-    EACH_GROUP_TYPE(FLOAT_ONLY)
+    EACH_GROUP_TYPE(GROUP)
     EACH_TABLE_TYPE(TABLE)
     BOTH(q8_0) EACH_QUANT(BOTH) EACH_ROW_TYPE(BOTH)
 };

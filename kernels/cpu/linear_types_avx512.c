@@ -10,7 +10,7 @@ EACH_TABLE_TYPE(DECLARE_TABLE)
 #define TABLE(type) &linear_##type##_float_avx2,
 #define BOTH(type) &linear_##type##_float_avx2, &linear_##type##_int8_avx2,
 
-#define FLOAT_ONLY(type, bits, columns) &linear_##type##_float_avx512,
+#define GROUP(type, bits, columns) &linear_##type##_float_avx512, &linear_##type##_int8_avx512,
 
 static const struct linear_type *const TYPES[] = {
     &linear_f32_avx512,        &linear_f16_avx512,        &linear_bf16_avx512,       &linear_bf16_pairs_avx512,
@@ -23,7 +23,7 @@ static const struct linear_type *const TYPES[] = {
     &linear_mxfp4_float_avx512,
     &linear_fp8_float_avx512,
     EACH_GRID_TYPE(BOTH)
-    EACH_GROUP_TYPE(FLOAT_ONLY)
+    EACH_GROUP_TYPE(GROUP)
     EACH_TABLE_TYPE(TABLE)
 };
 

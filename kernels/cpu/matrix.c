@@ -14,19 +14,20 @@ static enum rc part_type(const struct matrix_desc *desc, uint32_t i, const struc
     const struct matrix_part *part = &desc->parts[i];
     const struct dtype_info *info = dtype_info(part->dtype);
     const char *name = info ? info->name : "an unknown type";
+    const bool is_gguf = part->dtype < DTYPE_COUNT; /* others have blocks that may be cut, and float activations by default */
     *type = NULL;
     if (desc->arithmetic == ARITHMETIC_FP8)
         return err_set(err, RC_UNSUPPORTED, "cpu: wanted float or int8 activations, have fp8; set activation_dtype to 'auto'");
     if (info && desc->arithmetic == ARITHMETIC_AUTO)
         *type = K(linear_type)(part->dtype, ARITHMETIC_BF16);
-    if (info && !*type && desc->arithmetic != ARITHMETIC_FLOAT)
+    if (info && !*type && (desc->arithmetic == ARITHMETIC_INT8 || (desc->arithmetic == ARITHMETIC_AUTO && is_gguf)))
         *type = K(linear_type)(part->dtype, ARITHMETIC_INT8);
     if (info && !*type)
         *type = K(linear_type)(part->dtype, ARITHMETIC_FLOAT);
     if (!*type)
         return err_set(err, RC_UNSUPPORTED, "matrix: wanted a float or GGUF quantised type of the CPU backend, have %s (%u)",
                        name, part->dtype);
-    if (part->dtype < DTYPE_COUNT && desc->n_cols % info->block_values) /* the last block of other types may be cut */
+    if (is_gguf && desc->n_cols % info->block_values)
         return err_set(err, RC_UNSUPPORTED, "matrix: %s wants columns in multiples of %u, have %u", name, info->block_values,
                        desc->n_cols);
     return RC_OK;

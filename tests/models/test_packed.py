@@ -77,6 +77,22 @@ def test_bfloat16_activations(make: Callable[..., Path], layout: str, case: str,
         assert np.abs(floats - exact).max() < 0.1 and np.abs(units - exact).max() < 0.1
 
 
+@pytest.mark.parametrize("layout", ["gptq", "gptq-32", "rows-asym", "int8"])
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_int8_activations_on_the_cpu(make: Callable[..., Path], layout: str, case: str, prompts) -> None:
+    """Equal bits in any batch and on ranks, near those of float activations, and other bits."""
+    path, options = make(layout, case) / "packed", {"dtype": "float32", "activation_dtype": "int8", "device": "cpu"}
+    wanted = answers(path, prompts, **options)
+    assert answers(path, prompts, **options, max_num_batched_tokens=16, max_num_seqs=2) == wanted
+    assert answers(path, prompts, **options, tensor_parallel_size=2) == wanted
+    values = []
+    for activations in ("int8", "float"):
+        with open_llm(path, **{**options, "activation_dtype": activations}) as llm:
+            how = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+            values.append(np.concatenate([o.prompt_token_logprobs[1:] for o in llm.generate(prompts, how, use_tqdm=False)]))
+    assert 0 < np.abs(values[0] - values[1]).mean() < 0.1
+
+
 @pytest.mark.parametrize("layout", ["gptq-32", "awq-32", "rows-asym", "int8"])
 @pytest.mark.parametrize("case", ["llama", "mixtral"])
 def test_ranks(make: Callable[..., Path], layout: str, case: str, prompts) -> None:
