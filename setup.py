@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "csrc"))
 
 import compiling  # noqa: E402
-from compiling import CC, FREE_THREADED, Object  # noqa: E402
+import linking  # noqa: E402
+import packing  # noqa: E402
 
 
 class CheckedBuild(build):
@@ -36,55 +37,20 @@ class Build(build_ext):
     def build_extension(self, ext: Extension) -> None:
         compiling.check_tools()
         nvcc = compiling.find_nvcc()
-        Path(self.build_temp).mkdir(parents=True, exist_ok=True)
-        core, cuda = self.core_objects(), self.cuda_objects(nvcc) if nvcc else []
+        temp = Path(self.build_temp)
+        temp.mkdir(parents=True, exist_ok=True)
+        core = compiling.core_objects(temp, self.distribution.get_version())
+        cuda = compiling.cuda_objects(nvcc, temp) if nvcc else []
         compiling.compile_all([*cuda, *core])  # CUDA takes longest
         shutil.rmtree(self.cuda_folder(), ignore_errors=True)
         if nvcc:
-            self.link_cuda(nvcc, [*cuda, *(one for one in core if one.target.name.startswith("base_"))])
+            linking.link_cuda(nvcc, [*cuda, *compiling.base_objects(temp)], self.cuda_folder())
         else:
             print("llmpy: no CUDA backend (no nvcc, or LLMPY_CUDA=0)")
-        self.link_core(Path(self.get_ext_fullpath(ext.name)), core)
+        linking.link_core(Path(self.get_ext_fullpath(ext.name)), core)
         header = self.include_folder() / "llmpy_backend.h"
         header.parent.mkdir(parents=True, exist_ok=True)
         header.write_text(compiling.backend_header())
-
-    def core_objects(self) -> list[Object]:
-        """Objects of the extension."""
-        version = compiling.read_version(CC).splitlines()[0]
-        folders = (ROOT / "csrc", ROOT / "kernels")
-        shared_files = [path for folder in folders for ending in ("h", "def") for path in folder.rglob(f"*.{ending}")]
-        info = [f'-DLLMPY_COMPILER="{version}"', f'-DLLMPY_VERSION="{self.distribution.get_version()}"']
-        shared = version.encode() + b"".join(path.read_bytes() for path in sorted(shared_files))
-        units = [(source, [*extra, *info], name) for source, extra, name in compiling.units()]
-        return compiling.plan(units, [*CC, *compiling.flags()], Path(self.build_temp), shared)
-
-    def cuda_objects(self, nvcc: str) -> list[Object]:
-        """Objects of the CUDA backend."""
-        folder = ROOT / "kernels/cuda"
-        doors = [ROOT / "kernels/backend.h", ROOT / "kernels/entries.def"]
-        headers = sorted([*folder.rglob("*.*h"), *(ROOT / "csrc/base").glob("*.h"), *doors])
-        shared = compiling.read_version([nvcc]).encode() + b"".join(header.read_bytes() for header in headers)
-        units: list[compiling.Unit] = [(source, [], f"cuda_{source.stem}.o") for source in sorted(folder.rglob("*.cu"))]
-        return compiling.plan(units, [nvcc, *compiling.cuda_flags()], Path(self.build_temp), shared)
-
-    def link_core(self, output: Path, objects: list[Object]) -> None:
-        """The extension: it needs libc and libm alone, and exports its init function."""
-        output.parent.mkdir(parents=True, exist_ok=True)
-        sanitize = [flag for flag in compiling.flags() if flag.startswith("-fsanitize")]
-        link = [*CC, *sanitize, "-shared", "-pthread", "-Wl,--exclude-libs,ALL", "-Wl,-z,now"]
-        files = [str(one.target) for one in objects]
-        compiling.run([*link, *files, "-lm", "-Wl,--as-needed", "-ldl", "-o", str(output)])
-
-    def link_cuda(self, nvcc: str, objects: list[Object]) -> None:
-        """The backend's library, which needs libc alone, so it loads without a driver; and the licences of what is in it."""
-        folder = self.cuda_folder()
-        folder.mkdir(parents=True)
-        link = [nvcc, "-shared", "-cudart", "static", "-Xlinker", "--exclude-libs,ALL,--as-needed"]
-        link += ["-Xcompiler", "-static-libstdc++,-static-libgcc"]
-        compiling.run([*link, *(str(one.target) for one in objects), "-o", str(folder / "libllmpy_cuda13.so")])
-        for text in (ROOT / "kernels/cuda/licenses").glob("*.txt"):
-            shutil.copy2(text, folder)
 
     def cuda_folder(self) -> Path:
         """Where the library and the licences go: into the tree of a wheel."""
@@ -108,6 +74,7 @@ class Build(build_ext):
 
 
 setup(
-    ext_modules=[Extension("llmpy._core", ["csrc/python/py_module.c"], py_limited_api=not FREE_THREADED)],
-    cmdclass={"build": CheckedBuild, "build_ext": Build},
+    ext_modules=[Extension("llmpy._core", ["csrc/python/py_module.c"], py_limited_api=not compiling.FREE_THREADED)],
+    version=compiling.project_version(),
+    cmdclass={"build": CheckedBuild, "build_ext": Build, "bdist_wheel": packing.Wheel},
 )

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+VERSION = "0.1.0"  # of a commit without a tag: the release that is being made
+TAG = re.compile(r"v(\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?)")
 V3 = "-mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mmovbe"
 ISAS = {
     "avx2": V3,
@@ -67,6 +69,25 @@ class Progress:
             self.done += 1
             minutes, seconds = divmod(int(time.monotonic() - self.start), 60)
             self.say(f"\rllmpy: {self.done} of {self.total} files compiled, {minutes}:{seconds:02}  ")
+
+
+def project_version() -> str:
+    """The version: of the commit's tag (v1.2.3) in an unchanged checkout, else of the source archive, else VERSION."""
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        command = ["git", "-C", str(ROOT), "describe", "--tags", "--exact-match", "--dirty", "--match", "v[0-9]*"]
+        if found := TAG.fullmatch(subprocess.run(command, capture_output=True, text=True).stdout.strip()):
+            return found[1]
+    archive = ROOT / "PKG-INFO"
+    found = re.search(r"^Version: (.+)$", archive.read_text(), re.MULTILINE) if archive.exists() else None
+    return found[1] if found else VERSION
+
+
+def glibc() -> str:
+    """The glibc to link for, such as 2.28; "": this machine's."""
+    wanted = os.environ.get("LLMPY_GLIBC", "")
+    if not re.fullmatch(r"(2\.\d+)?", wanted):
+        raise SystemExit(f"llmpy: LLMPY_GLIBC: wanted a version such as 2.28, got {wanted!r}")
+    return wanted
 
 
 def flags() -> list[str]:
@@ -149,9 +170,9 @@ def check_tools() -> None:
         raise SystemExit(f"llmpy: no {INCLUDE}/Python.h; install Python's headers ({apt} python3-dev; {dnf} python3-devel)")
 
 
-def read_version(command: list[str]) -> str:
+def read_version(command: list[str], option: str = "--version") -> str:
     """What a compiler says of itself."""
-    return subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([*command, *option.split()], capture_output=True, text=True, check=True).stdout
 
 
 def plan(units: Iterable[Unit], command: list[str], folder: Path, shared: bytes) -> list[Object]:
@@ -169,6 +190,31 @@ def plan(units: Iterable[Unit], command: list[str], folder: Path, shared: bytes)
         digest.update(source.read_bytes() + " ".join(words).encode())
         found.append(Object(words, source, folder / name, digest.hexdigest()))
     return found
+
+
+def core_objects(folder: Path, version: str) -> list[Object]:
+    """Objects of the extension, made in a folder."""
+    compiler = read_version(CC).splitlines()[0]
+    info = [f'-DLLMPY_COMPILER="{compiler}"', f'-DLLMPY_VERSION="{version}"']
+    folders = (ROOT / "csrc", ROOT / "kernels")
+    shared_files = [path for folder in folders for ending in ("h", "def") for path in folder.rglob(f"*.{ending}")]
+    shared = compiler.encode() + b"".join(path.read_bytes() for path in sorted(shared_files))
+    return plan([(source, [*extra, *info], name) for source, extra, name in units()], [*CC, *flags()], folder, shared)
+
+
+def base_objects(folder: Path) -> list[Object]:
+    """Those of them that the CUDA library has, too."""
+    return [one for one in core_objects(folder, project_version()) if one.target.name.startswith("base_")]
+
+
+def cuda_objects(nvcc: str, folder: Path) -> list[Object]:
+    """Objects of the CUDA backend, made in a folder."""
+    cuda = ROOT / "kernels/cuda"
+    doors = [ROOT / "kernels/backend.h", ROOT / "kernels/entries.def"]
+    headers = sorted([*cuda.rglob("*.*h"), *(ROOT / "csrc/base").glob("*.h"), *doors])
+    shared = read_version([nvcc]).encode() + b"".join(header.read_bytes() for header in headers)
+    units: list[Unit] = [(source, [], f"cuda_{source.stem}.o") for source in sorted(cuda.rglob("*.cu"))]
+    return plan(units, [nvcc, *cuda_flags()], folder, shared)
 
 
 def compile_all(objects: list[Object]) -> None:

@@ -23,6 +23,7 @@ VARIABLES = {
 BUILD_VARIABLES = {
     "LLMPY_CUDA": ("`0`: build without CUDA; `1`: with CUDA if there is nvcc; `require`: fail without nvcc", "1"),
     "LLMPY_CUDA_ARCHS": ("GPU architectures to compile for, joined by commas", "90a"),
+    "LLMPY_GLIBC": ("the oldest glibc that shall load what is built, as `2.28`; wants the package ziglang", "this machine's"),
     "LLMPY_WERROR": ("`1`: warnings of the compilers are errors", "0"),
     "LLMPY_DEBUG": ("`1`: `-O1 -g` and assertions", "0"),
     "LLMPY_SANITIZE": ("list for `-fsanitize=`, as `address,undefined`; preload the sanitizer's library to import", "none"),

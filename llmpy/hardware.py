@@ -23,8 +23,8 @@ NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 def build_info() -> dict[str, str]:
     """Version and compiler of this build, and the backends that it and other packages bring."""
-    kinds = {"cpu": "avx2, avx512"} | ({"cuda": ""} if cuda_library() else {})
-    kinds |= {kind: backends.packages(kind) for kind in backends.found() if kind not in _OWN}
+    kinds = {"cpu": "avx2, avx512"} | ({"cuda": ""} if _own_cuda() else {})
+    kinds |= {kind: backends.packages(kind) for kind in backends.found() if kind not in kinds}
     return {**_core.build_info(), "backends": ", ".join(kind + (f" ({more})" if more else "") for kind, more in kinds.items())}
 
 
@@ -51,14 +51,24 @@ def devices() -> list[dict[str, Any]]:
         cpu |= {"memory_bytes": total_memory_bytes(), "free_bytes": free_memory_bytes(), "isas": isas}
     else:
         cpu |= {"reason": _NO_ISA}
-    return [cpu, *_cuda_devices(wants_free=True), *(one for kind in sorted(backends.found()) for one in _devices_of(kind))]
+    others = sorted(backends.found().keys() - (set() if _own_cuda() else {"cuda"}))
+    return [cpu, *_cuda_devices(wants_free=True), *(one for kind in others for one in _devices_of(kind))]
 
 
 _NO_ISA = "the processor has neither AVX2 with FMA nor AVX-512"
 
 
 def cuda_library() -> str:
-    """Path of the CUDA backend; "" where this build has none."""
+    """Path of the CUDA backend: this build's own, else that of the package llmpy-cu13; "" where there is none.
+
+    Raises:
+        DeviceError: The package is of another version, or its library is not to be had.
+    """
+    return _own_cuda() or (backends.library("cuda", _core.build_info()["version"]) if "cuda" in backends.found() else "")
+
+
+def _own_cuda() -> str:
+    """Path of the CUDA backend that was built with the core; "": none was."""
     path = Path(__file__).with_name("_backends") / "libllmpy_cuda13.so"
     return str(path) if path.exists() else ""
 
@@ -252,7 +262,7 @@ def _with_uuid(uuid: str) -> str:
 
 
 _OWN = {"cpu", "cuda"}
-"""Kinds of devices that llmpy brings; no other package can."""
+"""Kinds of devices that are llmpy's own; of other packages llmpy-cu13 alone can bring one of them."""
 
 
 def kind_of(device: str) -> str:

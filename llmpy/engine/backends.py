@@ -41,11 +41,15 @@ def _package(point: EntryPoint) -> str:
 
 
 @functools.cache
-def library(kind: str) -> str:
+def library(kind: str, version: str | None = None) -> str:
     """Path of the library of a kind; a path that was found once is kept.
 
+    Args:
+        kind: What stands before the colon of a device's name.
+        version: The version that the package must have; None: any.
+
     Raises:
-        DeviceError: No package or more than one brings the kind, or the package's function fails.
+        DeviceError: No package or more than one brings the kind, it has another version, or its function fails.
     """
     points, name = found().get(kind, []), packages(kind)
     if len(points) > 1:
@@ -54,6 +58,8 @@ def library(kind: str) -> str:
         raise _error(kind, "no package brings this kind")
     if not KIND.fullmatch(kind):
         raise _error(kind, f"{name}: a kind is named by lower-case letters, digits and underscores")
+    if version and points[0].dist and points[0].dist.version != version:
+        raise _error(kind, f"{name}: llmpy is of version {version}; install the same version of both")
     try:
         path = points[0].load()()
     except Exception as error:

@@ -60,12 +60,12 @@ def bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
 
-    def bring(kind: str, code: str, package: str = "llmpy_fake") -> None:
+    def bring(kind: str, code: str, package: str = "llmpy_fake", version: str = "1.2") -> None:
         monkeypatch.delitem(sys.modules, package, raising=False)
         (site / f"{package}.py").write_text(f"def library():\n    {code}\n")
-        info = site / f"{package}-1.2.dist-info"
+        info = site / f"{package}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
         (info / "entry_points.txt").write_text(f"[llmpy.backends]\n{kind} = {package}:library\n")
 
     return bring

@@ -91,3 +91,31 @@ def test_names_that_are_no_kind(bring: Bring) -> None:
     assert reasons["cpu"] == "device 'cpu': llmpy_fake 1.2: llmpy brings devices of this kind itself"
     assert reasons["Fake"] == "device 'Fake': other_fake 1.2: a kind is named by lower-case letters, digits and underscores"
     assert hardware.choose("cpu") == "cpu" and "llmpy_fake" not in llmpy.build_info()["backends"]
+
+
+def test_the_cuda_library_of_a_package(bring: Bring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build without CUDA takes the library of the package of its own version."""
+    monkeypatch.setattr(hardware, "_own_cuda", lambda: "")
+    assert hardware.cuda_library() == ""
+    bring("cuda", "return '/nowhere/cuda.so'", package="llmpy_cu13", version=llmpy.__version__)
+    assert hardware.cuda_library() == "/nowhere/cuda.so"
+    reasons = [one["reason"] for one in llmpy.devices() if one["device"].startswith("cuda")]
+    assert len(reasons) == 1 and "/nowhere/cuda.so: cannot open" in reasons[0]
+    assert f"cuda (llmpy_cu13 {llmpy.__version__})" in llmpy.build_info()["backends"]
+
+
+def test_a_cuda_library_of_another_version(bring: Bring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_own_cuda", lambda: "")
+    bring("cuda", "raise AssertionError", package="llmpy_cu13", version="99.1")
+    wanted = f"device 'cuda': llmpy_cu13 99.1: llmpy is of version {llmpy.__version__}; install the same version of both"
+    with pytest.raises(DeviceError, match=wanted):
+        hardware.choose("cuda")
+    assert [one["reason"] for one in llmpy.devices() if one["device"] == "cuda:0"] == [wanted]
+    assert hardware.choose(None) == "cpu"
+
+
+def test_an_own_cuda_library_comes_first(bring: Bring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_own_cuda", lambda: "/own/cuda.so")
+    bring("cuda", "raise AssertionError", package="llmpy_cu13")
+    assert hardware.cuda_library() == "/own/cuda.so"
+    assert llmpy.devices()[-1]["reason"] == "device 'cuda': llmpy_cu13 1.2: llmpy brings devices of this kind itself"
