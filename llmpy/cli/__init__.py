@@ -176,7 +176,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     command("list", "models", "Models that are on this machine, in the caches of the hub and of llmpy.")
     remove = command("rm", "models", "Delete a downloaded model.")
     remove.add_argument("name", metavar="MODEL", help="hub id, or demo")
-
+    _add_tasks(command("eval", "evaluate", "Score a model on small built-in tasks, or on those of lm-evaluation-harness."))
     command("devices", "machine", "Devices of this machine, and why one cannot be used.")
     command("version", "machine", "Version and build.")
     return parser
@@ -204,6 +204,18 @@ def _add_server(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Adds the options of a running server. The key is not an argument: every user of the machine can read arguments."""
     parser.add_argument("--url", default=default, metavar="URL", help=f"address of a running server (default {default})")
     parser.add_argument("--api-key-file", metavar="FILE", help="the server's key (default: OPENAI_API_KEY of the environment)")
+
+
+def _add_tasks(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `eval`."""
+    from .parser import count, count_or_zero
+
+    _add_name(parser)
+    _add_device(parser)
+    parser.add_argument("--tasks", default="arithmetic,copying,json,choice", metavar="LIST", help="default: %(default)s")
+    parser.add_argument("--limit", type=count, metavar="N", help="ask the first N items of each task")
+    parser.add_argument("--num-fewshot", type=count_or_zero, metavar="N", help="examples of the harness's tasks")
+    parser.add_argument("--json", action="store_true", help="one JSON object per score")
 
 
 def _add_texts(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""llmpy inside other programs that have interfaces for engines."""
