@@ -1,4 +1,4 @@
-"""Builds the CUDA backend as a package of its own, llmpy-cu13, beside an llmpy without CUDA; wheels.py runs this."""
+"""Builds the CUDA backend as a package of its own, llmpy-cu13, beside an llmpy without CUDA; csrc/wheels.py runs this."""
 
 import sys
 from pathlib import Path

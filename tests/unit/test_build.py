@@ -121,7 +121,7 @@ def test_the_source_archive_has_all_that_a_build_reads(tmp_path: Path) -> None:
     wanted = {str(path.relative_to(ROOT)) for path in sources}
     given = {name for name in names if name.split("/")[0] in ("csrc", "kernels", "llmpy")}
     assert given == wanted
-    top = {"setup.py", "wheels.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "CONTRIBUTING.md"}
+    top = {"setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "CONTRIBUTING.md"}
     assert top <= names
 
 

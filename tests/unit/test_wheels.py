@@ -112,7 +112,7 @@ print(_core.__file__); print(_core.cpu_isas()); print(llmpy.__version__)
 
 @pytest.mark.slow
 def test_wheels_for_an_old_glibc(tmp_path: Path) -> None:
-    """wheels.py in a fresh environment; auditwheel, sizes, an installation without an index, and all sets of instructions."""
+    """csrc/wheels.py in a fresh environment; auditwheel, sizes, an installation without an index, and all sets of instructions."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
 
     def run(*words: object) -> str:
@@ -128,7 +128,7 @@ def test_wheels_for_an_old_glibc(tmp_path: Path) -> None:
 
     python, out = environment("building"), tmp_path / "wheels"
     run(python, "-m", "pip", "install", "-q", "setuptools>=77", "numpy>=2.0", "ziglang", "auditwheel")
-    said = run(python, ROOT / "wheels.py", "--out", out, "--cuda", "0")
+    said = run(python, ROOT / "csrc/wheels.py", "--out", out, "--cuda", "0")
     assert "auditwheel: manylinux_2_2" in said
     [wheel] = out.glob("*.whl")
     version = compiling.project_version()

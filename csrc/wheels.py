@@ -1,7 +1,7 @@
 """Makes what a release consists of: the source archive, the wheel of llmpy and, where there is nvcc, that of llmpy-cu13.
 
     pip install "setuptools>=77" numpy ziglang auditwheel
-    python wheels.py --out dist
+    python csrc/wheels.py --out dist
 
 The wheels are built from the source archive, so it is complete. ziglang links them for an old glibc, so no container is needed.
 A wheel over its budget of bytes, or one that auditwheel finds to need a newer glibc, fails.
@@ -17,7 +17,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).absolute().parent
+ROOT = Path(__file__).absolute().parents[1]
 sys.path.insert(0, str(ROOT / "csrc"))
 
 import compiling  # noqa: E402
