@@ -112,6 +112,12 @@ class LogprobsView(Sequence[Row], Generic[Row]):
         ids, values, ranks = (np.concatenate(pair) for pair in pairs)
         return type(self)(ids, values, ranks, self._vocab_size, self._decode)
 
+    def cut(self, count: int) -> Self:
+        """The same tokens with at most `count` alternatives."""
+        columns = slice(1 + count)
+        arrays = self.ids[:, columns], self.values[:, columns], self.ranks[:, columns]
+        return type(self)(*arrays, self._vocab_size, self._decode)
+
     def __len__(self) -> int:
         return len(self._parts[0] if self._parts is not None else self.ids)
 

@@ -120,7 +120,7 @@ class SamplingParams:
     temperature: float = field(default=1.0, metadata=row(
         as_float, rules.finite, must(lambda t: t >= 0, "be non-negative"), key="temperature"))
     top_p: float = field(default=1.0, metadata=row(
-        as_float, must(lambda p: 0 < p <= 1, "be in (0, 1]"), key="top_p", plain=True))
+        as_float, must(lambda p: 0 < p <= 1, "be in (0, 1]"), off=(1,), key="top_p", plain=True))
     top_k: int = field(default=0, metadata=row(
         rules.integer, must(lambda k: k >= -1, "be 0 (disable), or at least 1"), off=(0, -1), key="top_k"))
     min_p: float = field(default=0.0, metadata=row(as_float, within(0, 1), off=(0,), key="min_p", plain=True))

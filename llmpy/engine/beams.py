@@ -26,10 +26,13 @@ class BeamRequest(Request):
     params: BeamSampling
 
     def output(self, delta: bool = False) -> RequestOutput:
-        """The output so far; the samples that found no text are left out."""
+        """The output so far, without the samples that found no text, and with as many logprobs as wanted."""
         output = super().output(delta)
         empty = {index for index, one in enumerate(self.samples) if one.finish == "grammar" and not one.num_tokens}
         output.outputs = [one for one in output.outputs if one.index not in empty]
+        most = self.params.shown_logprobs
+        for one in output.outputs:
+            one.logprobs = None if most is None or one.logprobs is None else one.logprobs.cut(most)
         return output
 
     def result(self) -> BeamSearchOutput:  # type: ignore[override]

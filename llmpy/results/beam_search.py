@@ -85,12 +85,20 @@ class BeamSampling(SamplingParams):
         found: BeamSearchParams = self.__dict__["_search"]
         return found
 
+    @property
+    def shown_logprobs(self) -> int | None:
+        """Number of alternatives in the logprobs of a RequestOutput's samples; None: they have no logprobs."""
+        found: int | None = self.__dict__["_shown"]
+        return found
 
-def sampling_of(search: object, **more: Any) -> BeamSampling:
+
+def sampling_of(search: object, shown_logprobs: int | None = None, **more: Any) -> BeamSampling:
     """The sampling parameters of a beam search.
 
     Args:
         search: BeamSearchParams.
+        shown_logprobs: Number of alternatives in the logprobs of a RequestOutput's samples; None: they have no logprobs. The
+            logprobs of a BeamSearchOutput do not depend on it.
         more: Further fields of SamplingParams, about the text alone.
     """
     if not isinstance(search, BeamSearchParams):
@@ -106,7 +114,7 @@ def sampling_of(search: object, **more: Any) -> BeamSampling:
         logprobs_mode="full_logprobs",
         **{"output_kind": RequestOutputKind.FINAL_ONLY, **more},
     )
-    params.__dict__["_search"] = search
+    params.__dict__.update(_search=search, _shown=shown_logprobs)
     return params
 
 

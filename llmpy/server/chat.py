@@ -189,7 +189,7 @@ class Chat(Answering):
             prompt = self.service.prompt(messages, self.template)
             if self.limit is not None and not self.is_truncated:
                 prompt.room = (self.limit_name, self.limit)
-            return self.service.run(prompt, False, self.how, self.sampling(messages))
+            return self.service.run(prompt, False, self.how, self.params(self.sampling(messages)))
 
         return await self.service.beside(max(self.size, size_of(self.body.messages, self.tools)), queue)
 

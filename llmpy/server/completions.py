@@ -67,7 +67,7 @@ class Completion(Answering):
                 prompt = parse(given)
                 prompt.room = None if not self.body.max_tokens else ("max_tokens", self.body.max_tokens)
                 how = {**self.how, "request_id": self.how["request_id"] + (f"-{index}" if len(self.prompts) > 1 else "")}
-                streams.append(self.service.run(prompt, True, how, self.fields))
+                streams.append(self.service.run(prompt, True, how, self.params(self.fields)))
         except BaseException:
             for stream in streams:
                 stream.close()

@@ -42,6 +42,7 @@ HARMLESS = frozenset(("model", "stream", "user", "stream_options", "priority", "
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{name: (None, *row.off) for name, row in ROWS.items() if row.off},
     "best_of": (None, 1),
+    "length_penalty": (None, 1),
     "parallel_tool_calls": (None, True),
     "add_generation_prompt": (None, True),
     "response_format": (*EMPTY, {"type": "text"}),
@@ -84,11 +85,13 @@ _NUCLEUS = "use top_p, top_k or min_p"
 _ADAPTER = "an adapter's name is a model name: use model"
 _LENGTH = "use max_tokens"
 _CUT = "shorten the prompt"
+_BEAMS = "use /v1/completions or /v1/chat/completions"
+_NO_BEAMS: tuple[Kind, ...] = (ResponsesRequest, MessagesRequest, GenerateRequest)
 
 UNSUPPORTED: dict[str, Unsupported] = {
-    "use_beam_search": Unsupported(TEXT, advice="use n"),
-    "length_penalty": Unsupported(TEXT, (None, 1)),
-    "early_stopping": Unsupported(TEXT),
+    "use_beam_search": Unsupported(_NO_BEAMS, advice=_BEAMS),
+    "length_penalty": Unsupported(_NO_BEAMS, NEUTRAL["length_penalty"], _BEAMS),
+    "early_stopping": Unsupported(_NO_BEAMS, advice=_BEAMS),
     "logits_processors": Unsupported(TEXT, advice="use logit_bias, allowed_token_ids or bad_words"),
     "vllm_xargs": Unsupported(TEXT),
     "extra_args": Unsupported(TEXT),
@@ -182,8 +185,10 @@ def check_fields(given: Mapping[str, Any], known: Container[str], kind: Kind, pl
 
 def _unsupported(name: str, kind: Kind) -> Unsupported | None:
     """The rule for a field that a body does not have; None: the field does not change the answer."""
+    found = UNSUPPORTED.get(name)
+    if found is not None and kind in found.kinds:
+        return found
     if kind in TEXT and name in _CHANGING:
         spelling = "sampling_params" if kind is GenerateRequest else SPELLINGS.get(kind, {}).get(name)
         return Unsupported(TEXT, NEUTRAL.get(name, OFF), f"use {spelling}" if spelling else "leave it out")
-    found = UNSUPPORTED.get(name)
-    return found if found is not None and kind in found.kinds else None
+    return None

@@ -61,6 +61,10 @@ class Sampling(Common, kw_only=True):
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
 
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream_interval: int | None = None

@@ -15,8 +15,8 @@ from ..hub import resolve
 from ..text.tokenizer import Tokenizer
 from .chat import Chat
 from .completions import Completion
-from .errors import answer
-from .protocol import ChatRequest, CompletionRequest
+from .errors import HttpError, answer
+from .protocol import ChatRequest, CompletionRequest, Sampling
 from .requests import beside, read
 from .service import Answering, Service
 
@@ -57,9 +57,18 @@ def _rendered(answering: Answering, ids: list[int], fields: dict[str, Any]) -> d
     }
 
 
+def _check(request: Request, body: Sampling) -> None:
+    """Refuses beam searches: the path that takes the rendered body has none."""
+    if body.use_beam_search:
+        path = request.url.path
+        message = f"use_beam_search is not supported on {path}; use {path.removesuffix('/render')}"
+        raise HttpError(400, message, "use_beam_search")
+
+
 async def render_chat(service: Service, request: Request) -> ASGIApp:
     """Renders a chat completion."""
     body = await read(request, ChatRequest)
+    _check(request, body)
 
     def rendered() -> dict[str, Any]:
         chat = Chat(service, request, body)
@@ -72,6 +81,7 @@ async def render_chat(service: Service, request: Request) -> ASGIApp:
 async def render_completions(service: Service, request: Request) -> ASGIApp:
     """Renders a completion: one object per prompt."""
     body = await read(request, CompletionRequest)
+    _check(request, body)
 
     def rendered() -> list[dict[str, Any]]:
         completion, special = Completion(service, request, body), body.add_special_tokens is not False

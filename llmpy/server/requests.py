@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from ..sampling_params import ROWS
-from . import limits
+from . import beams, limits
 from .errors import HttpError
 from .fields import check_fields
 from .frames import ClientGone, attended
@@ -154,6 +154,7 @@ def _check(body: Sampling) -> None:
         raise HttpError(400, "prompt_logprobs is not available with stream; leave stream out", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise HttpError(400, "stream_options is only allowed with stream", "stream_options")
+    beams.check(body)
 
 
 def prompts_of(given: Inputs, name: str, sizes: limits.Sizes) -> list[str | list[int]]:

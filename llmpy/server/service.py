@@ -26,11 +26,12 @@ from ..hub import DEMO, REPOSITORY
 from ..inputs import Prompt
 from ..lora import LoRARequest
 from ..outputs import RequestOutput
-from ..sampling_params import RequestOutputKind
+from ..sampling_params import RequestOutputKind, SamplingParams
 from ..text.bounds import surely_exceeds
 from ..text.chat import choose, within
 from ..text.sandbox import Limits as TemplateLimits
 from ..text.tokenizer import Tokenizer
+from . import beams
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
 from .limits import RANGES, Sizes, most, option_problem, seconds
@@ -326,16 +327,18 @@ class Service:
         with within(TEMPLATE_LIMITS) if arguments.get("chat_template") is not None else nullcontext():
             return render(self.tokenizer, messages, _spread(arguments))
 
-    def run(self, prompt: Prompt, special_tokens: bool, how: Mapping[str, Any], fields: Mapping[str, Any]) -> RequestStream:
+    def run(
+        self, prompt: Prompt, special_tokens: bool, how: Mapping[str, Any], params: Mapping[str, Any] | SamplingParams
+    ) -> RequestStream:
         """Queues a prompt.
 
         Args:
             prompt: The prompt.
             special_tokens: Whether the tokenizer adds special tokens around text.
             how: Result of `engine_arguments`.
-            fields: Sampling parameters.
+            params: Result of `Answering.params`.
         """
-        return self.engine._open(prompt, special_tokens, fields, **how)
+        return self.engine._open(prompt, special_tokens, params, **how)
 
     @cached_property
     def jobs(self) -> Lanes:
@@ -453,6 +456,11 @@ class Answering:
         self.id = f"{prefix}-{self.shown_id}"
         self.kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
         self._top, self._names_ids = top or 0, bool(body.return_tokens_as_token_ids)
+        self._body = body
+
+    def params(self, fields: Mapping[str, Any]) -> Mapping[str, Any] | SamplingParams:
+        """What to run: the request's sampling fields, or its beam search."""
+        return beams.search_of(self._body, fields, self.service.max_model_len) if self._body.use_beam_search else fields
 
     def writer(self) -> LogprobWriter:
         """A writer for the logprobs of a sample."""
