@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from .._core import Engine, Model
     from ..keywords import EngineKeywords
+    from ..metrics import Metric
     from ..results.replies import Reply, ReplyReader
     from ..server.dialect import Dialect
     from ..text.tokenizer import Tokenizer
@@ -365,6 +366,16 @@ class EngineBase(AdapterCalls, ABC):
         """
         self._driver.check()
         return {name: Histogram(*parts) for name, parts in self._driver.engine.histograms().items()}
+
+    def get_metrics(self) -> list[Metric]:
+        """The metrics of `/metrics` under vLLM's names.
+
+        Returns:
+            Objects of `llmpy.metrics`: Counter, Gauge, Histogram, Vector, each with `name` and `labels`.
+        """
+        from ..metrics import read
+
+        return read(self)
 
     def memory(self) -> dict[str, int]:
         """Bytes by purpose, and the total and free bytes of the devices; all are sums over the ranks."""
