@@ -50,7 +50,13 @@ if TYPE_CHECKING:
     from .lora import LoRARequest
     from .models import architecture
     from .outputs import Chunk, CompletionOutput, EngineStats, RequestOutput, RequestOutputs, ScoreOutput, ScoreOutputs
-    from .pooling_outputs import ClassificationRequestOutput, EmbeddingRequestOutput, PoolingOutputs, PoolingRequestOutput
+    from .pooling_outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingOutputs,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from .pooling_params import PoolingParams
     from .results.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from .results.replies import Reply, ToolCall
@@ -75,7 +81,8 @@ _MODULES = {
     "logprobs": "Logprob Logprobs PromptLogprobs",
     "models": "architecture",
     "outputs": "Chunk CompletionOutput EngineStats RequestOutput RequestOutputs ScoreOutput ScoreOutputs",
-    "pooling_outputs": "ClassificationRequestOutput EmbeddingRequestOutput PoolingOutputs PoolingRequestOutput",
+    "pooling_outputs": "ClassificationRequestOutput EmbeddingRequestOutput PoolingOutputs PoolingRequestOutput "
+    "ScoringRequestOutput",
     "pooling_params": "PoolingParams",
     "results.replies": "Reply ToolCall",
     "sampling_params": "RequestOutputKind SamplingParams",
@@ -129,6 +136,7 @@ __all__ = [
     "SamplingParams",
     "ScoreOutput",
     "ScoreOutputs",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "Tokenizer",

@@ -117,10 +117,10 @@ KEYWORDS = {
     "request_id": "call `add_request()`, which takes a request_id",
     "conversation": "use `messages`",
     "tool_choice": "the model decides about calls; to force one, use `structured_outputs` or the server",
-    "text_1": "`score()` gives logprobs of given tokens; for similarity, call `embed()` and compare the vectors",
-    "text_2": "`score()` gives logprobs of given tokens; for similarity, call `embed()` and compare the vectors",
-    "data_1": "`score()` gives logprobs of given tokens; for similarity, call `embed()` and compare the vectors",
-    "data_2": "`score()` gives logprobs of given tokens; for similarity, call `embed()` and compare the vectors",
+    "text_1": "`score()` gives logprobs of given tokens; for similarity, call `similarity()`",
+    "text_2": "`score()` gives logprobs of given tokens; for similarity, call `similarity()`",
+    "data_1": "`score()` gives logprobs of given tokens; for similarity, call `similarity()`",
+    "data_2": "`score()` gives logprobs of given tokens; for similarity, call `similarity()`",
 }
 """Keyword arguments that no call has -> advice."""
 
@@ -132,8 +132,7 @@ NAMES = {
     "LLMEngine": "use `LLM`, whose `add_request()` and `step()` run an engine step by step",
     "GuidedDecodingParams": "use `StructuredOutputsParams`",
     "ModelRegistry": "use the decorator `architecture`",
-    "ScoringOutput": "`score()` returns `ScoreOutputs`, logprobs of given tokens",
-    "ScoringRequestOutput": "`score()` returns `ScoreOutputs`, logprobs of given tokens",
+    "ScoringOutput": "`similarity()` returns `ScoringRequestOutput`, whose outputs have a score",
     "TokenInputs": "use `TokensPrompt`",
     "token_inputs": "use `TokensPrompt`",
     "EmbedsPrompt": "prompts as embeddings are not supported; use `TokensPrompt`",
@@ -168,16 +167,6 @@ METHODS = {
     "detokenize": "call `get_tokenizer()` and its decode()",
 }
 """Attributes that no engine has -> advice."""
-
-LATER = {
-    "similarity": "call `embed()` and compare the vectors",
-    "get_metrics": "call `stats()` or `histograms()`",
-    "collective_rpc": "one process runs one engine: call its methods",
-    "apply_model": "there is no module tree; call `program()`, `weight_info()` or `LLM.tap()`",
-    "AsyncEngine.tap": "use `LLM`, which has `tap()`",
-}
-"""Names that exist but raise UnsupportedError -> advice."""
-
 
 def plain(advice: str) -> str:
     """An advice without its backquotes."""

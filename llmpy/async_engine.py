@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._later import LaterMethods
 from .checks import as_int
 from .engine import calls
 from .engine.base import Conversation, EngineBase, Tools, check_params_type
@@ -19,8 +18,10 @@ from .engine.health import STUCK_AFTER_S, check_serving
 from .engine.jobs import beside
 from .engine.pooling import params_of, request_of, wish
 from .engine.requests import Request
+from .engine.rpc import AsyncRpcCalls
 from .engine.sleep import check_mode
 from .engine.sleep_async import SleepingAsyncEngine
+from .engine.tap import AsyncTapCalls, Tap
 from .engine.thread import CLOSED, HAS_ROOM, IDLE, OVER, PAUSED, ThreadDriver
 from .errors import EngineDeadError, InvalidRequestError, LlmpyError, QueueFullError, UnsupportedError
 from .hub import DEMO
@@ -59,7 +60,7 @@ def _close_all() -> None:
         engine.close()
 
 
-class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, EngineBase, LaterMethods):
+class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, AsyncTapCalls, AsyncRpcCalls, EngineBase):
     """A model that serves many requests at once. A thread of the core runs it; several event loops may use it.
 
     Args:
@@ -89,6 +90,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Engi
     def _start(self, loaded: Loaded) -> None:
         driver = self._driver = ThreadDriver(loaded.model, loaded.engine, self.config.max_queued_requests or 0)
         self._weights = Weights(loaded.model, driver.thread, str(self.config.device), self._frontend, driver.alive)
+        self._tap = Tap(loaded.model, driver.thread, loaded.spec, loaded.programs, self._frontend, driver.alive)
         _open.add(self)
 
     @classmethod

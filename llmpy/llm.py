@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ._later import LaterCalls, LaterMethods
 from .advice import advised
 from .checks import as_int
 from .engine import calls
@@ -16,8 +14,10 @@ from .engine.beams import BeamCalls
 from .engine.driver import Driver
 from .engine.frontend import one_each, special_tokens_wanted
 from .engine.pooling import params_of, pool, request_of, wish
+from .engine.rpc import RpcCalls
+from .engine.similarity import SimilarityCalls
 from .engine.sleep import SleepingLLM
-from .engine.tap import Tap
+from .engine.tap import Tap, TapCalls
 from .errors import InvalidRequestError, UnsupportedError
 from .inputs import batch, is_single
 from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOutputs
@@ -27,9 +27,6 @@ from .weights.group import WeightGroups
 
 if TYPE_CHECKING:
     from typing import Unpack
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from .config import EngineConfig
     from .engine.adapters import Chosen
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     from .pooling_params import PoolingParams
 
 
-class LLM(UpdateCalls, WeightGroups, SleepingLLM, BeamCalls, EngineBase, LaterCalls, LaterMethods):
+class LLM(UpdateCalls, WeightGroups, SleepingLLM, BeamCalls, SimilarityCalls, TapCalls, RpcCalls, EngineBase):
     """A model ready to generate, in this process. It is a context manager; leaving it closes the engine.
 
     The options that most people need are these; EngineConfig documents all of them, with their ranges and defaults.
@@ -97,44 +94,11 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, BeamCalls, EngineBase, LaterCa
         self._weights = Weights(
             loaded.model, loaded.engine, str(self.config.device), self._frontend, lambda: driver.driving(steps=False)
         )
-        self._tap = Tap(loaded.model, loaded.spec, loaded.programs, self._frontend, lambda: driver.driving(steps=False))
+        self._tap = Tap(
+            loaded.model, loaded.engine, loaded.spec, loaded.programs, self._frontend, lambda: driver.driving(steps=False)
+        )
         self._named: dict[str, Request] = {}
         self._enqueued: dict[str, Request] = {}
-
-    # ---- looking inside ---------------------------------------------------------------------------------------------
-
-    def tap(self, prompts: Prompts, names: str | int | Sequence[str | int]) -> list[dict[str | int, NDArray[np.float32]]]:
-        """What the model computes on the way: any tensor inside it, for every token of a prompt.
-
-        The prompt runs once more, beside what the engine has in flight, operation by operation; the values are those of a step,
-        bit for bit, rounded as the engine's activations are.
-
-        Args:
-            prompts: As in `generate`.
-            names: Names of values (`tap_names` lists them), numbers of operations, or several of these.
-
-        Returns:
-            A dict for each prompt: what was asked for, float32 [tokens, width].
-
-        Raises:
-            InvalidRequestError: A name that there is not, or a prompt that is empty or too long.
-            EngineBusyError: Another thread uses the engine.
-            EngineClosedError: It was closed.
-        """
-        self._driver.check()
-        return self._tap.run(prompts, names)
-
-    def tap_names(self, pattern: str | None = None) -> list[str]:
-        """Names of what `tap` can return, in the order in which the model computes it.
-
-        Args:
-            pattern: Shell pattern, such as "model.layers.0.*"; None = all.
-
-        Returns:
-            The names: those of the modules that make a value; a layer's own name is what it hands to the next one.
-        """
-        self._driver.check()
-        return [one.name for one in self._tap.named() if pattern is None or fnmatchcase(one.name, pattern)]
 
     # ---- generation -------------------------------------------------------------------------------------------------
 

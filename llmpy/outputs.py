@@ -673,7 +673,7 @@ def to_plain(value: Any) -> Any:
 _MOVED = dict.fromkeys(
     (
         *("ClassificationOutput", "ClassificationRequestOutput", "EmbeddingOutput", "EmbeddingRequestOutput"),
-        *("PoolingOutput", "PoolingOutputs", "PoolingRequestOutput"),
+        *("PoolingOutput", "PoolingOutputs", "PoolingRequestOutput", "ScoringOutput", "ScoringRequestOutput"),
     ),
     "pooling_outputs",
 )

@@ -66,7 +66,25 @@ class ClassificationOutput:
         return len(self.probs)
 
 
-Outputs = TypeVar("Outputs", PoolingOutput, EmbeddingOutput, ClassificationOutput)
+@dataclass(slots=True, eq=False, kw_only=True)
+class ScoringOutput:
+    """The similarity of two texts.
+
+    Args:
+        score: A cosine, from -1 to 1, or the score of a cross-encoder.
+    """
+
+    score: float
+
+    @property
+    def data(self) -> Floats:
+        """`score` as float32 [], by the name that all pooling outputs have."""
+        import numpy as np
+
+        return np.asarray(self.score, np.float32)
+
+
+Outputs = TypeVar("Outputs", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
 
 
 @dataclass(slots=True, eq=False, kw_only=True, repr=False)
@@ -122,6 +140,12 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     """One prompt's classification, in `.outputs.probs`."""
+
+    __slots__ = ()
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """The similarity of a pair, in `.outputs.score`. Prompt and ids are those of a cross-encoder, or of both texts."""
 
     __slots__ = ()
 

@@ -10,6 +10,7 @@
 #include "../program/lora.h"
 #include "../program/tap.h"
 #include "../program/team.h"
+#include "py_engine.h"
 #include "py_program.h"
 
 #include <string.h>
@@ -526,17 +527,37 @@ static PyObject *make_rows(const struct program *program, PyObject *numbers, uin
     return list;
 }
 
-/* tap(ids, value numbers) -> for each rank a list of bytes, float32 [n_tokens][width]. The number -1 is the logits. */
+struct tapping {
+    struct team *team;
+    const int32_t *ids;
+    uint32_t n_tokens, n_wanted;
+    const struct tapped *wanted;
+};
+
+static enum rc run_tap(struct engine *engine, void *ctx, struct err *err)
+{
+    const struct tapping *t = ctx;
+    uint32_t holds = engine_holds(engine);
+    if (holds & HOLD_UPDATE)
+        return err_set(err, RC_BUSY, "tap: the weights are being updated; commit or abort the update first");
+    if (holds & HOLD_TORN)
+        return engine_refusal(engine, err);
+    return team_tap(t->team, t->ids, t->n_tokens, t->wanted, t->n_wanted, err);
+}
+
+/* tap(ids, value numbers, runner=None) -> for each rank a list of bytes, float32 [n_tokens][width]. Number -1 is the logits.
+ * The prompt runs between two steps of the runner, the Engine or EngineThread that runs the model; None: nothing runs it. */
 static PyObject *tap(PyObject *self, PyObject *args)
 {
     Py_buffer ids;
-    PyObject *numbers;
+    PyObject *numbers, *runner = Py_None;
     struct team *team = opened_team(self);
-    if (!team || !PyArg_ParseTuple(args, "y*O!", &ids, &PyList_Type, &numbers))
+    if (!team || !PyArg_ParseTuple(args, "y*O!|O", &ids, &PyList_Type, &numbers, &runner))
         return NULL;
     uint32_t n_tokens = (uint32_t)((size_t)ids.len / sizeof(int32_t)), n = (uint32_t)PyList_Size(numbers),
              n_ranks = team_n_ranks(team);
     struct tapped *wanted = mem_calloc((size_t)n_ranks * n + 1, sizeof *wanted);
+    struct tapping t = {team, ids.buf, n_tokens, n, wanted};
     PyObject *list = wanted ? PyList_New(0) : PyErr_NoMemory();
     for (uint32_t rank = 0; list && rank < n_ranks; rank++) {
         PyObject *rows = make_rows(model_program(team_model(team, rank)), numbers, n_tokens, wanted + (size_t)rank * n);
@@ -544,7 +565,10 @@ static PyObject *tap(PyObject *self, PyObject *args)
             Py_CLEAR(list);
         Py_XDECREF(rows);
     }
-    if (list) {
+    if (list && runner != Py_None) {
+        if (py_engine_call(runner, run_tap, &t) < 0)
+            Py_CLEAR(list);
+    } else if (list) {
         struct err err = {0};
         PyThreadState *gil = PyEval_SaveThread();
         enum rc rc = team_tap(team, ids.buf, n_tokens, wanted, n, &err);

@@ -1,13 +1,15 @@
-"""Intermediate values of prompts: `LLM.tap`."""
+"""Intermediate values of prompts: `tap` of LLM and AsyncEngine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import InvalidRequestError, LlmpyError
 from ..inputs import batch
+from .jobs import beside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +19,11 @@ if TYPE_CHECKING:
     from ..inputs import Prompts
     from ..models import Spec
     from ..models.names import Named
+    from .base import AnyDriver
     from .frontend import Frontend
+    from .thread import ThreadDriver
+
+Wanted: TypeAlias = str | int | Sequence[str | int]
 
 
 class Tap:
@@ -25,6 +31,7 @@ class Tap:
 
     Args:
         model: The core's model.
+        runner: The core object that runs steps.
         spec: The model's program.
         programs: The program of each rank.
         frontend: Tokenises prompts.
@@ -34,12 +41,14 @@ class Tap:
     def __init__(
         self,
         model: _core.Model,
+        runner: _core.Engine | _core.EngineThread,
         spec: Spec,
         programs: Sequence[Spec],
         frontend: Frontend,
         claim: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.model, self.spec, self.programs, self.frontend, self.claim = model, spec, programs, frontend, claim
+        self.model, self.runner, self.spec, self.programs = model, runner, spec, programs
+        self.frontend, self.claim = frontend, claim
 
     def named(self) -> list[Named]:
         """The values that have names."""
@@ -64,7 +73,7 @@ class Tap:
             parts = [part for part in (prompt.ids, prompt.prior) if part is not None]
             yield np.ascontiguousarray(np.concatenate(parts), dtype=np.int32)
 
-    def run(self, prompts: Prompts, wanted: str | int | Sequence[str | int]) -> list[dict[str | int, NDArray[np.float32]]]:
+    def run(self, prompts: Prompts, wanted: Wanted) -> list[dict[str | int, NDArray[np.float32]]]:
         """The values of each prompt, as `LLM.tap` returns them."""
         from ..models import names
 
@@ -77,7 +86,7 @@ class Tap:
         found: list[dict[str | int, NDArray[np.float32]]] = []
         for ids in self.ids(prompts):
             with self.claim():
-                rows = self.model.tap(ids, values)
+                rows = self.model.tap(ids, values, self.runner)
             arrays = [self._joined(value, len(ids), [rank[i] for rank in rows]) for i, value in enumerate(values)]
             found.append(dict(zip(chosen, arrays, strict=True)))
         return found
@@ -99,6 +108,75 @@ class Tap:
                 whole[:, start:end] = part[:, first : first + end - start]
                 first += end - start
         return whole
+
+
+class _Named:
+    """The call that lists names of values, for LLM and AsyncEngine."""
+
+    if TYPE_CHECKING:
+        _driver: AnyDriver
+        _tap: Tap
+
+    def tap_names(self, pattern: str | None = None) -> list[str]:
+        """Names of what `tap` can return, in the order in which the model computes it.
+
+        Args:
+            pattern: Shell pattern, such as "model.layers.0.*"; None = all.
+
+        Returns:
+            The names: those of the modules that make a value; a layer's own name is what it hands to the next one.
+        """
+        self._driver.check()
+        return [one.name for one in self._tap.named() if pattern is None or fnmatchcase(one.name, pattern)]
+
+
+class TapCalls(_Named):
+    """LLM's calls of intermediate values."""
+
+    def tap(self, prompts: Prompts, names: Wanted) -> list[dict[str | int, NDArray[np.float32]]]:
+        """What the model computes on the way: any tensor inside it, for every token of a prompt.
+
+        The prompt runs once more, beside what the engine has in flight, operation by operation; the values are those of a step,
+        bit for bit, rounded as the engine's activations are.
+
+        Args:
+            prompts: As in `generate`.
+            names: Names of values (`tap_names` lists them), numbers of operations, or several of these.
+
+        Returns:
+            A dict for each prompt: what was asked for, float32 [tokens, width].
+
+        Raises:
+            InvalidRequestError: A name that there is not, or a prompt that is empty or too long.
+            EngineBusyError: Another thread uses the engine, or the weights are being updated.
+            WeightsMissingError: The weights are incomplete.
+            EngineClosedError: It was closed.
+        """
+        self._driver.check()
+        return self._tap.run(prompts, names)
+
+
+class AsyncTapCalls(_Named):
+    """AsyncEngine's calls of intermediate values."""
+
+    if TYPE_CHECKING:
+        _driver: ThreadDriver
+
+    async def tap(self, prompts: Prompts, names: Wanted) -> list[dict[str | int, NDArray[np.float32]]]:
+        """What the model computes on the way, as `LLM.tap`. Each prompt runs between two steps; the event loop goes on.
+
+        Args:
+            prompts, names: As in `LLM.tap`; a list of prompts is possible here, too.
+
+        Returns:
+            As in `LLM.tap`.
+
+        Raises:
+            InvalidRequestError, EngineBusyError, WeightsMissingError, EngineClosedError: As in `LLM.tap`.
+            EngineDeadError: A fault has killed the engine.
+        """
+        self._driver.check_alive()
+        return await beside(self._tap.run, prompts, names)
 
 
 def _listed(wanted: object) -> list[str | int]:

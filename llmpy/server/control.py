@@ -11,23 +11,10 @@ from starlette.types import ASGIApp
 
 from .. import __version__
 from ..config import EngineConfig
+from ..engine.rpc import METHODS
 from .errors import HttpError, answer
 from .requests import read, read_if_any
 from .service import Service
-
-RPC = (
-    "get_world_size",
-    "get_weight_version",
-    "weight_checksum",
-    "reset_prefix_cache",
-    "sleep",
-    "wake_up",
-    "init_weight_group",
-    "destroy_weight_group",
-    "update_weights",
-    "report_device_id",
-)
-"""Methods that `/collective_rpc` may call."""
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
@@ -182,25 +169,15 @@ def _lora_config(config: EngineConfig) -> dict[str, Any]:
 
 
 async def collective_rpc(service: Service, request: Request) -> ASGIApp:
-    """Calls one of the methods in RPC by name. There is one rank, so there is one result."""
+    """Calls a method by name, as AsyncEngine.collective_rpc."""
     body = await read(request, RpcRequest)
-    if body.method not in RPC:
-        raise HttpError(501, f"collective_rpc: wanted one of {', '.join(RPC)}, have {body.method[:60]!r}", "method")
+    if body.method not in METHODS:
+        raise HttpError(501, f"collective_rpc: wanted one of {', '.join(METHODS)}, have {body.method[:60]!r}", "method")
     try:
-        found = _rpc(service, body)
-        result = await found if hasattr(found, "__await__") else found
+        results = await service.engine.collective_rpc(body.method, args=body.args, kwargs=body.kwargs)
     except TypeError as error:
         raise HttpError(400, f"collective_rpc: {error}", "args") from None
-    return answer({"results": [_plain(result)]})
-
-
-def _rpc(service: Service, body: RpcRequest) -> Any:
-    engine = service.engine
-    if body.method == "get_weight_version":
-        return engine.weight_version
-    if body.method == "report_device_id":
-        return str(engine.config.device)
-    return getattr(engine, body.method)(*body.args, **body.kwargs)
+    return answer({"results": [_plain(result) for result in results]})
 
 
 def _plain(result: Any) -> Any:

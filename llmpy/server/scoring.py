@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ..engine.frontend import check_text
-from ..inputs import TokensPrompt
+from ..engine.similarity import cosine, is_cross_encoder, joined
+from ..errors import UnsupportedError
 from .errors import HttpError, answer
 from .frames import attended
 from .limits import most
-from .pooling import check_task, made, pooled
+from .pooling import made, pooled
 from .protocol import Pooling, RerankRequest, ScoreRequest
 from .requests import read
 from .service import Service
@@ -25,30 +24,21 @@ async def scores(service: Service, request: Request, body: Pooling, pairs: Pairs
     """Computes the scores of pairs of texts, and the usage."""
     if len(pairs) > most("prompts"):
         raise HttpError(400, f"wanted at most {most('prompts')} texts, have {len(pairs)}", "documents")
-    pooler = service.engine._frontend.pooler
-    if "classify" in pooler.tasks:
-        if len(pooler.labels) != 1:
-            message = f"{request.url.path} wants a classifier with one label, or embeddings; this one has {len(pooler.labels)}"
-            raise HttpError(400, message, "model")
+    frontend = service.engine._frontend
+    try:
+        scores_pairs = is_cross_encoder(frontend.pooler, request.url.path)
+    except UnsupportedError as error:
+        raise HttpError(400, str(error), "model") from None
+    if scores_pairs:
         size = sum(len(first) + len(second) for first, second in pairs)
-        joined = service.beside(size, lambda: [_joined(service, first, second) for first, second in pairs])
-        prompts = await attended(request.receive, joined)
+        work = service.beside(size, lambda: [joined(frontend, first, second) for first, second in pairs])
+        prompts = await attended(request.receive, work)
         rows, usage = await pooled(service, request, body, prompts, "classify", use_activation=body.use_activation)
         return [float(row[0]) for row in rows], usage
-    task = check_task(service, request, ("embed",))
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    rows, usage = await pooled(service, request, body, texts, task, normalize=True)
+    rows, usage = await pooled(service, request, body, texts, "embed", normalize=True)
     place = {text: i for i, text in enumerate(texts)}
-    return [float(np.dot(rows[place[first]], rows[place[second]])) for first, second in pairs], usage
-
-
-def _joined(service: Service, first: str, second: str) -> TokensPrompt:
-    """A pair as one prompt of a cross-encoder."""
-    for text in (first, second):
-        check_text(service.tokenizer, text, service.max_model_len)
-    ids, types = service.tokenizer.encode_pair(first, second)
-    typed = service.engine._frontend.pooler.has_token_types
-    return {"prompt_token_ids": ids, "token_type_ids": types} if typed else {"prompt_token_ids": ids}
+    return [cosine(rows[place[first]], rows[place[second]]) for first, second in pairs], usage
 
 
 def _texts(given: str | list[str] | None, name: str) -> list[str]:

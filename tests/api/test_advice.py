@@ -12,7 +12,7 @@ import llmpy
 from llmpy import LLM, AsyncEngine, EngineConfig, SamplingParams, UnsupportedError, advice, config, environment, options
 
 CODE = re.compile(r"`([^`]+)`")
-TABLES = {"keyword": advice.KEYWORDS, "name": advice.NAMES, "method": advice.METHODS, "later": advice.LATER}
+TABLES = {"keyword": advice.KEYWORDS, "name": advice.NAMES, "method": advice.METHODS}
 ADVICES = [(f"{kind} {name}", text) for kind, table in TABLES.items() for name, text in table.items()]
 VARIABLES = {*environment.VARIABLES, "HF_HUB_CACHE"}
 COMMANDS = {"llmpy serve"}
@@ -91,7 +91,7 @@ IMPORTS = {
     "from llmpy import EngineArgs": "pass the options to LLM; EngineConfig holds them",
     "from llmpy import LLMEngine": "use LLM, whose add_request() and step()",
     "from llmpy.sampling_params import GuidedDecodingParams": "use StructuredOutputsParams",
-    "from llmpy.outputs import ScoringRequestOutput": "score() returns ScoreOutputs",
+    "from llmpy import ScoringOutput": "similarity() returns ScoringRequestOutput",
     "import llmpy; llmpy.LLM.generate(None, prompt_token_ids=[[1]], sampling_params=1)": "pass token ids, or lists of them",
     "import llmpy; llmpy.LLM.generate(None, inputs=['a'])": "use prompts",
     "import llmpy; llmpy.LLM('m', num_threads=2)": "LLMPY_NUM_THREADS",

@@ -23,7 +23,6 @@ from llmpy import (
     InvalidRequestError,
     RequestFailedError,
     RequestOutputKind,
-    UnsupportedError,
 )
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
@@ -387,14 +386,6 @@ def test_async_with_and_create(tiny_model, device):
         again.close()
 
     run(main())
-
-
-def test_what_comes_later_says_so(open_async):
-    engine = open_async()
-    for name in ("tap", "collective_rpc"):
-        with pytest.raises(UnsupportedError, match="is not supported yet"):
-            getattr(engine, name)()
-    assert not engine.is_sleeping()
 
 
 class Broken:

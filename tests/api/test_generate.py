@@ -392,9 +392,8 @@ def test_introspection(fake_llm):
     assert llm.weight_info("*.weight") == llm.weight_info() and llm.weight_info("lm_head*") == []
     assert llm.program() == ["embed", "logits"] and llm.reset_prefix_cache(True) is True and llm.fake.was_reset is True
     assert llm.weight_version == 0 and llm.is_sleeping() is False
-    for name in ["similarity", "get_metrics", "collective_rpc", "apply_model"]:
-        with pytest.raises(UnsupportedError, match=rf"^{name}\(\)"):
-            getattr(llm, name)(1)
+    with pytest.raises(UnsupportedError, match=r"^apply_model\(\): there is no module tree; call program\(\)"):
+        llm.apply_model(lambda model: model)
 
 
 def test_works_inside_a_running_loop(fake_llm):

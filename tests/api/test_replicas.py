@@ -351,6 +351,8 @@ def test_statistics_of_all_replicas(open_replicas):
     assert [rank["replica"] for rank in ranks] == [0, 1] and llm.get_world_size() == 1
     assert llm.memory()["weights"] == sum(rank["weights_bytes"] for rank in ranks)
     assert llm.tap("abc", llm.tap_names()[0])[0] and llm.program() and ", 2 replicas, weights" in repr(llm)
+    engine, value = open_replicas(2, AsyncEngine), llm.tap_names()[0]
+    assert asyncio.run(engine.tap("abc", value))[0][value].tobytes() == llm.tap("abc", value)[0][value].tobytes()
     with LLM.from_config(llm.config) as again:
         assert again.config == llm.config and len(again.replica_stats()) == 2
 

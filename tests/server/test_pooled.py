@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from llmpy import AsyncEngine
+from llmpy import LLM, AsyncEngine, InvalidRequestError, UnsupportedError
 from llmpy.server import build_app, service
 
 TEXTS = ["hello", "you there", "hello there you"]
@@ -84,6 +84,27 @@ def test_a_cross_encoder_reads_pairs(judge):
     assert ranked == [{"index": best, "relevance_score": float(expected[best]), "document": {"text": TEXTS[1:][best]}}]
 
 
+def test_similarity_in_python_is_that_of_the_server(judge, engine):
+    """Of a cross-encoder and of embeddings."""
+    for served in (judge, engine):
+        with LLM(served.config.model, device="cpu", kv_cache_memory_bytes="8MiB", max_model_len=256) as llm:
+            if len(llm._frontend.pooler.labels) == 3:
+                with pytest.raises(UnsupportedError, match=r"^LLM.similarity\(\) wants a classifier with one label"):
+                    llm.similarity(*TEXTS[:2])
+                continue
+            wanted = [item["score"] for item in post(served, "/score", text_1=TEXTS[0], text_2=TEXTS)[1]["data"]]
+            found = llm.similarity(TEXTS[0], TEXTS)
+            assert [one.outputs.score for one in found] == wanted == llm.similarity([TEXTS[0]] * 3, TEXTS).numpy().tolist()
+            assert served is judge or (abs(wanted[0] - 1) < 1e-6 and max(wanted[1:]) < 1)
+            assert [one.index for one in found] == [0, 1, 2] and all(one.finished and one.error is None for one in found)
+            long = llm.similarity(TEXTS[0], [TEXTS[1], "x " * 300], on_error="return")
+            assert np.isfinite(long[0].outputs.score) and np.isnan(long[1].outputs.score) and long[1].error is not None
+            with pytest.raises(InvalidRequestError, match=r"^data_1 must be one text or as many as data_2 \(3\), got 2"):
+                llm.similarity(TEXTS[:2], TEXTS)
+            with pytest.raises(TypeError, match=r"^data_2 must be text or a list of texts, but has int"):
+                llm.similarity("a", [1])
+
+
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory, write_model):
     """A cross-encoder with token types for the two texts, and transformers' model of the same files."""
@@ -140,7 +161,8 @@ def test_embeddings_score_by_their_cosine(engine):
     assert np.allclose([item["score"] for item in made["data"]], expected, rtol=1e-6)
     results = post(engine, "/rerank", query=TEXTS[0], documents=TEXTS, return_documents=False)[1]["results"]
     assert results[0]["index"] == 0 and results[0].keys() == {"index", "relevance_score"} and len(results) == 3
-    assert [result["relevance_score"] for result in results] == sorted((float(rows[0] @ row) for row in rows), reverse=True)
+    wanted = sorted((float(rows[0] @ row) for row in rows), reverse=True)
+    assert np.allclose([result["relevance_score"] for result in results], wanted, rtol=1e-6)
 
 
 def test_states_of_every_token(engine):
