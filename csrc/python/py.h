@@ -47,6 +47,7 @@ void py_model_return(PyObject *object);
 /* py_adapters.c: methods of _core.Model. */
 PyObject *py_adapter_places(PyObject *model, PyObject *unused);
 PyObject *py_add_adapter(PyObject *model, PyObject *args);
+PyObject *py_adapter_equals(PyObject *model, PyObject *args);
 PyObject *py_remove_adapter(PyObject *model, PyObject *number);
 PyObject *py_running_adapters(PyObject *model, PyObject *unused);
 

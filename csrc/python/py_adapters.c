@@ -6,6 +6,8 @@
 #include "../program/lora.h"
 #include "../program/team.h"
 
+#include <string.h>
+
 /* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a and b); struct weight_part has the
  * meaning of base, inner and stride. */
 static PyObject *place_of(const struct program *p, const struct lora_place *place)
@@ -63,6 +65,28 @@ PyObject *py_add_adapter(PyObject *object, PyObject *args)
         return NULL;
     py_model_return(object);
     return rc ? py_raise(&err) : Py_NewRef(Py_None);
+}
+
+/* Whether the adapter's image has these bytes. */
+PyObject *py_adapter_equals(PyObject *object, PyObject *args)
+{
+    unsigned long long number;
+    Py_buffer image;
+    struct team *team;
+    bool equals = false;
+    if (!PyArg_ParseTuple(args, "Ky*:adapter_equals", &number, &image))
+        return NULL;
+    const struct lora *lora = lora_of(object, &team);
+    struct adapter *found = lora && lora->adapters ? adapters_find(lora->adapters, number) : NULL;
+    if (found) {
+        equals = (size_t)image.len == lora->slot_bytes && !memcmp(found->image, image.buf, lora->slot_bytes);
+        adapters_release(lora->adapters, found);
+    }
+    PyBuffer_Release(&image);
+    if (!lora)
+        return NULL;
+    py_model_return(object);
+    return PyBool_FromLong(equals);
 }
 
 PyObject *py_remove_adapter(PyObject *object, PyObject *number)

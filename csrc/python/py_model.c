@@ -623,6 +623,7 @@ static PyMethodDef methods[] = {
     {"program", program_text, METH_NOARGS, "The steps that run, one line each."},
     {"adapter_places", py_adapter_places, METH_NOARGS, "Where an adapter's image has the parts of each tensor."},
     {"add_adapter", py_add_adapter, METH_VARARGS, "add_adapter(number, image): requests may have the adapter from now on."},
+    {"adapter_equals", py_adapter_equals, METH_VARARGS, "adapter_equals(number, image): whether the adapter has these bytes."},
     {"running_adapters", py_running_adapters, METH_NOARGS, "Numbers of the adapters that sequences run with."},
     {"remove_adapter", py_remove_adapter, METH_O, "Later requests cannot have the adapter."},
     {"tap", tap, METH_VARARGS, "Intermediate values of a prompt."},

@@ -113,6 +113,14 @@ class Adapters:
         with self._loading:
             return self._load(LoRARequest(name, number, path), source, config)
 
+    def equals(self, name: str, source: object, config: Mapping[str, Any] | None) -> bool:
+        """Whether the adapter of this name has the bits that `load` would give it."""
+        self._check()
+        known = self._find(name)
+        if known is None:
+            raise _wrong(f"there is no adapter {name!r}", name)
+        return self._model.adapter_equals(known.number, self._image(*_read(name, source, config)))
+
     def remove(self, name: str) -> None:
         """Forgets an adapter; requests that have it go on with it."""
         with self._lock:
@@ -143,14 +151,7 @@ class Adapters:
             raise _wrong("the engine serves no adapters; make it with enable_lora=True", None)
 
     def _load(self, request: LoRARequest, source: object, config: Mapping[str, Any] | None) -> Adapter:
-        from . import peft
-
-        if isinstance(source, Mapping):
-            if config is None:
-                raise TypeError("config: wanted the content of adapter_config.json (r, lora_alpha) beside tensors")
-            found, where = peft.factors(source, config, f"adapter {request.name}"), f"adapter {request.name}"
-        else:
-            found, where = peft.read(str(source)), str(source)
+        found, where = _read(request.name, source, config)
         image = self._image(found, where)
         adapter = Adapter(next(self._numbers), request, max(len(one.a) for one in found.values()), len(found))
         self._model.add_adapter(adapter.number, image)
@@ -212,6 +213,17 @@ class Adapters:
                 )
 
 
+def _read(name: str, source: object, config: Mapping[str, Any] | None) -> tuple[dict[str, Factors], str]:
+    """The factors of a directory or of tensors, and where they come from, for errors."""
+    from . import peft
+
+    if not isinstance(source, Mapping):
+        return peft.read(str(source)), str(source)
+    if config is None:
+        raise TypeError("config: wanted the content of adapter_config.json (r, lora_alpha) beside tensors")
+    return peft.factors(source, config, f"adapter {name}"), f"adapter {name}"
+
+
 def _wrong(message: str, value: object) -> InvalidRequestError:
     return InvalidRequestError(f"lora_request: {message}", parameter="lora_request", value=value)
 
@@ -241,6 +253,21 @@ class AdapterCalls:
             >>> llm.generate("2 + 2 =", lora_request="maths")
         """
         self._frontend.adapters.load(name, source, config)
+
+    def compare_adapter(self, name: str, source: object, config: Mapping[str, Any] | None = None) -> bool:
+        """Compares a loaded adapter with a source, bit for bit.
+
+        Args:
+            name, source, config: As in `load_adapter`.
+
+        Returns:
+            Whether loading the source would change nothing.
+
+        Raises:
+            InvalidRequestError: There is no adapter of this name.
+            CheckpointError, UnsupportedError: As in `load_adapter`.
+        """
+        return self._frontend.adapters.equals(name, source, config)
 
     def remove_adapter(self, name: str) -> None:
         """Forgets an adapter; requests in flight go on with it.

@@ -6,48 +6,79 @@ Written to the protocols of TRL 1.16: `RolloutFunc` of trl/trainer/grpo_trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..async_engine import AsyncEngine
 from ..errors import UnsupportedError
+from ..outputs import RequestOutput
 from ._loop import LoopThread, transaction
 from ._trl_worker import RolloutWorker, trainer_params
 
 if TYPE_CHECKING:
-    from ..async_engine import AsyncEngine
     from ..llm import LLM
+    from ..sampling_params import SamplingParams
 
 __all__ = ["Rollout", "RolloutWorker", "WeightTransfer", "rollout"]
 
 Rename = Callable[[str], "str | None"]
+BASE_STAYS = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Initialisations of peft (`init_lora_weights`) that leave the weights of the model as they are."""
 
 
-def rollout(llm: LLM, *, rename: Rename | None = None, sleep_level: int | None = None, **sampling: Any) -> Rollout:
+def rollout(
+    llm: LLM | AsyncEngine,
+    *,
+    rename: Rename | None = None,
+    sleep_level: int | None = None,
+    adapter: str = "policy",
+    **sampling: Any,
+) -> Rollout:
     """Makes the `rollout_func` of a GRPOTrainer with `use_vllm=False`.
 
+    If the trainer trains an adapter of peft (`peft_config`), the engine gets the adapter alone, under a name. The engine needs
+    `enable_lora=True`, and has to be made from the model that the adapter changes.
+
     Args:
-        llm: The engine that generates. One per process.
-        rename: Parameter name -> name in the checkpoint, or None to leave the parameter out; None = names are equal.
-        sleep_level: Sleep level between rollouts, 1 or 2, so that the trainer can use the memory; None = no sleep.
+        llm: The engine that generates. One per process. An AsyncEngine may serve other requests meanwhile.
+        rename: Parameter name -> name in the checkpoint, or None to leave the parameter out; None = names are equal. Of an
+            adapter's model the names are those without peft's.
+        sleep_level: Sleep level of an LLM between rollouts, 1 or 2, so that the trainer can use the memory; None = no sleep.
+        adapter: The engine's name for a trained adapter, for `lora_request` of other requests.
         sampling: Fields of SamplingParams that override the trainer's arguments.
 
     Returns:
         The function, called by the trainer as `rollout_func(prompts, trainer)`.
     """
-    return Rollout(llm, rename, sleep_level, sampling)
+    return Rollout(llm, rename, sleep_level, sampling, adapter)
 
 
 class Rollout:
     """A `rollout_func`: updates the engine's weights after a trainer's step, then generates one completion per prompt.
 
     Args:
-        llm, rename, sleep_level, sampling: See `rollout`.
+        llm, rename, sleep_level, sampling, adapter: See `rollout`.
+
+    Raises:
+        UnsupportedError: `sleep_level` with an AsyncEngine.
     """
 
-    def __init__(self, llm: LLM, rename: Rename | None, sleep_level: int | None, sampling: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        llm: LLM | AsyncEngine,
+        rename: Rename | None,
+        sleep_level: int | None,
+        sampling: Mapping[str, Any],
+        adapter: str = "policy",
+    ) -> None:
+        if sleep_level is not None and isinstance(llm, AsyncEngine):
+            raise UnsupportedError("rollout(): sleep_level wants an LLM; an AsyncEngine may serve other requests meanwhile")
         self.llm = llm
         self.last_update: Any = None
-        """The UpdateReport of the last update."""
+        """The UpdateReport of the last update of the model's weights; adapters have none."""
+        self._adapter = adapter
+        self._lora: str | None = None
+        """The adapter that the completions have."""
         self._rename = rename
         self._sleep_level = sleep_level
         self._sampling = dict(sampling)
@@ -67,9 +98,7 @@ class Rollout:
         prompt_ids = _tokenize(prompts, trainer)
         sampling = {**(trainer.args.generation_kwargs or {}), **self._sampling}
         params = trainer_params(trainer.args, trainer.eos_token_ids, sampling)
-        outputs = self.llm.generate(prompt_ids, params, use_tqdm=False)
-        if self._sleep_level is not None:
-            self.llm.sleep(self._sleep_level)
+        outputs = self._generate(prompt_ids, params)
         samples = [output.outputs[0] for output in outputs]
         return {
             "prompt_ids": prompt_ids,
@@ -77,9 +106,20 @@ class Rollout:
             "logprobs": [sample.sampled.processed.tolist() for sample in samples if sample.sampled is not None],
         }
 
+    def _generate(self, prompt_ids: list[list[int]], params: SamplingParams) -> Sequence[RequestOutput]:
+        """One completion per prompt; then the engine sleeps, if it should."""
+        if isinstance(self.llm, AsyncEngine):
+            add = self.llm.add_request
+            handles = [add({"prompt_token_ids": ids}, params, lora_request=self._lora) for ids in prompt_ids]
+            return [handle.wait() for handle in handles]
+        outputs = self.llm.generate(prompt_ids, params, use_tqdm=False, lora_request=self._lora)
+        if self._sleep_level is not None:
+            self.llm.sleep(self._sleep_level)
+        return outputs
+
     def _prepare(self, trainer: Any) -> None:
         """Wakes the engine and updates its weights from the trainer."""
-        if self._sleep_level is None:
+        if self._sleep_level is None or isinstance(self.llm, AsyncEngine):
             self._push(trainer)
         else:
             self.llm.wake_up(["weights"])  # the cache wakes after the update, which may need the memory
@@ -92,10 +132,47 @@ class Rollout:
         if not is_new and self._sleep_level != 2:
             return
         model = trainer.accelerator.unwrap_model(trainer.model)
-        if hasattr(model, "merge_adapter"):
-            raise UnsupportedError("rollout(): adapters of peft are not supported; train the whole model")
-        self.last_update = self.llm.update_weights(model.named_parameters(), version=step, rename=self._rename)
+        if hasattr(model, "peft_config"):
+            tensors, config = adapter_of(model)
+            is_first = self._pushed is None or self._pushed[0] is not trainer
+            if self._sleep_level == 2 or (is_first and config["init_lora_weights"] not in BASE_STAYS):
+                self._update(_base(model), step)
+            self.llm.load_adapter(self._adapter, tensors, config)
+            self._lora = self._adapter
+        else:
+            self._update(model.named_parameters(), step)
         self._pushed = trainer, step
+
+    def _update(self, named: Iterable[tuple[str, Any]], step: int) -> None:
+        """Writes the model's weights."""
+        update = self.llm._weights.begin(**transaction(version=step, rename=self._rename))
+        self.last_update = update.run(named)
+
+
+def adapter_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The active adapter of a model of peft, as `load_adapter` takes it.
+
+    Args:
+        model: A PeftModel.
+
+    Returns:
+        Its tensors by name, and its config.
+
+    Raises:
+        UnsupportedError: Several adapters are active.
+    """
+    name = model.active_adapter
+    if not isinstance(name, str):
+        raise UnsupportedError(f"rollout(): wanted one active adapter, have {name}")
+    trained = {key: tensor for key, tensor in model.named_parameters() if "lora_" in key and f".{name}" in key}
+    return trained, model.peft_config[name].to_dict()
+
+
+def _base(model: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters of the model that adapters change, without peft's names."""
+    for name, tensor in model.named_parameters():
+        if "lora_" not in name:
+            yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), tensor
 
 
 def _tokenize(prompts: Sequence[Any], trainer: Any) -> list[list[int]]:

@@ -35,6 +35,16 @@ def test_example(name: str, wanted: str, device: str, demo_model: Path) -> None:
     assert wanted in run(device, str(EXAMPLES / name), str(demo_model))
 
 
+@pytest.mark.slow
+def test_rl_adapter(device: str) -> None:
+    """The reward rises, and clients of the server see the adapter learn while the model stays."""
+    pytest.importorskip("peft")
+    lines = run(device, str(EXAMPLES / "rl_adapter.py"), "--device", device).splitlines()
+    found = {line.partition(":")[0]: [float(word) for word in line.split() if word.startswith("0.")] for line in lines[-3:]}
+    assert found["reward"][0] < 0.1 and found["reward"][1] > 0.5, lines
+    assert found["base"][0] == found["base"][1] < 0.1 and found["policy"][1] > 0.5, lines
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_rl_grpo(device: str, exact: bool) -> None:
     """The reward of a tiny random model rises, and the engine has the weights of every step."""

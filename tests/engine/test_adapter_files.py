@@ -24,6 +24,17 @@ def llm(tiny_model: Callable[[str, str], Path]) -> Iterator[LLM]:
         yield llm
 
 
+def test_a_loaded_adapter_is_compared(llm: LLM, tmp_path: Path) -> None:
+    tensors, config = files.factors(PLAIN), {"r": 4, "lora_alpha": 8}
+    llm.load_adapter("compared", files.save(tmp_path, tensors))
+    assert llm.compare_adapter("compared", tmp_path) and llm.compare_adapter("compared", tensors, config)
+    assert not llm.compare_adapter("compared", tensors, {**config, "lora_alpha": 9})
+    assert not llm.compare_adapter("compared", files.factors(PLAIN, seed=1), config)
+    llm.remove_adapter("compared")
+    with pytest.raises(InvalidRequestError, match="there is no adapter 'compared'"):
+        llm.compare_adapter("compared", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [

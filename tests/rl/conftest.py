@@ -47,6 +47,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", name="save_model")
+def model_maker() -> Callable[..., Path]:
+    """`save_model` for tests."""
+    return save_model
+
+
 @pytest.fixture(scope="session")
 def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the model."""

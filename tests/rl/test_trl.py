@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmpy import LLM, AsyncEngine
+from llmpy import LLM, AsyncEngine, UnsupportedError
 from llmpy.rl import LogprobComparison, compare_logprobs
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -21,7 +21,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from datasets import Dataset  # noqa: E402
 
-from llmpy.rl.trl import RolloutWorker, WeightTransfer, rollout  # noqa: E402
+from llmpy.rl.trl import RolloutWorker, WeightTransfer, adapter_of, rollout  # noqa: E402
 
 TARGET, STEPS = 7, 20
 OPTIONS = {"kv_cache_memory_bytes": "4MiB", "max_num_seqs": 64, "max_model_len": 128}
@@ -52,7 +52,15 @@ def assert_equal_weights(llm: LLM, model: torch.nn.Module) -> None:
 
 
 def train(
-    llm: LLM, path: Path, folder: Path, kind: str, steps: int, watch: Callable[..., None], **options: Any
+    llm: LLM | AsyncEngine,
+    path: Path,
+    folder: Path,
+    kind: str,
+    steps: int,
+    watch: Callable[..., None],
+    peft_config: Any = None,
+    sleep_level: int | None = None,
+    **options: Any,
 ) -> list[float]:
     """Runs GRPOTrainer; returns the mean reward of every step."""
     config = trl.GRPOConfig(
@@ -60,7 +68,7 @@ def train(
         learning_rate=0.01, lr_scheduler_type="constant", logging_steps=1, report_to="none", save_strategy="no", seed=3,
         use_cpu=True, bf16=False, gradient_checkpointing=False, **options,
     )  # fmt: skip
-    generate = rollout(llm)
+    generate = rollout(llm, sleep_level=sleep_level)
 
     def watched(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         made = generate(prompts, trainer)
@@ -70,7 +78,7 @@ def train(
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     trainer = trl.GRPOTrainer(
         model=model, reward_funcs=share_of_target, args=config, train_dataset=prompts(kind), rollout_func=watched,
-        processing_class=transformers.AutoTokenizer.from_pretrained(path),
+        processing_class=transformers.AutoTokenizer.from_pretrained(path), peft_config=peft_config,
     )  # fmt: skip
     trainer.train()
     return [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
@@ -82,10 +90,6 @@ def test_grpo(open_llm: Callable[..., LLM], qwen3: Path, tmp_path: Path) -> None
     gaps: list[LogprobComparison] = []
     stale: list[float] = []
     before: list[dict[str, Any]] = []
-
-    def gap(made: dict[str, Any], model: torch.nn.Module) -> LogprobComparison:
-        pairs = zip(made["prompt_ids"], made["completion_ids"], strict=True)
-        return compare_logprobs(made["logprobs"], [trainer_logprobs(model, *pair) for pair in pairs])
 
     def watch(made: dict[str, Any], trainer: Any) -> None:
         assert_equal_weights(llm, trainer.model)
@@ -119,6 +123,72 @@ def test_conversations(open_llm: Callable[..., LLM], qwen3: Path, tmp_path: Path
     options = {"gradient_accumulation_steps": 2, "num_iterations": 2, "temperature": 0.7}
     assert len(train(llm, qwen3, tmp_path, "conversation", 4, watch, **options)) == 2
     assert steps == [0, 2]
+
+
+def gap(made: dict[str, Any], model: torch.nn.Module) -> LogprobComparison:
+    """Compares the logprobs of rollouts with those of the trained model."""
+    pairs = zip(made["prompt_ids"], made["completion_ids"], strict=True)
+    return compare_logprobs(made["logprobs"], [trainer_logprobs(model, *pair) for pair in pairs])
+
+
+def train_adapter(
+    llm: LLM | AsyncEngine, path: Path, folder: Path, steps: int, watch: Callable[..., None] | None = None, **options: Any
+) -> list[float]:
+    """Runs GRPOTrainer with an adapter; at every step the engine's adapter and probabilities are the trainer's."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=options.pop("init", True))
+    seen: list[int] = []
+
+    def watched(made: dict[str, Any], trainer: Any) -> None:
+        tensors, config = adapter_of(trainer.model)
+        assert len(tensors) == 28 and llm.compare_adapter("policy", tensors, config)
+        assert gap(made, trainer.model).max < 1e-4
+        changed = {name: tensor + 1e-6 * ("lora_B" in name) for name, tensor in tensors.items()}
+        assert not llm.compare_adapter("policy", changed, config)
+        seen.append(trainer.state.global_step)
+        if watch is not None:
+            watch(made, trainer)
+
+    rewards = train(llm, path, folder, "text", steps, watched, config, **options)
+    assert seen == [*range(steps)]
+    print("rewards:", " ".join(f"{reward:.2f}" for reward in rewards))
+    return rewards
+
+
+@pytest.mark.parametrize("options", [{}, {"sleep_level": 1}, {"sleep_level": 2}, {"init": "pissa"}], ids=str)
+def test_adapter(open_llm: Callable[..., LLM], qwen3: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    llm = open_llm(enable_lora=True)
+    train_adapter(llm, qwen3, tmp_path, 2, **options)
+    assert [one.name for one in llm.list_adapters()] == ["policy"]
+
+
+def test_an_engine_serves_the_adapter_while_it_trains(device: str, qwen3: Path, tmp_path: Path) -> None:
+    """Answers with the adapter change with it, those without stay, and requests in flight keep the adapter they began with."""
+    ask: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    with contextlib.closing(AsyncEngine(qwen3, device=device, enable_lora=True, **OPTIONS)) as engine:
+        plain = engine.add_request("w1 w2", **ask).wait().token_ids
+        adapted = []
+
+        def watch(made: dict[str, Any], trainer: Any) -> None:
+            long = engine.add_request("w1 w2", **{**ask, "max_tokens": 100}, lora_request="policy")
+            adapted.append(long)
+            assert engine.add_request("w1 w2", **ask).wait().token_ids == plain
+            answer = engine.add_request("w1 w2", **ask, lora_request="policy").wait().token_ids
+            assert long.wait().token_ids[:24] == answer
+
+        train_adapter(engine, qwen3, tmp_path, 3, watch)
+        answers = [handle.wait().token_ids[:24] for handle in adapted]
+        assert answers[0] == plain != answers[2]  # B is 0 before the first step
+        with pytest.raises(UnsupportedError, match="sleep_level wants an LLM"):
+            rollout(engine, sleep_level=1)
+
+
+@pytest.mark.slow
+def test_adapter_learns(open_llm: Callable[..., LLM], save_model: Callable[..., Path], tmp_path: Path) -> None:
+    """The head has larger weights than usual: the adapter leaves it alone, and small ones allow no likely token."""
+    path = save_model(tmp_path / "model", initializer_range=0.1)
+    rewards = train_adapter(open_llm(path, enable_lora=True), path, tmp_path, STEPS)
+    assert np.mean(rewards[:2]) < 0.1 and np.mean(rewards[-5:]) > 0.5
 
 
 def attention(q: Any, k: Any, v: Any, starts_q: Any, starts_k: Any, *_: Any, softmax_scale: float, **__: Any) -> torch.Tensor:

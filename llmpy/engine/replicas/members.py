@@ -63,6 +63,10 @@ class ReplicaModel:
         for model in self.models:
             model.add_adapter(number, image)
 
+    def adapter_equals(self, number: int, image: Any, /) -> bool:
+        """Like the core's, of all replicas."""
+        return all(model.adapter_equals(number, image) for model in self.models)
+
     def remove_adapter(self, number: int, /) -> None:
         """Like the core's, for each replica."""
         for model in self.models:
