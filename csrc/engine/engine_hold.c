@@ -108,10 +108,44 @@ static enum rc check_sleep(struct engine *e, uint32_t level, uint32_t parts, str
         return err_set(err, RC_BUSY, "engine is busy: its weights are being updated; commit or abort the update first");
     if (level && parts && !e->config.runner.release)
         return err_set(err, RC_UNSUPPORTED, "sleep: this backend cannot free memory; use level 0");
-    if (level && parts && e->config.drafts.method == DRAFT_MODEL)
-        return err_set(err, RC_UNSUPPORTED, "sleep: wanted to free the memory of a model with a drafter (speculative_config "
-                       "with the method 'draft'), which is not supported yet; use level 0");
     return RC_OK;
+}
+
+/* The model that drafts. NULL: there is none. */
+static const struct runner *drafter_of(const struct engine *e)
+{
+    return e->config.drafts.method == DRAFT_MODEL ? &e->config.drafter.runner : NULL;
+}
+
+/* The drafter's memory could not be brought back to the state of the model's. */
+static enum rc unlike(struct err *err)
+{
+    err->rc = RC_DEVICE;
+    return RC_DEVICE;
+}
+
+/* Frees parts of the model, and of the drafter those that are awake, or nothing. The drafter's weights always keep a copy on
+ * the host, because updates do not bring them. */
+static enum rc release(struct engine *e, uint32_t parts, bool keeps, struct err *err)
+{
+    const struct runner *model = &e->config.runner, *drafter = drafter_of(e);
+    uint32_t own = drafter ? parts & ~parts_asleep(atomic_load(&e->holds)) : 0;
+    struct err again = {0};
+    enum rc rc = own ? drafter->release(drafter->ctx, own, true, err) : RC_OK;
+    if (rc || !(rc = model->release(model->ctx, parts, keeps, err)))
+        return rc;
+    return own && drafter->restore(drafter->ctx, own, &again) ? unlike(err) : rc;
+}
+
+/* Allocates parts of both models again, or none. */
+static enum rc restore(struct engine *e, uint32_t parts, struct err *err)
+{
+    const struct runner *model = &e->config.runner, *drafter = drafter_of(e);
+    struct err again = {0};
+    enum rc rc = drafter ? drafter->restore(drafter->ctx, parts, err) : RC_OK;
+    if (rc || !(rc = model->restore(model->ctx, parts, err)))
+        return rc;
+    return drafter && drafter->release(drafter->ctx, parts, true, &again) ? unlike(err) : rc;
 }
 
 enum rc engine_sleep(struct engine *e, uint32_t level, uint32_t parts, struct err *err)
@@ -135,7 +169,7 @@ enum rc engine_sleep(struct engine *e, uint32_t level, uint32_t parts, struct er
         rc = fail(e, rc, &fault, err);
         goto out;
     }
-    if (going && (rc = e->config.runner.release(e->config.runner.ctx, going, keeps, &fault))) {
+    if (going && (rc = release(e, going, keeps, &fault))) {
         rc = fail(e, rc, &fault, err);
         goto out;
     }
@@ -162,7 +196,7 @@ enum rc engine_wake(struct engine *e, uint32_t parts, struct err *err)
         return rc;
     uint32_t coming = parts & parts_asleep(atomic_load(&e->holds));
     rc = check_alive(e, err);
-    if (!rc && coming && (rc = e->config.runner.restore(e->config.runner.ctx, coming, &fault)))
+    if (!rc && coming && (rc = restore(e, coming, &fault)))
         rc = fail(e, rc, &fault, err);
     if (rc)
         goto out;

@@ -4,6 +4,7 @@
 
 #include "../../csrc/base/mem.h"
 #include "../../csrc/engine/driver.h"
+#include "../../csrc/engine/engine_state.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -470,6 +471,66 @@ TEST(too_little_memory_changes_nothing)
     drain(b.engine, &job, 1);
     CHECK(job->is_done);
     free(job);
+    fake_close(b.engine, &b.fake);
+}
+
+struct sleeper {
+    uint32_t asleep, n_releases;
+    bool has_no_room;
+};
+
+static enum rc sleeper_release(void *ctx, uint32_t parts, bool keeps, struct err *error)
+{
+    struct sleeper *s = ctx;
+    if (s->has_no_room)
+        return err_set(error, RC_DEVICE_MEMORY, "no room");
+    CHECK(keeps && !(s->asleep & parts));
+    s->asleep |= parts;
+    s->n_releases++;
+    return RC_OK;
+}
+
+static enum rc sleeper_restore(void *ctx, uint32_t parts, struct err *error)
+{
+    struct sleeper *s = ctx;
+    if (s->has_no_room)
+        return err_set(error, RC_DEVICE_MEMORY, "no room");
+    CHECK_EQ(s->asleep & parts, parts);
+    s->asleep &= ~parts;
+    return RC_OK;
+}
+
+/* Both models sleep and wake, or none does. */
+TEST(a_drafter_sleeps_with_its_model)
+{
+    struct bench b;
+    struct sleeper drafter = {0};
+    uint32_t both = PART_WEIGHTS | PART_POOL;
+    REQUIRE(small_open(&b, false));
+    b.engine->config.drafts.method = DRAFT_MODEL;
+    b.engine->config.drafter.runner = (struct runner){.ctx = &drafter, .release = sleeper_release, .restore = sleeper_restore};
+    b.fake.no_room_for = PART_WEIGHTS;
+    CHECK_EQ(engine_sleep(b.engine, 1, both, &err), RC_DEVICE_MEMORY);
+    CHECK(!drafter.asleep && drafter.n_releases == 1 && !engine_holds(b.engine));
+    b.fake.no_room_for = 0;
+    drafter.has_no_room = true;
+    CHECK_EQ(engine_sleep(b.engine, 1, both, &err), RC_DEVICE_MEMORY);
+    CHECK(!b.fake.n_releases && !engine_holds(b.engine));
+    drafter.has_no_room = false;
+    CHECK_OK(engine_sleep(b.engine, 1, PART_POOL, &err));
+    CHECK_EQ(drafter.asleep, PART_POOL);
+    CHECK_OK(engine_sleep(b.engine, 1, both, &err));
+    CHECK_OK(engine_sleep(b.engine, 2, both, &err)); /* drops the model's copy alone */
+    CHECK(drafter.asleep == both && drafter.n_releases == 3 && b.fake.n_releases == 3);
+    b.fake.no_room_for = PART_POOL;
+    CHECK_EQ(engine_wake(b.engine, both, &err), RC_DEVICE_MEMORY);
+    CHECK_EQ(drafter.asleep, both);
+    b.fake.no_room_for = 0;
+    CHECK_OK(engine_wake(b.engine, PART_WEIGHTS, &err));
+    CHECK_EQ(drafter.asleep, PART_POOL);
+    CHECK_OK(engine_wake(b.engine, PART_POOL, &err));
+    CHECK(!drafter.asleep);
+    b.engine->config.drafts.method = DRAFT_NONE;
     fake_close(b.engine, &b.fake);
 }
 

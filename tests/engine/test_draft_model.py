@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from speculating import PAGE, open_llm, run, texts
+from speculating import PAGE, bits, open_llm, params, prompts, run, texts
 
 from llmpy import LLM
+from llmpy.engine.drafter import Drafter
 from llmpy.errors import ConfigError, UnsupportedError
 
 Make = Callable[[str, str], Path]
@@ -73,10 +74,42 @@ def test_a_drafter_equal_to_the_model_is_always_right(engine: dict[str, Any], ti
 def test_few_samples_take_few_steps(tiny_model: Make) -> None:
     path = tiny_model("llama", "float32")
     with open_llm(path, speculative_config=drafts(path)) as llm:
-        with pytest.raises(UnsupportedError, match=r"sleep: .*drafter"):
-            llm.sleep(level=1)
         llm.generate([[7, 8, 9]], temperature=1, seed=1, max_tokens=41, ignore_eos=True, use_tqdm=False)
         assert llm.stats().num_steps == 1 + 8  # the prompt's, then five tokens a step
+
+
+@pytest.mark.parametrize(("level", "tags"), [(0, None), (1, None), (1, ["weights"]), (1, ["kv_cache"]), (2, None)])
+def test_both_models_sleep(level: int, tags: Any, tiny_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both caches are freed; on the CPU weights with a copy on the host stay where they are. Awake, the drafter is as right as
+    before, also for requests that were frozen."""
+    opened: list[Any] = []
+    open_drafter = Drafter.open
+
+    def watched(*args: Any) -> Any:
+        opened.append(open_drafter(*args))
+        return opened[-1]
+
+    monkeypatch.setattr(Drafter, "open", watched)
+    path = tiny_model("llama", "float32")
+    with open_llm(path, speculative_config=drafts(path)) as llm:
+        before, (model,) = run(llm), opened
+        memory = model.memory()[0]
+        ids = llm.enqueue(prompts(), [params(i) for i in range(len(before))])
+        llm.step()
+        llm.sleep(level, "keep", tags)
+        assert (model.memory()[0]["kv"] == 0) == (level > 0 and tags != ["weights"])
+        if level == 1:
+            llm.sleep(2, "keep")
+            assert model.memory()[0]["kv"] == 0
+        llm.wake_up()
+        if level:
+            llm.update_weights(path)
+        assert model.memory()[0]["kv"] == memory["kv"]
+        assert [bits(output) for output in llm.wait_for_completion()] == before and len(ids) == len(before)
+        assert run(llm) == before
+        stats = llm.stats()
+        assert 0 < stats.accepted_rows == stats.draft_rows
+        llm.check()
 
 
 def test_recurrent_models(recurrent_model: Path, tiny_model: Make, tmp_path: Path) -> None:
