@@ -238,7 +238,8 @@ class WeightUpdate:
     A tensor is anybody's, or (checkpoint, name) of a Checkpoint.
     """
 
-    def __init__(self, model: Model, engine: Engine | EngineThread, ordinal: int) -> None: ...  # ordinal -1: the CPU
+    # Ordinal -1: the CPU. drafts: the model is the engine's drafter.
+    def __init__(self, model: Model, engine: Engine | EngineThread, ordinal: int, drafts: bool = False) -> None: ...
     def write(self, items: list[tuple[str, Any]], stream: int = 0, wants_finite: bool = False, /) -> list[str]: ...
     # Name, address, type, shape, strides in items or None.
     def write_memory(

@@ -89,7 +89,9 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Asyn
 
     def _start(self, loaded: Loaded) -> None:
         driver = self._driver = ThreadDriver(loaded.model, loaded.engine, self.config.max_queued_requests or 0)
-        self._weights = Weights(loaded.model, driver.thread, str(self.config.device), self._frontend, driver.alive)
+        self._weights = Weights(
+            loaded.model, driver.thread, str(self.config.device), self._frontend, driver.alive, loaded.drafter
+        )
         self._tap = Tap(loaded.model, driver.thread, loaded.spec, loaded.programs, self._frontend, driver.alive)
         _open.add(self)
 

@@ -92,8 +92,9 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, BeamCalls, SimilarityCalls, Ta
     def _start(self, loaded: Loaded) -> None:
         driver = self._driver = Driver(loaded.model, loaded.engine)
         self._weights = Weights(
-            loaded.model, loaded.engine, str(self.config.device), self._frontend, lambda: driver.driving(steps=False)
-        )
+            loaded.model, loaded.engine, str(self.config.device), self._frontend, lambda: driver.driving(steps=False),
+            loaded.drafter,
+        )  # fmt: skip
         self._tap = Tap(
             loaded.model, loaded.engine, loaded.spec, loaded.programs, self._frontend, lambda: driver.driving(steps=False)
         )

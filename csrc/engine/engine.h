@@ -180,6 +180,9 @@ enum rc engine_hold_steps(struct engine *engine, struct err *err);
  * before its next token. Sequences that have drawn no token since their admission, and incomplete scores and pooled states,
  * start over. */
 enum rc engine_commit_weights(struct engine *engine, bool recompute, uint32_t *epoch, struct err *err);
+/* Ends an update of the drafter's weights. No epoch begins, because no output changes; the drafter computes running sequences
+ * again. */
+enum rc engine_commit_drafter(struct engine *engine, uint32_t *epoch, struct err *err);
 /* Gives an update up. is_torn: some weights were written, so no step runs until a commit. */
 void engine_abort_update(struct engine *engine, bool is_torn);
 

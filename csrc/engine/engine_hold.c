@@ -61,6 +61,23 @@ enum rc engine_commit_weights(struct engine *e, bool recompute, uint32_t *epoch,
     return rc;
 }
 
+enum rc engine_commit_drafter(struct engine *e, uint32_t *epoch, struct err *err)
+{
+    enum rc rc = engine_claim(e, err);
+    if (rc)
+        return rc;
+    rc = engine_end_flights(e, err);
+    for (uint32_t slot = 0; slot < e->config.max_num_seqs && !rc; slot++)
+        if (e->scheduler.slots[slot])
+            e->scheduler.slots[slot]->drafts.n_computed = 0;
+    if (!rc)
+        atomic_fetch_and(&e->holds, ~(uint32_t)HOLD_UPDATE);
+    *epoch = engine_epoch(e);
+    engine_publish_stats(e);
+    engine_unclaim(e);
+    return rc;
+}
+
 void engine_abort_update(struct engine *e, bool is_torn)
 {
     if (is_torn)

@@ -18,6 +18,7 @@ typedef struct {
     struct update *update;
     int ordinal; /* of the CUDA device; -1: CPU */
     bool is_held, is_over;
+    bool drafts; /* the model is the engine's drafter */
 } Update;
 
 /* Where a tensor lies that update_write reads piece by piece: in a checkpoint, or in a file that another process shares. */
@@ -47,12 +48,12 @@ struct batch_of {
 
 static int update_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"model", "engine", "ordinal", NULL};
+    static char *names[] = {"model", "engine", "ordinal", "drafts", NULL};
     Update *self = (Update *)object;
     PyObject *model, *engine;
-    int ordinal;
+    int ordinal, drafts = 0;
     struct err err;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOi:WeightUpdate", names, &model, &engine, &ordinal))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOi|p:WeightUpdate", names, &model, &engine, &ordinal, &drafts))
         return -1;
     if (self->model) {
         PyErr_SetString(PyExc_RuntimeError, "WeightUpdate: initialised twice");
@@ -72,6 +73,7 @@ static int update_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->model = Py_NewRef(model);
     self->engine = Py_NewRef(engine);
     self->ordinal = ordinal;
+    self->drafts = drafts;
     return 0;
 }
 
@@ -113,20 +115,23 @@ static int hold_steps(Update *self)
 }
 
 struct commit {
-    bool recomputes;
+    bool recomputes, drafts;
     uint32_t epoch;
 };
 
 static enum rc commit(struct engine *engine, void *ctx, struct err *err)
 {
     struct commit *c = ctx;
+    if (c->drafts)
+        return engine_commit_drafter(engine, &c->epoch, err);
     return engine_commit_weights(engine, c->recomputes, &c->epoch, err);
 }
 
 static enum rc give_up(struct engine *engine, void *ctx, struct err *err)
 {
+    const Update *self = ctx;
     (void)err;
-    engine_abort_update(engine, update_has_written(ctx));
+    engine_abort_update(engine, !self->drafts && update_has_written(self->update));
     return RC_OK;
 }
 
@@ -565,7 +570,7 @@ static PyObject *finish(PyObject *object, PyObject *args)
 static PyObject *commit_all(PyObject *object, PyObject *recomputes)
 {
     Update *self = (Update *)object;
-    struct commit c = {PyObject_IsTrue(recomputes) == 1, 0};
+    struct commit c = {PyObject_IsTrue(recomputes) == 1, self->drafts, 0};
     struct err err;
     enum rc rc = RC_OK;
     if (!begin(self))
@@ -593,7 +598,7 @@ static PyObject *abort_all(PyObject *object, PyObject *args)
     if (self->is_over || !self->update)
         Py_RETURN_NONE;
     self->is_over = true;
-    if (self->is_held && py_engine_call(self->engine, give_up, self->update) < 0)
+    if (self->is_held && py_engine_call(self->engine, give_up, self) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -609,7 +614,8 @@ static PyObject *wants_all(PyObject *object, PyObject *args)
 {
     (void)args;
     uint32_t holds;
-    return py_engine_call(((Update *)object)->engine, look, &holds) < 0 ? NULL : PyBool_FromLong(holds & HOLD_TORN);
+    const Update *self = (Update *)object;
+    return py_engine_call(self->engine, look, &holds) < 0 ? NULL : PyBool_FromLong(!self->drafts && (holds & HOLD_TORN));
 }
 
 static enum rc refuse_sleep(struct engine *engine, void *ctx, struct err *err)

@@ -75,16 +75,19 @@ def notifier_of(thread: _core.EngineThread) -> tuple[_core.Notifier, list[int]]:
     return cast(_core.Notifier, notifiers), notifiers.filenos()
 
 
-def update_of(model: _core.Model, runner: _core.Engine | _core.EngineThread, ordinal: int) -> _core.WeightUpdate:
+def update_of(
+    model: _core.Model, runner: _core.Engine | _core.EngineThread, ordinal: int, drafts: bool = False
+) -> _core.WeightUpdate:
     """A transaction over the weights.
 
     Args:
         model: The model.
         runner: What runs it.
         ordinal: Ordinal of the model's CUDA device; -1: the CPU. Replicas have their own.
+        drafts: Whether the model is the drafter of what `runner` runs.
     """
     if not hasattr(model, "models"):
-        return _core.WeightUpdate(model, runner, ordinal)
+        return _core.WeightUpdate(model, runner, ordinal, drafts)
     from .replicas.update import ReplicaUpdate
 
     return cast(_core.WeightUpdate, ReplicaUpdate(cast(Any, model), cast(Any, runner)))

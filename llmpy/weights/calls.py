@@ -55,6 +55,7 @@ class Weights:
         device: Name of the engine's device.
         frontend: Holds the labels of the weights.
         claim: A context manager that keeps other threads from running the engine; raises if the engine is closed or in use.
+        drafter: The core's model that drafts, or None.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Weights:
         device: str,
         frontend: Frontend,
         claim: Callable[[], AbstractContextManager[None]],
+        drafter: _core.Model | None = None,
     ) -> None:
+        self.drafter = drafter
         self.model, self.runner, self.frontend, self.claim = model, runner, frontend, claim
         self.device = device
         self.groups: dict[str, WeightGroup] = {}
@@ -74,6 +77,12 @@ class Weights:
         self._is_open = False
         self.abandoned: _core.WeightUpdate | None = None
         """An open update that was dropped while another thread used the engine, so that it could not be aborted."""
+
+    def check_drafter(self) -> _core.Model:
+        """The drafter; raises if there is none."""
+        if self.drafter is None:
+            raise UnsupportedError("update_drafter() wants an engine with a drafter: speculative_config with method 'draft'")
+        return self.drafter
 
     def check_updatable(self, what: str) -> None:
         """Raises if no update could restore the weights.
@@ -229,6 +238,24 @@ class UpdateCalls:
             check_finite=check_finite,
         )
 
+    def update_drafter(
+        self, source: Any, *, partial: bool = False, rename: Rename = None, check_finite: bool = False
+    ) -> UpdateReport:
+        """Replaces the weights of the model that drafts (`speculative_config` with method "draft"). No output changes.
+
+        Args:
+            source, partial, rename, check_finite: As in `update_weights`; names are those of the drafter's checkpoint.
+
+        Returns:
+            A report of the update. Epoch and version are those of the model, which stay.
+
+        Raises:
+            UnsupportedError: The engine has no drafter, or its weights cannot be updated.
+            WeightUpdateError, EngineBusyError: As in `update_weights`.
+        """
+        update = self._weights.begin(partial=partial, rename=rename, check_finite=check_finite, drafts=True)
+        return update.run(source)
+
     def weight_checksum(self, names: str | Iterable[str] | None = None) -> dict[str, int]:
         """Checksums of the stored weights, independent of their layout (docs/use/rl.md has the formula).
 
@@ -262,6 +289,13 @@ class AsyncUpdateCalls:
         """Like LLM.update_weights, with its arguments; requests may be in flight. A cancelled call still runs to its end."""
         worker = Worker(self._weights.ordinal)
         return await worker.run(self._weights.begin(**options).run, source)
+
+    async def update_drafter(
+        self, source: Any, *, partial: bool = False, rename: Rename = None, check_finite: bool = False
+    ) -> UpdateReport:
+        """Like LLM.update_drafter; requests may be in flight. A cancelled call still runs to its end."""
+        update = self._weights.begin(partial=partial, rename=rename, check_finite=check_finite, drafts=True)
+        return await Worker(self._weights.ordinal).run(update.run, source)
 
     def begin_update(self, **options: Unpack[BeginOptions]) -> AsyncWeightUpdate:
         """Like LLM.begin_update, with its arguments; the transaction is an asynchronous context manager with awaited calls."""

@@ -84,6 +84,7 @@ class WeightUpdate:
         staging: str = "in_place",
         bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
         check_finite: bool = False,
+        drafts: bool = False,
     ) -> None:
         self._is_over = True
         for name, value, known in (
@@ -108,7 +109,8 @@ class WeightUpdate:
         self._begun, self._held = time.perf_counter(), 0.0
         self._skipped: dict[str, None] = {}
         with host.claim():
-            self.core: _core.WeightUpdate = update_of(host.model, host.runner, host.ordinal)
+            model = host.check_drafter() if drafts else host.model
+            self.core: _core.WeightUpdate = update_of(model, host.runner, host.ordinal, drafts)
             self.core.check_awake()
         self._is_over = False
 

@@ -45,6 +45,7 @@ def fake_llm(monkeypatch):
             loaded.pooler = Pooler(("embed", "token_embed"))
             loaded.generation_defaults = {**(defaults or {}), **config.override_generation_config}
             loaded.model, loaded.engine = fake_core.FakeModel(), fake_core.FakeEngine(loaded.token_bytes, step_s)
+            loaded.drafter = None
             length = config.max_model_len or 64
             loaded.config = config.replace(device="cpu", max_model_len=length, max_num_seqs=8)
             return loaded

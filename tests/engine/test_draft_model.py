@@ -1,5 +1,6 @@
 """Drafts by a second model: they change no bit, and a drafter equal to the model is always right."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -11,9 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from speculating import PAGE, bits, open_llm, params, prompts, run, texts
 
-from llmpy import LLM
+from llmpy import LLM, AsyncEngine
 from llmpy.engine.drafter import Drafter
-from llmpy.errors import ConfigError, UnsupportedError
+from llmpy.errors import ConfigError, EngineBusyError, UnsupportedError
 
 Make = Callable[[str, str], Path]
 
@@ -110,6 +111,53 @@ def test_both_models_sleep(level: int, tags: Any, tiny_model: Make, monkeypatch:
         stats = llm.stats()
         assert 0 < stats.accepted_rows == stats.draft_rows
         llm.check()
+
+
+def test_updates_of_the_drafter(tiny_model: Make, tmp_path: Path) -> None:
+    """It drafts with its new weights, also for requests in flight; no bit of an output changes."""
+    path = tiny_model("llama", "float32")
+    other = blurred(path, tmp_path / "blurred")
+    with open_llm(path, speculative_config=drafts(other)) as llm:
+        before, stats = run(llm), llm.stats()
+        assert stats.accepted_rows < stats.draft_rows
+        llm.reset_prefix_cache()  # cached blocks have the old drafter's keys and values
+        ids = llm.enqueue(prompts(), [params(i) for i in range(len(before))])
+        llm.step()
+        update = llm._weights.begin(drafts=True)
+        update.write_all(list(load_file(path / "model.safetensors").items())[:3])
+        with pytest.raises(EngineBusyError, match="a weight update is open"):
+            llm.update_weights(path)
+        update.abort()  # no step needs the drafter's weights
+        epoch, missed = llm.weight_epoch, llm.stats().draft_rows - llm.stats().accepted_rows
+        report = llm.update_drafter(path)
+        assert report.num_tensors == len(llm.weight_info()) and report.epoch == epoch == llm.weight_epoch
+        assert [bits(output) for output in llm.wait_for_completion()] == before and len(ids) == len(before)
+        assert run(llm) == before and llm.weight_epoch == epoch
+        stats = llm.stats()
+        assert stats.draft_rows - stats.accepted_rows == missed  # from the update on all drafts were right
+        llm.update_drafter(other)
+        assert run(llm) == before and llm.stats().draft_rows - llm.stats().accepted_rows > missed
+        llm.check()
+    with open_llm(path) as llm, pytest.raises(UnsupportedError, match=r"update_drafter\(\) wants an engine with a drafter"):
+        llm.update_drafter(path)
+
+
+def test_an_async_engine_updates_its_drafter(tiny_model: Make) -> None:
+    path = tiny_model("llama", "float32")
+    options: dict[str, Any] = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
+
+    async def main() -> None:
+        async with AsyncEngine.create(path, speculative_config=drafts(path), **options) as engine:
+            ask: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+            wanted = (await engine.generate([7, 8, 9], **ask)).token_ids
+            stream = engine.generate([7, 8, 9], **ask)
+            report = await engine.update_drafter(path)
+            assert report.num_tensors > 20 and engine.weight_epoch == 0
+            assert (await stream).token_ids == wanted
+            stats = engine.stats()
+            assert 0 < stats.accepted_rows == stats.draft_rows
+
+    asyncio.run(main())
 
 
 def test_recurrent_models(recurrent_model: Path, tiny_model: Make, tmp_path: Path) -> None:
