@@ -112,7 +112,7 @@ print(_core.__file__); print(_core.cpu_isas()); print(llmpy.__version__)
 
 @pytest.mark.slow
 def test_wheels_for_an_old_glibc(tmp_path: Path) -> None:
-    """csrc/wheels.py in a fresh environment; auditwheel, sizes, an installation without an index, and all sets of instructions."""
+    """csrc/wheels.py in a fresh environment; auditwheel, sizes, an installation without an index, all instruction sets."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
 
     def run(*words: object) -> str:
