@@ -337,16 +337,25 @@ void block_manager_take_bundle(struct block_manager *manager, int32_t *pages)
     bundle_join(manager, pages);
 }
 
+void block_manager_take_to_fill(struct block_manager *manager, int32_t *pages, bool is_bundle)
+{
+    for (uint32_t i = 0; i < (is_bundle ? manager->bundle_pages : 1); i++)
+        pages[i] = (int32_t)page_take(manager);
+    if (is_bundle)
+        bundle_join(manager, pages);
+}
+
+void block_manager_publish_filled(struct block_manager *manager, int32_t page, const struct hash *key, uint32_t group)
+{
+    block_manager_publish(manager, page, key, group);
+    manager->pages[page].step--;
+}
+
 void block_manager_load(struct block_manager *manager, uint32_t entry, const struct hash *key, uint32_t group, int32_t *pages)
 {
-    uint32_t n = group == BUNDLE_GROUP ? manager->bundle_pages : 1;
     host_tier_touch(manager->tier, entry); /* taking pages may store others in place of the oldest entry */
-    for (uint32_t i = 0; i < n; i++)
-        pages[i] = (int32_t)page_take(manager);
-    if (group == BUNDLE_GROUP)
-        bundle_join(manager, pages);
-    block_manager_publish(manager, pages[0], key, group);
-    manager->pages[pages[0]].step--; /* settled: the moves run before the step's copies */
+    block_manager_take_to_fill(manager, pages, group == BUNDLE_GROUP);
+    block_manager_publish_filled(manager, pages[0], key, group);
     host_tier_load(manager->tier, entry, pages);
 }
 

@@ -63,6 +63,10 @@ int32_t block_manager_look(struct block_manager *manager, const struct hash *key
 /* Takes a page, or for BUNDLE_GROUP a bundle, publishes it under the key of the tier's entry and has the entry copied into it.
  * pages: [1] or [bundle_pages], filled. */
 void block_manager_load(struct block_manager *manager, uint32_t entry, const struct hash *key, uint32_t group, int32_t *pages);
+/* Takes a page, or a bundle, that only moves in of the coming flush fill. pages: [1] or [bundle_pages], filled. */
+void block_manager_take_to_fill(struct block_manager *manager, int32_t *pages, bool is_bundle);
+/* Publishes such a page: moves run before the step's copies, so it counts as one from an earlier step. */
+void block_manager_publish_filled(struct block_manager *manager, int32_t page, const struct hash *key, uint32_t group);
 void block_manager_publish(struct block_manager *manager, int32_t page, const struct hash *key, uint32_t group);
 /* Marks a step boundary: pages published from here on are computed by the step that is being built. */
 void block_manager_begin_step(struct block_manager *manager);

@@ -638,6 +638,8 @@ static enum rc end_flight(struct engine *e, struct err *err)
     e->stats->num_steps++;
     if (e->drafter.source)
         drafter_observe(&e->drafter, record, period_us);
+    if (e->scheduler.tier)
+        tiers_observe(e, record);
     statistics_observe(e->statistics, HISTOGRAM_STEP_ROWS, record->n_rows);
     e->stats->num_replayed_steps += record->is_replayed;
     e->stats->last_step_ms = (done - from) * 1e3;

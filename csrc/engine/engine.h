@@ -16,6 +16,9 @@ struct engine;
 #define MAX_BLOCK_TOKENS 256
 
 enum engine_policy { POLICY_FCFS = 0, POLICY_PRIORITY = 1 };
+/* What a preempted sequence does when it comes back: whatever takes less time, compute its positions again, or have its pages
+ * copied back from the host tier. */
+enum preemption { PREEMPTION_AUTO = 0, PREEMPTION_RECOMPUTE, PREEMPTION_SWAP };
 
 /* The model of DRAFT_MODEL. Its pages have the numbers of the engine's (draft_model.h). */
 struct drafter_model {
@@ -30,6 +33,7 @@ struct engine_config {
     uint32_t max_num_seqs, max_num_batched_tokens, max_model_len, max_logprobs;
     uint32_t vocab_size;
     enum engine_policy policy;
+    enum preemption preemption;       /* without a host tier every preemption recomputes */
     bool prefix_caching;
     uint32_t n_kv_events;             /* most cache events kept for readers; 0: none are kept */
     uint32_t snapshot_tokens;         /* tokens between two snapshots of recurrent state in a long prompt */

@@ -184,15 +184,22 @@ void host_tier_reset(struct host_tier *tier)
 
 /* ---- swapped slots ---- */
 
-uint32_t host_tier_swap_out(struct host_tier *tier, int32_t page)
+uint32_t host_tier_swap_out(struct host_tier *tier, int32_t page, uint32_t last)
 {
     uint32_t number = slot_take(tier);
     if (!number)
         return 0;
     tier->slots[number].state = SLOT_SWAPPED;
     tier->n_swapped++;
+    if (last)
+        tier->table.items[last].next_part = number;
     move_add(tier, MOVE_OUT, page, number);
     return number;
+}
+
+uint32_t host_tier_next(const struct host_tier *tier, uint32_t slot)
+{
+    return tier->table.items[slot].next_part;
 }
 
 void host_tier_drop(struct host_tier *tier, uint32_t slot)
@@ -208,6 +215,11 @@ void host_tier_swap_in(struct host_tier *tier, uint32_t slot, int32_t page)
 }
 
 /* ---- flushes ---- */
+
+bool host_tier_is_coming(const struct host_tier *tier, int32_t page)
+{
+    return tier->pages[page][MOVE_IN] == tier->flush;
+}
 
 uint64_t host_tier_last_move(const struct host_tier *tier, int32_t page, enum move_way way)
 {

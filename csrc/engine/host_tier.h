@@ -32,14 +32,18 @@ bool host_tier_store(struct host_tier *tier, const struct hash *key, uint32_t gr
 void host_tier_touch(struct host_tier *tier, uint32_t entry);
 /* Copies an entry into pages. */
 void host_tier_load(struct host_tier *tier, uint32_t entry, const int32_t *pages);
-/* Copies a page out into a slot of its own; 0: there is no slot. */
-uint32_t host_tier_swap_out(struct host_tier *tier, int32_t page);
+/* Copies a page out into a slot of its own, linked behind the swapped slot `last` (0: behind none); 0: there is no slot. The
+ * page must have no move in of this flush. host_tier_next gives the slot behind, or 0. */
+uint32_t host_tier_swap_out(struct host_tier *tier, int32_t page, uint32_t last);
+uint32_t host_tier_next(const struct host_tier *tier, uint32_t slot);
 /* Copies a swapped slot into a page and frees the slot; host_tier_drop only frees it. */
 void host_tier_swap_in(struct host_tier *tier, uint32_t slot, int32_t page);
 void host_tier_drop(struct host_tier *tier, uint32_t slot);
 /* Frees every entry; swapped slots stay. */
 void host_tier_reset(struct host_tier *tier);
 
+/* True for a page that a move in of this flush fills. */
+bool host_tier_is_coming(const struct host_tier *tier, int32_t page);
 /* Number of the page's last move of one way; 0: none. */
 uint64_t host_tier_last_move(const struct host_tier *tier, int32_t page, enum move_way way);
 /* The work that follows the next flush waits for the page's last move of one way; host_tier_await_number for the moves of one

@@ -3,6 +3,7 @@
 #include "../step/kv_layout.h"
 #include "recurrent.h"
 #include "sequence_pages.h"
+#include "swap.h"
 
 #include <string.h>
 
@@ -62,8 +63,9 @@ static void count_rows(struct scheduler *s, const struct sequence *q, uint32_t f
     s->n_decode_rows += sign * (n_new - n_prompt);
 }
 
-/* Takes the rows of this step back from a sequence: withdraws its new blocks and cancels its copies. */
-static void rows_give_back(struct scheduler *s, struct sequence *q)
+/* Takes the rows of this step back from a sequence: withdraws its new blocks and cancels its copies. False if there were
+ * copies: some of its pages are not filled then. */
+static bool rows_give_back(struct scheduler *s, struct sequence *q)
 {
     uint32_t before = q->n_computed - q->n_rows;
     for (uint32_t b = before / block_tokens(s); b < q->n_computed / block_tokens(s); b++)
@@ -71,18 +73,28 @@ static void rows_give_back(struct scheduler *s, struct sequence *q)
             block_manager_withdraw(s->blocks, scheduler_table(s, g, q->slot)[b]);
     if (s->n_state_pages)
         recurrent_withdraw(s, q);
-    pages_cancel_copies(s, q);
     count_rows(s, q, before, q->n_rows, true);
     s->rows_left += q->n_rows;
+    pages_give_back(s, q, before);
+    if (q->n_published > before / block_tokens(s))
+        q->n_published = before / block_tokens(s);
+    return !pages_cancel_copies(s, q);
+}
+
+/* Takes a running sequence's pages and slot. */
+static void stop_running(struct scheduler *s, struct sequence *q)
+{
+    pages_release(s, q);
+    running_remove(s, q);
+    q->n_computed = q->n_hit = q->n_taken_rows = 0;
+    q->shares_tail = false;
+    q->failed_room = q->loaded_by = 0;
 }
 
 void scheduler_park(struct scheduler *s, struct sequence *q)
 {
-    pages_release(s, q);
-    running_remove(s, q);
-    q->n_computed = q->n_hit = q->n_taken_rows = q->n_published = 0;
-    q->is_stale = q->is_mixed = q->shares_tail = false;
-    q->failed_room = q->loaded_by = 0;
+    stop_running(s, q);
+    pages_forget(q);
     scheduler_add_parked(s, q);
 }
 
@@ -98,14 +110,19 @@ void scheduler_unpark(struct scheduler *s, struct sequence *q)
     scheduler_add(s, q);
 }
 
-static void preempt(struct scheduler *s, struct sequence *q)
+/* may_swap is false if the sequence's pages have lost their value. */
+static void preempt(struct scheduler *s, struct sequence *q, bool may_swap)
 {
-    s->n_mixed_preemptions += q->is_mixed;
-    if (q->n_rows)
-        rows_give_back(s, q);
-    scheduler_park(s, q);
-    if (!q->is_idle)
-        scheduler_unpark(s, q);
+    bool are_filled = !q->n_rows || rows_give_back(s, q);
+    if (s->tier && may_swap && swap_out(s, q, are_filled)) {
+        stop_running(s, q);
+        scheduler_add(s, q);
+    } else {
+        s->n_mixed_preemptions += q->is_mixed;
+        scheduler_park(s, q);
+        if (!q->is_idle)
+            scheduler_unpark(s, q);
+    }
     q->n_preemptions++;
     s->n_preemptions++;
     s->n_preempted++;
@@ -140,7 +157,7 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     pages_advance_windows(s, q);
     while (!pages_take(s, q, n)) {
         struct sequence *victim = s->running[s->n_running - 1];
-        preempt(s, victim);
+        preempt(s, victim, true);
         if (victim == q)
             return;
     }
@@ -296,10 +313,27 @@ static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32
     return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + s->n_state_pages <= room(s);
 }
 
-/* Loads the blocks that only the host tier has, and notes which move is the last into a page of the hit. */
-static void hit_load(struct scheduler *s, struct sequence *q, uint32_t n_hit)
+/* Notes which move is the last into a page of a sequence that has just been admitted. */
+static void loads_note(struct scheduler *s, struct sequence *q)
 {
     uint64_t last = 0, number;
+    for (uint32_t g = 0; g < n_groups(s); g++)
+        for (uint32_t b = q->first_block[g]; b < blocks_of(s, q->n_hit); b++) {
+            number = host_tier_last_move(s->tier, scheduler_table(s, g, q->slot)[b], MOVE_IN);
+            last = number > last ? number : last;
+        }
+    for (uint32_t i = 0; q->n_hit && i < s->n_state_pages; i++) {
+        number = host_tier_last_move(s->tier, recurrent_table(s, q->slot)[i], MOVE_IN);
+        last = number > last ? number : last;
+    }
+    q->loaded_by = last;
+    if (!config_of(s)->runner.is_async) /* a step waits for its moves anyway */
+        loads_await(s, q);
+}
+
+/* Loads the blocks that only the host tier has. */
+static void hit_load(struct scheduler *s, struct sequence *q, uint32_t n_hit)
+{
     for (uint32_t b = 0; b < n_hit; b++) {
         bool is_loaded = false;
         for (uint32_t g = 0; g < n_groups(s); g++) {
@@ -310,18 +344,35 @@ static void hit_load(struct scheduler *s, struct sequence *q, uint32_t n_hit)
                     pages_note_stored(s, q, b, g);
                 is_loaded = true;
             }
-            number = *page ? host_tier_last_move(s->tier, *page, MOVE_IN) : 0;
-            last = number > last ? number : last;
         }
         s->host_hits += is_loaded ? block_tokens(s) : 0;
     }
-    for (uint32_t i = 0; n_hit && i < s->n_state_pages; i++) {
-        number = host_tier_last_move(s->tier, recurrent_table(s, q->slot)[i], MOVE_IN);
-        last = number > last ? number : last;
+    loads_note(s, q);
+}
+
+/* Admits a sequence whose pages are in slots of its own, if all its rows fit into the pool. */
+static bool admit_swapped(struct scheduler *s, struct sequence *q, uint32_t slot, double now)
+{
+    uint32_t n_blocks = blocks_of(s, q->n_swapped), n_tails = q->n_swapped % block_tokens(s) ? n_groups(s) : 0,
+             n_admitted_output = q->n_admitted_output;
+    swap_look(s, q, slot);
+    uint64_t need = pages_needed(s, q, q->n_swapped) - n_tails + hit_free_pages(s, slot, n_blocks) + s->n_state_pages;
+    if (need > room(s) || !host_tier_may_load(s->tier)) {
+        for (uint32_t g = 0; g < n_groups(s); g++)
+            memset(scheduler_table(s, g, slot), 0, n_blocks * sizeof(int32_t));
+        q->failed_room = room(s) + 1;
+        q->failed_hit = UINT32_MAX;
+        return false;
     }
-    q->loaded_by = last;
-    if (!config_of(s)->runner.is_async) /* a step waits for its moves anyway */
-        loads_await(s, q);
+    queue_remove(&s->waiting, q);
+    running_insert(s, q);
+    q->n_admitted_output = n_admitted_output;
+    swap_in(s, q);
+    loads_note(s, q);
+    count_admission(s, q, q->n_hit, now);
+    rows_take(s, q);
+    promise_rest(s, q);
+    return true;
 }
 
 /* Admits a waiting sequence with its cached blocks, if all its rows fit into the pool. */
@@ -336,6 +387,9 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
         return false;
     while (s->slots[slot])
         slot++;
+    if (q->swapped && (admit_swapped(s, q, slot, now) || s->n_running))
+        return q->state == SEQUENCE_RUNNING;
+    swap_drop(s, q); /* nobody runs, and still there is no room to copy the pages back */
     uint32_t n_hit = hit_find(s, q, slot, limit);
     bool fits = hit_fits(s, q, slot, n_hit);
     if (!fits && hit_tokens(s, q, n_hit) % block_tokens(s)) { /* retry without the block that would be copied */
@@ -436,7 +490,8 @@ static bool awaits_adapter(const struct scheduler *s, const struct sequence *q)
 /* True for a sequence that is passed over at this step. */
 static bool is_passed_over(struct scheduler *s, struct sequence *q)
 {
-    return (s->n_state_pages && s->rows_left && recurrent_is_awaited(s, q, hit_limit(s, q))) || awaits_adapter(s, q);
+    bool may_hit = s->n_state_pages && s->rows_left && !q->swapped;
+    return (may_hit && recurrent_is_awaited(s, q, hit_limit(s, q))) || awaits_adapter(s, q);
 }
 
 static void admit_waiting(struct scheduler *s, double now)
@@ -446,7 +501,7 @@ static void admit_waiting(struct scheduler *s, double now)
     for (uint32_t i = 0; s->waiting.n && i < s->n_running; i++)
         promise_rest(s, s->running[i]);
     for (struct sequence *q = queue_first(&s->waiting), *next; q && s->n_running < config_of(s)->max_num_seqs; q = next) {
-        struct sequence *lead = fork_source(q);
+        struct sequence *lead = q->swapped ? NULL : fork_source(q);
         next = queue_next(q);
         q->is_blocked = !lead && n_passed < MAX_PASSED && is_passed_over(s, q);
         if (q->is_blocked) {
@@ -628,6 +683,7 @@ void scheduler_remove(struct scheduler *s, struct sequence *q)
     } else if (q->state == SEQUENCE_PARKED) {
         s->n_parked--;
     } else {
+        swap_drop(s, q);
         queue_remove(&s->waiting, q);
     }
     q->state = SEQUENCE_FINISHED;
@@ -639,7 +695,7 @@ static void pool_reset(struct scheduler *s, bool recompute)
     for (uint32_t i = 0; i < s->n_running; i++)
         s->running[i]->is_stale = true;
     while (recompute && s->n_running)
-        preempt(s, s->running[s->n_running - 1]);
+        preempt(s, s->running[s->n_running - 1], false);
     s->n_preempted = s->n_admitted = 0; /* they describe steps, for scheduler_check; a reset is none */
 }
 
@@ -648,6 +704,11 @@ void scheduler_reset_cache(struct scheduler *s, bool recompute)
     if (s->tier)
         host_tier_reset(s->tier);
     pool_reset(s, recompute);
+    for (struct sequence *q = queue_first(&s->waiting); s->tier && q; q = queue_next(q)) {
+        q->is_stale = q->swapped > 0;
+        if (recompute)
+            swap_drop(s, q);
+    }
 }
 
 void scheduler_lose_pages(struct scheduler *s)
@@ -662,11 +723,16 @@ void scheduler_new_epoch(struct scheduler *s, bool recompute)
     scheduler_reset_cache(s, recompute);
     for (uint32_t i = s->n_running; i-- > 0;)
         if (sequence_is_whole(s->running[i]) || s->running[i]->n_output == s->running[i]->n_admitted_output)
-            preempt(s, s->running[i]);
+            preempt(s, s->running[i], false);
         else
             s->running[i]->is_mixed = true;
-    for (struct sequence *q = queue_first(&s->waiting); q; q = queue_next(q))
-        if (sequence_is_whole(q) || sequence_is_new(q))
+    for (struct sequence *q = queue_first(&s->waiting); q; q = queue_next(q)) {
+        bool starts_over = sequence_is_whole(q) || sequence_is_new(q);
+        q->is_mixed = q->swapped > 0;
+        if (starts_over || q->n_output == q->n_admitted_output)
+            swap_drop(s, q);
+        if (starts_over)
             sequence_start_over(q);
+    }
     s->n_preempted = 0;
 }

@@ -34,6 +34,7 @@ struct scheduler {
     struct block_manager *blocks;
     struct host_tier *tier;          /* NULL: the model has no host cache */
     uint64_t loads_ended;            /* the engine sets it: the host tier's moves in up to this number have ended */
+    double page_move_s[2], row_s;    /* measured: seconds of a page's move, by way, and of a prompt's row; 0: not known */
     uint32_t n_store_ahead;          /* most pages that a step copies to the host tier before they are wanted */
     struct kv_events *events;        /* NULL: no events are kept */
     struct statistics *statistics;   /* the engine's; observes admissions */
@@ -54,6 +55,7 @@ struct scheduler {
     struct order last_victim, last_admitted;
     bool has_stalled;                /* the last step had no row, although sequences waited or ran and no step was in flight */
 
+    uint64_t n_swaps, n_pages_swapped_out, n_pages_swapped_in;
     uint64_t n_snapshots, n_preemptions, n_mixed_preemptions, n_redone_rows, n_prompt_rows, n_decode_rows, n_draft_rows,
         prompt_tokens, cached_tokens, cache_queries, cache_hits, host_hits;
 };

@@ -49,6 +49,7 @@ static enum rc check_waiting(const struct scheduler *s, struct err *err)
 {
     const struct sequence *before = NULL;
     uint64_t n = 0;
+    uint32_t n_swapped = 0;
     for (const struct sequence *q = queue_first(&s->waiting); q; before = q, q = queue_next(q), n++) {
         struct order order = sequence_order(q);
         if (before && !sequence_is_ahead(before, q))
@@ -56,6 +57,11 @@ static enum rc check_waiting(const struct scheduler *s, struct err *err)
         if (q->state != SEQUENCE_WAITING || q->n_computed)
             BROKEN("waiting queue: place %llu has state %d and %u computed rows", (unsigned long long)n, q->state,
                    q->n_computed);
+        if (!q->swapped != !q->n_swapped || (!q->swapped && q->n_published))
+            BROKEN("waiting queue: place %llu has %u positions in host memory from slot %u on, %u blocks published",
+                   (unsigned long long)n, q->n_swapped, q->swapped, q->n_published);
+        for (uint32_t slot = q->swapped; slot; slot = host_tier_next(s->tier, slot))
+            n_swapped++;
         if (q->parent && q->parent->heap < q->heap)
             BROKEN("waiting queue: place %llu breaks the heap", (unsigned long long)n);
         if (s->n_admitted && !s->n_preempted && !q->is_blocked && !order_is_ahead(&s->last_admitted, &order))
@@ -63,6 +69,9 @@ static enum rc check_waiting(const struct scheduler *s, struct err *err)
     }
     if (n != s->waiting.n)
         BROKEN("waiting queue: %llu found, %llu counted", (unsigned long long)n, (unsigned long long)s->waiting.n);
+    if (s->tier && n_swapped != host_tier_n_swapped(s->tier))
+        BROKEN("invariant 20: waiting sequences have %u slots of host memory, %u counted", n_swapped,
+               host_tier_n_swapped(s->tier));
     if (s->has_stalled)
         BROKEN("invariant 11: a step scheduled nothing though %llu sequences wait", (unsigned long long)n);
     return RC_OK;

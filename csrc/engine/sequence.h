@@ -132,6 +132,7 @@ struct sequence {
     bool is_idle;                  /* a beam that has its candidates: no rows until all beams of the request have theirs */
     bool shares_tail;              /* other page tables or the cache may have the block that it writes next */
     uint32_t n_hit, n_taken_rows;  /* cached positions at the last admission, and rows since; n_computed is their sum */
+    uint32_t swapped, n_swapped;   /* first slot of the host tier with its pages, and positions in them; 0: it is not swapped */
     uint64_t loaded_by;            /* number of the host tier's last move into its pages; no rows before that has ended */
     uint32_t n_admitted_output;    /* n_output at the last admission */
     uint32_t n_ever_computed;      /* positions below were computed before; computing them again counts as redone */

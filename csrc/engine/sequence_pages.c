@@ -9,6 +9,12 @@ int32_t *scheduler_table(const struct scheduler *s, uint32_t group, uint32_t slo
     return page_tables_row(&s->tables, group, slot);
 }
 
+void pages_forget(struct sequence *q)
+{
+    q->n_published = 0;
+    q->is_stale = q->is_mixed = false;
+}
+
 void pages_release(struct scheduler *s, struct sequence *q)
 {
     if (s->n_state_pages)
@@ -162,9 +168,10 @@ void pages_give_back(struct scheduler *s, struct sequence *q, uint32_t n_left)
     q->n_computed = n_left;
 }
 
-void pages_cancel_copies(struct scheduler *s, const struct sequence *q)
+bool pages_cancel_copies(struct scheduler *s, const struct sequence *q)
 {
     struct batch *batch = s->batch;
+    uint32_t n_before = batch->n_copies;
     for (uint32_t i = batch->n_copies; i-- > 0;)
         if (s->copy_owners[i].sequence == q) {
             if (s->copy_owners[i].held)
@@ -172,4 +179,5 @@ void pages_cancel_copies(struct scheduler *s, const struct sequence *q)
             batch->copies[i] = batch->copies[--batch->n_copies];
             s->copy_owners[i] = s->copy_owners[batch->n_copies];
         }
+    return batch->n_copies < n_before;
 }

@@ -40,8 +40,10 @@ void pages_share(struct scheduler *scheduler, struct sequence *lead, struct sequ
 void pages_publish(struct scheduler *scheduler, struct sequence *sequence);
 /* Notes that a block has become findable. Chains with an adapter, or a salt too long for an event, have no events. */
 void pages_note_stored(struct scheduler *scheduler, struct sequence *sequence, uint32_t block, uint32_t group);
-/* Cancels the copies that the step being built makes for the sequence. */
-void pages_cancel_copies(struct scheduler *scheduler, const struct sequence *sequence);
+/* Cancels the copies that the step being built makes for the sequence; false if there are none. */
+bool pages_cancel_copies(struct scheduler *scheduler, const struct sequence *sequence);
+/* The sequence, which has no pages, will compute every position again, or find it in the cache. */
+void pages_forget(struct sequence *sequence);
 /* Releases every page, suffix before prefix. */
 void pages_release(struct scheduler *scheduler, struct sequence *sequence);
 

@@ -29,6 +29,8 @@ struct engine_stats {
     uint64_t max_steps_in_flight; /* 2: host and device overlap */
     uint64_t kv_blocks_total, kv_blocks_free, kv_blocks_cached, evictions, weight_epoch, sleep_level, nonfinite_rows;
     uint64_t host_blocks_total, host_blocks_cached, host_blocks_swapped; /* slots of the host cache; cached: can be found */
+    uint64_t num_swaps;   /* of num_preemptions: those that copied pages to host memory */
+    uint64_t blocks_swapped_out, blocks_swapped_in;
     uint64_t host_cache_hits;        /* tokens that admissions, also those after a preemption, found in the host cache alone */
     uint64_t host_stored_bytes, host_loaded_bytes; /* copied to and from the host cache */
     double host_store_s, host_load_s; /* time of these copies */

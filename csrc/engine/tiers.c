@@ -1,5 +1,7 @@
 #include "tiers.h"
 
+#define RATE_SHARE 0.1 /* of a step in the time of a row */
+
 enum rc tiers_poll(struct engine *e, struct err *err)
 {
     const struct runner *runner = &e->config.runner;
@@ -9,6 +11,12 @@ enum rc tiers_poll(struct engine *e, struct err *err)
     if (rc)
         return rc;
     e->scheduler.loads_ended = state.ended[MOVE_IN];
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
+        if (state.bytes[way])
+            e->scheduler.page_move_s[way] = state.seconds[way] / (double)state.bytes[way] * (double)e->config.layout.page_bytes;
+    e->stats->num_swaps = e->scheduler.n_swaps;
+    e->stats->blocks_swapped_out = e->scheduler.n_pages_swapped_out;
+    e->stats->blocks_swapped_in = e->scheduler.n_pages_swapped_in;
     e->stats->host_blocks_total = runner->n_host_slots;
     e->stats->host_blocks_cached = host_tier_n_findable(tier);
     e->stats->host_blocks_swapped = host_tier_n_swapped(tier);
@@ -18,6 +26,14 @@ enum rc tiers_poll(struct engine *e, struct err *err)
     e->stats->host_store_s = state.seconds[MOVE_OUT];
     e->stats->host_load_s = state.seconds[MOVE_IN];
     return RC_OK;
+}
+
+void tiers_observe(struct engine *e, const struct step_record *record)
+{
+    double *row_s = &e->scheduler.row_s, seconds = record->device_us * 1e-6 / record->n_rows;
+    if (2 * (record->n_prompt + record->n_redone) < record->n_rows)
+        return;
+    *row_s = *row_s > 0 ? *row_s + RATE_SHARE * (seconds - *row_s) : seconds;
 }
 
 enum rc tiers_flush(struct engine *e, struct err *err)

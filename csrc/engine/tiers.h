@@ -7,6 +7,8 @@
 
 /* Learns which moves have ended; call it before a step is scheduled. */
 enum rc tiers_poll(struct engine *engine, struct err *err);
+/* Takes up the time of a computed step: how long a row takes of which a preemption by recomputation would have many. */
+void tiers_observe(struct engine *engine, const struct step_record *record);
 /* Enqueues the moves since the last call, and what the step waits for. */
 enum rc tiers_flush(struct engine *engine, struct err *err);
 /* Before the pool sleeps: waits for all moves. With `stores` it first copies every findable page to the tier. */

@@ -523,6 +523,7 @@ struct setup {
     enum engine_policy policy;
     bool caches, has_nan, is_async, takes_whole_prompts, only_beams, no_beams;
     uint32_t n_token_types, n_host_slots;
+    enum preemption preemption;
     struct draft_options drafts;
     const struct draft_source *draft_source;
 };
@@ -558,7 +559,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
     struct engine_config config = {
         .layout = fake->layout, .n_pages = setup->n_pages, .max_num_seqs = setup->max_num_seqs,
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_ASKED,
-        .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy,
+        .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy, .preemption = setup->preemption,
         .prefix_caching = setup->caches, .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
         .special_ids = SPECIAL, .n_special = 2, .drafts = setup->drafts, .draft_source = setup->draft_source,
         .runner = {fake, fake_start, fake_finish, setup->is_async, NULL, fake_read_states, STATES_WIDTH, setup->takes_whole_prompts,

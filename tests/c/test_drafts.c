@@ -31,6 +31,8 @@ TEST(random_traces_with_drafts)
          .snapshot_tokens = 96, .caches = true, .has_no_attention = true},
         {.block_tokens = 2, .n_pages = 80, .max_num_seqs = 5, .max_num_batched_tokens = 20, .states = {{0, 3, 32}}, .n_states = 1,
          .windows = {0, 6}, .n_layers = 2, .caches = false},
+        {.block_tokens = 4, .n_pages = 34, .max_num_seqs = 6, .max_num_batched_tokens = 16, .states = {{0, 3, 32}, {0, 2, 64}}, .n_states = 2,
+         .n_layers = 1, .snapshot_tokens = 20, .n_host_slots = 60, .preemption = PREEMPTION_SWAP, .caches = true},
     };
     const struct {
         struct draft_options drafts;

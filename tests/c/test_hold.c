@@ -358,6 +358,58 @@ TEST(a_mixed_victim_is_counted)
     fake_close(b.engine, &b.fake);
 }
 
+/* Two sequences over a commit, of which one is swapped: before the commit, or after it. Both keep their keys and values. */
+static void swap_over_a_commit(bool is_async, bool is_swapped_before)
+{
+    struct bench b;
+    struct setup setup = small_setup(is_async);
+    struct output outputs[4];
+    uint32_t n, n_seen = 0;
+    bool progressed;
+    setup.n_pages = 1 + MAX_LENGTH / 4 + 4 * has_states;
+    setup.n_host_slots = 60;
+    setup.preemption = PREEMPTION_SWAP;
+    REQUIRE(bench_open(&b, &setup));
+    struct job *jobs[2] = {plain_job(&b.fake, 1, 30, 50), plain_job(&b.fake, 2, 30, 50)};
+    for (uint32_t i = 0; i < 2; i++)
+        submit_job(b.engine, jobs[i]);
+    for (uint32_t i = 0; i < 60 && (is_swapped_before ? !stats_of(&b).host_blocks_swapped : i < 10); i++)
+        CHECK_OK(engine_step(b.engine, &progressed, &err));
+    CHECK_EQ(stats_of(&b).host_blocks_swapped > 0, is_swapped_before);
+    CHECK_OK(engine_settle(b.engine, &err));
+    CHECK_OK(engine_take(b.engine, false, outputs, 4, &n, &err));
+    CHECK_EQ(n, 2);
+    for (uint32_t i = 0; i < n; i++) {
+        struct job *job = jobs[outputs[i].request != jobs[0]->number];
+        struct plan plan = {0};
+        plan_fill(plan.rows, 30 + outputs[i].n_new - 1, NEW_WEIGHTS);
+        plan_fill(plan.draws, outputs[i].n_new, NEW_WEIGHTS);
+        expect_planned(job, &plan);
+        check_output(job, &outputs[i]);
+        n_seen += outputs[i].n_new > 0;
+    }
+    CHECK_EQ(n_seen, 2);
+    commit(&b, false);
+    drain(b.engine, jobs, 2);
+    struct engine_stats stats = stats_of(&b);
+    CHECK(stats.num_swaps > 0);
+    CHECK_EQ(stats.num_swaps, stats.num_preemptions);
+    CHECK_EQ(stats.num_mixed_preemptions + stats.redone_rows, 0);
+    free_jobs(jobs, 2);
+    fake_close(b.engine, &b.fake);
+}
+
+TEST(a_mixed_victim_may_swap)
+{
+    for (uint32_t i = 0; i < 8; i++) {
+        has_states = i & 4;
+        swap_over_a_commit(i & 1, i & 2);
+        if (check_failures)
+            fprintf(stderr, "in case %u\n", i);
+    }
+    has_states = false;
+}
+
 /* While weights are written, and while they are torn, requests wait and can be ended. */
 TEST(held_steps_do_not_run)
 {

@@ -127,7 +127,7 @@ static void swap_out(struct world *w)
 {
     int32_t page = take(w, true);
     uint64_t value = w->pages[page] = check_random(&w->random);
-    uint32_t slot = host_tier_swap_out(w->tier, page);
+    uint32_t slot = host_tier_swap_out(w->tier, page, 0);
     if (!slot)
         return;
     w->swapped[w->n_swapped].slot = slot;
