@@ -28,7 +28,7 @@ _GRAPHS = "nothing is compiled; `enforce_eager` leaves CUDA graphs out"
 
 KEYWORDS = {
     # options of an engine
-    "swap_space": "preempted sequences are computed again, without swapping; leave it out",
+    "swap_space": "`host_cache_bytes` with `preemption` does this; leave it out",
     "task": "the method says the task: `generate()`, `embed()`, `classify()` or `encode()`",
     "device_map": "use `device`",
     "n_gpu_layers": "all layers lie on one device; use `device`",

@@ -71,6 +71,8 @@ class EngineConfig:
         enable_prefix_caching: Whether equal prefixes are computed once. Never changes a result.
         enforce_eager: No captured graphs (GPU). Never changes a result.
         scheduling_policy: "fcfs" or "priority".
+        preemption: How a sample goes on that had to give its cache up: "recompute" computes it again, "swap" copies it to
+            `host_cache_bytes` and back where there is room, "auto" does what takes less time. Never changes a result.
         seed: Root for requests without a seed, from 0 to 2**64 - 1; None or -1 draws one.
         logprobs_mode: Default of `SamplingParams.logprobs_mode`.
         max_logprobs: Most alternatives a request may ask for.
@@ -129,6 +131,7 @@ class EngineConfig:
     enable_prefix_caching: bool = field(default=True, metadata=option(as_bool))
     enforce_eager: bool = field(default=False, metadata=option(as_bool))
     scheduling_policy: str = field(default="fcfs", metadata=option(choice("fcfs", "priority")))
+    preemption: str = field(default="auto", metadata=option(choice("auto", "recompute", "swap")))
     seed: int | None = field(default=0, metadata=option(rules.root_seed))
     logprobs_mode: str = field(default="raw_logprobs", metadata=option(choice(
         *LOGPROBS_MODES, not_yet=LATER_MODES, knob="use 'raw_logprobs'")))
@@ -160,6 +163,8 @@ class EngineConfig:
             refuse("node_rank", f"below nnodes={hosts}", host)
         if values["tensor_parallel_size"] < hosts:
             refuse("tensor_parallel_size", f"at least nnodes={hosts}, a rank for each host", values["tensor_parallel_size"])
+        if values["preemption"] == "swap" and not values["host_cache_bytes"]:
+            refuse("host_cache_bytes", "above 0 with preemption='swap'", values["host_cache_bytes"])
         replicas, queued = values["data_parallel_size"], values["max_queued_requests"]
         if queued is not None and queued < replicas:
             refuse("max_queued_requests", f"at least data_parallel_size={replicas}", queued)

@@ -141,6 +141,7 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     enforce_eager: bool
     scheduling_policy: str
+    preemption: str
     seed: int | None
     logprobs_mode: str
     max_logprobs: int

@@ -86,13 +86,15 @@ GAUGES = (
     ("num_requests_waiting", "Samples that wait.", "num_waiting"),
     ("kv_cache_usage_perc", "Share of the cache in use, 0 to 1.", "kv_usage"),
     ("host_cache_blocks", "Blocks of the cache that host memory has.", "host_blocks_cached"),
+    ("host_swapped_blocks", "Blocks of waiting samples in host memory.", "host_blocks_swapped"),
     ("num_dead_replicas", "Replicas that a fault has killed.", "num_dead_replicas"),
 )
 COUNTERS = (
     ("prompt_tokens", "Prompt tokens of requests.", "prompt_tokens"),
     ("prompt_tokens_cached", "Prompt tokens taken from the cache.", "prefix_cache_hits"),
     ("generation_tokens", "Tokens generated.", "generation_tokens"),
-    ("num_preemptions", "Samples that had to start over for lack of memory.", "num_preemptions"),
+    ("num_preemptions", "Samples that had to give their cache up for lack of memory.", "num_preemptions"),
+    ("num_swaps", "Of these, samples whose cache went to host memory.", "num_swaps"),
     ("prefix_cache_queries", "Tokens looked up in the cache.", "prefix_cache_queries"),
     ("prefix_cache_hits", "Tokens found in the cache.", "prefix_cache_hits"),
     ("host_cache_hits", "Tokens found in host memory.", "host_cache_hits"),

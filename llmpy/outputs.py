@@ -46,7 +46,7 @@ class RequestMetrics:
         arrival_time: Wall clock time of submission.
         queued_ts, scheduled_ts, first_token_ts, last_token_ts: Times when the request was queued, first ran, and produced its
             first and last token.
-        num_preemptions: Number of times that a sample had to start over for lack of memory.
+        num_preemptions: Number of times that a sample had to give its cache up for lack of memory.
         num_generation_tokens: Number of tokens of all samples.
         drafts: Number of drafts of all finished samples by place, the first right behind the known tokens; () without any.
         accepted_drafts: Number of these drafts that were accepted.
@@ -557,6 +557,8 @@ class EngineStats:
     - `max_steps_in_flight`: 2 if host and device overlap.
     - `num_replayed_steps`: steps that replayed a captured graph.
     - `num_mixed_preemptions`: preemptions (of `num_preemptions`) that rebuilt a sample's cache under newer weights.
+    - `num_swaps`, `blocks_swapped_out`, `blocks_swapped_in`: preemptions (of `num_preemptions`) that copied a
+      sample's cache to host memory, and blocks copied so each way. `host_blocks_swapped`: blocks that wait there now.
     - `state_snapshots`, `state_snapshot_bytes`: recurrent states in the pool's prefix cache; running samples evict them.
     - `host_blocks_total`, `host_blocks_cached`: blocks that the host cache has room for, and those of findable prefixes in it.
     - `host_cache_hits`: tokens that samples took from the host cache, also after a preemption.
@@ -595,6 +597,8 @@ class EngineStats:
     num_replayed_steps: int = 0
     max_steps_in_flight: int = 1
     num_mixed_preemptions: int = 0
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
     host_blocks_total: int = 0
     host_blocks_cached: int = 0
     host_blocks_swapped: int = 0

@@ -470,6 +470,16 @@ static int engine_policy(const struct item *item, void *place)
     return -1;
 }
 
+static int engine_preemption(const struct item *item, void *place)
+{
+    static const char *const NAMES[] = {[PREEMPTION_AUTO] = "auto", [PREEMPTION_RECOMPUTE] = "recompute",
+                                        [PREEMPTION_SWAP] = "swap"};
+    struct engine_config *config = place;
+    uint32_t number = name_index(item->value, NAMES, 3);
+    config->preemption = (enum preemption)number;
+    return number < 3 ? 0 : refuse(item, "'auto', 'recompute' or 'swap'");
+}
+
 static int engine_draft_method(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix",
@@ -554,6 +564,7 @@ static const struct row OPTIONS[] = {
     {"draft_shared_bytes", engine_draft_shared, 0},
     {"drafter", engine_drafter, 0},
     {"policy", engine_policy, 0},
+    {"preemption", engine_preemption, 0},
     {"eos_token_ids", engine_eos, 0},
     {"token_bytes", engine_token_bytes, 0},
     {"special_token_ids", engine_special, 0},

@@ -421,6 +421,7 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
         "max_logprobs": min(config.max_logprobs, loaded.vocab_size),
         "enable_prefix_caching": config.enable_prefix_caching,
         "policy": config.scheduling_policy,
+        "preemption": config.preemption,
         "kv_event_capacity": config.kv_event_capacity,
         "eos_token_ids": loaded.eos_token_ids,
         "token_bytes": loaded.token_bytes,

@@ -1,4 +1,5 @@
-"""A cache in host memory behind a tiny pool: ids and logprob bits are those of a request that is alone, without a cache."""
+"""A cache in host memory behind a tiny pool, and preemption into it: ids and logprob bits are those of a request that is alone,
+without a cache."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -84,3 +85,42 @@ def test_the_cache_outlives_sleep(tiny_model: Make, device: str) -> None:
         llm.reset_prefix_cache()
         third = llm.generate([prompt], [params(0)], use_tqdm=False)[0]
         assert bits(third) == bits(first) and third.num_cached_tokens == 0
+
+
+def crowd(path: Path, device: str, blocks: int, **options: object) -> EngineStats:
+    """Samples that do not fit the pool together, each with its bits alone."""
+    batch, settings = prompts()[:4] * 2, [params(i) for i in range(8)]
+    settings = [one.replace(max_tokens=40, n=1 + i % 2) for i, one in enumerate(settings)]
+    with open_llm(path, device, enable_prefix_caching=False) as llm:
+        size_bytes = blocks * llm.memory()["kv"] // llm.stats().kv_blocks_total
+        alone = [bits(llm.generate([prompt], [one], use_tqdm=False)[0]) for prompt, one in zip(batch, settings, strict=True)]
+    with open_llm(path, device, size_bytes, host_cache_bytes="4MiB", max_num_seqs=8, **options) as llm:
+        assert [bits(output) for output in llm.generate(batch, settings, use_tqdm=False)] == alone
+        llm.check()
+        stats = llm.stats()
+    assert stats.allocations_since_warmup == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+    assert stats.num_preemptions > 0 and stats.host_blocks_swapped == 0
+    return stats
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model[:3]))
+def test_swapping_changes_no_bit(tiny_model: Make, model: tuple[str, str, str, int], device: str) -> None:
+    path = tiny_model(*model[:2])
+    stats = crowd(path, device, model[3], kv_cache_dtype="auto", preemption="swap", enable_prefix_caching=False)
+    assert 0 < stats.num_swaps == stats.num_preemptions and stats.redone_rows == 0
+    assert stats.blocks_swapped_in == stats.blocks_swapped_out > 0
+    assert crowd(path, device, model[3], preemption="swap").num_swaps > 0
+    stats = crowd(path, device, model[3], preemption="recompute", enable_prefix_caching=False)
+    assert stats.num_swaps == 0 and stats.redone_rows > 0
+
+
+def test_recurrent_states_swap(recurrent_model: Path, device: str) -> None:
+    if recurrent_model.name.startswith("mamba"):
+        pytest.skip("without attention a sample never grows, so none is preempted")
+    stats = crowd(recurrent_model, device, 40, preemption="swap", enable_prefix_caching=False)
+    assert stats.num_swaps > 0 and stats.redone_rows == 0
+
+
+def test_swapping_needs_host_memory(tiny_model: Make, device: str) -> None:
+    with pytest.raises(ConfigError, match=r"host_cache_bytes must be above 0 with preemption='swap', got 0"):
+        open_llm(tiny_model("llama", "float32"), device, preemption="swap")
