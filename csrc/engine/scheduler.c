@@ -689,14 +689,26 @@ void scheduler_remove(struct scheduler *s, struct sequence *q)
     q->state = SEQUENCE_FINISHED;
 }
 
+static void preempt_all(struct scheduler *s, bool may_swap)
+{
+    while (s->n_running)
+        preempt(s, s->running[s->n_running - 1], may_swap);
+    s->n_preempted = s->n_admitted = 0; /* they describe steps, for scheduler_check */
+}
+
 static void pool_reset(struct scheduler *s, bool recompute)
 {
     block_manager_reset(s->blocks);
     for (uint32_t i = 0; i < s->n_running; i++)
         s->running[i]->is_stale = true;
-    while (recompute && s->n_running)
-        preempt(s, s->running[s->n_running - 1], false);
-    s->n_preempted = s->n_admitted = 0; /* they describe steps, for scheduler_check; a reset is none */
+    if (recompute)
+        preempt_all(s, false);
+    s->n_preempted = s->n_admitted = 0;
+}
+
+void scheduler_leave_pages(struct scheduler *s)
+{
+    preempt_all(s, true);
 }
 
 void scheduler_reset_cache(struct scheduler *s, bool recompute)

@@ -96,6 +96,8 @@ void scheduler_end_step(struct scheduler *scheduler);
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
 /* Makes every block published so far unfindable; `recompute` also preempts all running sequences. */
 void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
+/* Preempts all running sequences, by a swap where that is the way: the pool will lose its contents. */
+void scheduler_leave_pages(struct scheduler *scheduler);
 /* The pool loses its contents: all running sequences are preempted. What the host tier has can still be found. */
 void scheduler_lose_pages(struct scheduler *scheduler);
 /* Resets the cache after a commit of weights. Scores and pooled states, which must come from one epoch, start over. */

@@ -45,8 +45,10 @@ enum rc tiers_flush(struct engine *e, struct err *err)
 
 enum rc tiers_settle(struct engine *e, bool stores, struct err *err)
 {
-    if (stores)
+    if (stores) {
+        scheduler_leave_pages(&e->scheduler);
         block_manager_store_all(e->scheduler.blocks);
+    }
     for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
         host_tier_await_number(e->scheduler.tier, UINT64_MAX, way);
     return tiers_flush(e, err);

@@ -135,6 +135,32 @@ TEST(commands_meet_swapped_sequences)
     }
 }
 
+/* With swapping also what nobody can find outlives the pool: here there is no prefix cache. */
+TEST(running_sequences_outlive_sleep)
+{
+    for (uint32_t i = 0; i < 4; i++) {
+        struct setup setup = {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 4, .max_num_batched_tokens = 32, .n_host_slots = 60,
+                              .preemption = PREEMPTION_SWAP, .is_async = i % 2, .states = {{0, 3, 32}}, .n_states = i / 2};
+        struct bench b;
+        REQUIRE(bench_open(&b, &setup));
+        struct job *jobs[2] = {stream_job(&b.fake, 1, 30, 50), stream_job(&b.fake, 2, 30, 50)};
+        for (uint32_t n = 0; n < 2; n++)
+            submit(&b, jobs[n]);
+        step(&b, 10);
+        CHECK_OK(engine_sleep(b.engine, 1, PART_POOL, &err));
+        CHECK_OK(engine_check(b.engine, &err));
+        CHECK_EQ(stats_of(&b).num_running, 0);
+        CHECK_OK(engine_wake(b.engine, PART_POOL, &err));
+        drain(b.engine, jobs, 2);
+        CHECK_EQ(stats_of(&b).num_swaps, 2);
+        CHECK_EQ(stats_of(&b).redone_rows, 0);
+        if (check_failures)
+            fprintf(stderr, "in case %u\n", i);
+        free_jobs(jobs, 2);
+        fake_close(b.engine, &b.fake);
+    }
+}
+
 /* Seconds of fake copies are 0, so that swapping is always cheaper than computing rows again. */
 TEST(the_cheaper_way_is_chosen)
 {
