@@ -69,6 +69,8 @@ class EngineConfig:
         activation_dtype: Arithmetic of quantised weights: "auto", "int8", "fp8" (CUDA), "float".
         block_size: Tokens of a cache block: 16, 32 or 64. Never changes a result.
         enable_prefix_caching: Whether equal prefixes are computed once. Never changes a result.
+        prefix_cache_seed: Makes the hashes of `kv_events` the same in every process with this seed, from 0 to 2**64 - 1; None =
+            random. Who knows the seed can look for prompts whose hashes collide, so keep it secret. Never changes a result.
         enforce_eager: No captured graphs (GPU). Never changes a result.
         scheduling_policy: "fcfs" or "priority".
         preemption: How a sample goes on that had to give its cache up: "recompute" computes it again, "swap" copies it to
@@ -129,6 +131,7 @@ class EngineConfig:
     activation_dtype: str = field(default="auto", metadata=option(choice("auto", "int8", "fp8", "float")))
     block_size: int = field(default=16, metadata=option(choice(16, 32, 64)))
     enable_prefix_caching: bool = field(default=True, metadata=option(as_bool))
+    prefix_cache_seed: int | None = field(default=None, metadata=option(optional(integer(0, 2**64 - 1))))
     enforce_eager: bool = field(default=False, metadata=option(as_bool))
     scheduling_policy: str = field(default="fcfs", metadata=option(choice("fcfs", "priority")))
     preemption: str = field(default="auto", metadata=option(choice("auto", "recompute", "swap")))

@@ -139,6 +139,7 @@ class EngineOptions(TypedDict, total=False):
     activation_dtype: str
     block_size: int
     enable_prefix_caching: bool
+    prefix_cache_seed: int | None
     enforce_eager: bool
     scheduling_policy: str
     preemption: str

@@ -35,6 +35,8 @@ struct engine_config {
     enum engine_policy policy;
     enum preemption preemption;       /* without a host tier every preemption recomputes */
     bool prefix_caching;
+    bool has_cache_seed;              /* the prefix cache's keys follow from cache_seed; else they are secret and random */
+    uint64_t cache_seed;
     uint32_t n_kv_events;             /* most cache events kept for readers; 0: none are kept */
     uint32_t snapshot_tokens;         /* tokens between two snapshots of recurrent state in a long prompt */
     const int32_t *eos_ids;           uint32_t n_eos;     /* copied, as all lists here */

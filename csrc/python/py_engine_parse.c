@@ -480,6 +480,14 @@ static int engine_preemption(const struct item *item, void *place)
     return number < 3 ? 0 : refuse(item, "'auto', 'recompute' or 'swap'");
 }
 
+static int engine_cache_seed(const struct item *item, void *place)
+{
+    struct engine_config *config = place;
+    config->has_cache_seed = item->value != Py_None;
+    config->cache_seed = config->has_cache_seed ? PyLong_AsUnsignedLongLong(item->value) : 0;
+    return config->cache_seed == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
+}
+
 static int engine_draft_method(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix",
@@ -565,6 +573,7 @@ static const struct row OPTIONS[] = {
     {"drafter", engine_drafter, 0},
     {"policy", engine_policy, 0},
     {"preemption", engine_preemption, 0},
+    {"prefix_cache_seed", engine_cache_seed, 0},
     {"eos_token_ids", engine_eos, 0},
     {"token_bytes", engine_token_bytes, 0},
     {"special_token_ids", engine_special, 0},

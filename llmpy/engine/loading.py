@@ -134,6 +134,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     _check_adapters(config, compiled.spec)
     _check_host_cache(config)
+    _check_cache_seed(config)
     result.pooler = pooling.pooler_of(files, compiled)
     result.spec = compiled.spec
     result.vocab_size = compiled.spec["vocab_size"]
@@ -198,6 +199,15 @@ def _check_host_cache(config: EngineConfig) -> None:
         raise UnsupportedError(
             f"host_cache_bytes={config.host_cache_bytes} is not supported yet with tensor_parallel_size="
             f"{config.tensor_parallel_size}; use host_cache_bytes=0 or tensor_parallel_size=1"
+        )
+
+
+def _check_cache_seed(config: EngineConfig) -> None:
+    """Refuses equal hashes in the events of several replicas, whose blocks a reader could not tell apart."""
+    if config.prefix_cache_seed is not None and config.kv_event_capacity and config.data_parallel_size > 1:
+        raise UnsupportedError(
+            f"prefix_cache_seed={config.prefix_cache_seed} is not supported yet with kv_event_capacity and "
+            f"data_parallel_size={config.data_parallel_size}; use prefix_cache_seed=None"
         )
 
 
@@ -422,6 +432,7 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
         "enable_prefix_caching": config.enable_prefix_caching,
         "policy": config.scheduling_policy,
         "preemption": config.preemption,
+        "prefix_cache_seed": config.prefix_cache_seed,
         "kv_event_capacity": config.kv_event_capacity,
         "eos_token_ids": loaded.eos_token_ids,
         "token_bytes": loaded.token_bytes,

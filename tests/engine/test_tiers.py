@@ -124,3 +124,22 @@ def test_recurrent_states_swap(recurrent_model: Path, device: str) -> None:
 def test_swapping_needs_host_memory(tiny_model: Make, device: str) -> None:
     with pytest.raises(ConfigError, match=r"host_cache_bytes must be above 0 with preemption='swap', got 0"):
         open_llm(tiny_model("llama", "float32"), device, preemption="swap")
+
+
+def test_running_samples_outlive_sleep(tiny_model: Make, device: str) -> None:
+    path, batch = tiny_model("llama", "float32"), prompts()[:2]
+    with open_llm(path, device, enable_prefix_caching=False) as llm:
+        alone = [bits(llm.generate([prompt], [params(i)], use_tqdm=False)[0]) for i, prompt in enumerate(batch)]
+    with open_llm(path, device, enable_prefix_caching=False, host_cache_bytes="4MiB", preemption="swap") as llm:
+        names = [llm.add_request(prompt, params(i)) for i, prompt in enumerate(batch)]
+        for _ in range(4):
+            assert not any(output.finished for output in llm.step())
+        llm.sleep(1, mode="keep")
+        assert llm.stats().num_running == 0
+        llm.wake_up()
+        found = {}
+        while llm.has_unfinished_requests():
+            found |= {output.request_id: bits(output) for output in llm.step() if output.finished}
+        assert [found[name] for name in names] == alone
+        stats = llm.stats()
+        assert (stats.num_swaps, stats.redone_rows, stats.host_blocks_swapped) == (2, 0, 0)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import zmq
 
-from llmpy import AsyncEngine
+from llmpy import AsyncEngine, UnsupportedError
 from llmpy.cli import main
 from llmpy.server.kv_events import KvEventPublisher, is_open, maps
 
 BLOCK = 16
+SEEDED = [14359468307579009414, 3403602651247566687]  # hashes of the two blocks of test_a_seed_makes_hashes_equal
 
 
 @pytest.fixture
@@ -166,6 +167,18 @@ def test_without_a_capacity_nothing_is_noted(open_engine):
     engine = open_engine(kv_event_capacity=0)
     asyncio.run(run(engine, prompts(1, 40)))
     assert engine.kv_events() == (0, [])
+
+
+def test_a_seed_makes_hashes_equal(open_engine, tmp_path):
+    def stored(seed):
+        engine = open_engine(prefix_cache_seed=seed)
+        asyncio.run(run(engine, [list(range(5, 45))]))
+        return [event.hash for event in engine.kv_events()[1]]
+
+    drawn = [stored(seed) for seed in (7, 7, 8, 2**64 - 1, None, None)]
+    assert drawn[0] == drawn[1] == SEEDED and len({tuple(hashes) for hashes in drawn}) == 5
+    with pytest.raises(UnsupportedError, match="prefix_cache_seed=7 is not supported yet with kv_event_capacity and data_par"):
+        open_engine(prefix_cache_seed=7, data_parallel_size=2)
 
 
 def test_a_slow_reader_gets_all_that_it_asks_for(open_engine, tmp_path):
