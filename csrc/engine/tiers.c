@@ -1,6 +1,9 @@
 #include "tiers.h"
 
-#define RATE_SHARE 0.1 /* of a step in the time of a row */
+/* A step of few rows takes as long as one of more: it says nothing of the time of a row. A step of RATE_WEIGHT rows weighs as
+ * much as all steps before it. */
+#define RATE_ROWS 32
+#define RATE_WEIGHT 512.0
 
 enum rc tiers_poll(struct engine *e, struct err *err)
 {
@@ -31,9 +34,9 @@ enum rc tiers_poll(struct engine *e, struct err *err)
 void tiers_observe(struct engine *e, const struct step_record *record)
 {
     double *row_s = &e->scheduler.row_s, seconds = record->device_us * 1e-6 / record->n_rows;
-    if (2 * (record->n_prompt + record->n_redone) < record->n_rows)
+    if (record->n_rows < RATE_ROWS || 2 * (record->n_prompt + record->n_redone) < record->n_rows)
         return;
-    *row_s = *row_s > 0 ? *row_s + RATE_SHARE * (seconds - *row_s) : seconds;
+    *row_s += (*row_s > 0 ? record->n_rows / (record->n_rows + RATE_WEIGHT) : 1) * (seconds - *row_s);
 }
 
 enum rc tiers_flush(struct engine *e, struct err *err)

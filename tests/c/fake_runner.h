@@ -89,6 +89,7 @@ struct fake {
     struct cell *slots;    /* [n_host_slots][block_tokens] host memory; NULL: none */
     struct fake_moves moves[2];
     uint64_t move_random, n_moves[2];
+    double move_s;                 /* seconds that the copy of a page is said to take */
     struct engine *engine; /* for a test of the busy flag */
     enum rc busy;
 };
@@ -456,6 +457,7 @@ static enum rc fake_poll_moves(void *ctx, struct move_state *state, struct err *
             fake_move_next(fake, way);
         state->ended[way] = fake->moves[way].ended;
         state->bytes[way] = fake->n_moves[way] * fake->layout.page_bytes;
+        state->seconds[way] = (double)fake->n_moves[way] * fake->move_s;
     }
     return RC_OK;
 }
