@@ -52,10 +52,12 @@ class Backend:
         self.table.call("open", ctypes.addressof(options), ctypes.addressof(opened))
         self.ctx = opened.value
         self.item_bytes = 4 if self.table.function("activations")(self.ctx) == F32 else 2
+        self.has_host_memory = bool(_core.device_traits(device, library)["has_host_memory"])
 
     def __del__(self) -> None:
         if self.ctx:
             self.table.function("close")(self.ctx)
+            self.ctx = None
 
     @property
     def description(self) -> str:

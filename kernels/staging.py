@@ -104,7 +104,8 @@ class Matrix:
         self.backend, self.address = backend, number
 
     def __del__(self) -> None:
-        self.backend.table.function("matrix_destroy")(self.backend.ctx, self.address)
+        if self.backend.ctx:  # garbage collection may have closed it first
+            self.backend.table.function("matrix_destroy")(self.backend.ctx, self.address)
 
 
 class Pool:
@@ -115,7 +116,8 @@ class Pool:
         self.size_bytes = n_pages * view.page_bytes
 
     def __del__(self) -> None:
-        self.backend.table.function("buffer_destroy")(self.backend.ctx, self.view.pool, self.size_bytes)
+        if self.backend.ctx:
+            self.backend.table.function("buffer_destroy")(self.backend.ctx, self.view.pool, self.size_bytes)
 
 
 class Stage:
