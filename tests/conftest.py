@@ -2,7 +2,8 @@
 
 A test that makes sense on every device takes `device` (the processor as it is chosen by default, and a CUDA device) or
 `each_device` (every instruction set of the processor, and a CUDA device). Where there is no CUDA device its cases do not exist;
-the last lines of a run say so once.
+the last lines of a run say so once. The variable TEST_DEVICES names other devices for both, such as "opencl:0": those of
+an installed package with a backend.
 
 In a clone the working directory's own package has no built core. It must not shadow the installed one, neither here (as
 it would under `python -m pytest`) nor in processes that tests start: all processes test the same llmpy.
@@ -38,6 +39,7 @@ from llmpy import _core, devices, hardware  # noqa: E402
 CPUS = [f"cpu:{isa}" for isa in _core.cpu_isas()]
 GPU = devices()[1]  # the first one, or why there is none
 CUDA = [GPU["device"]] if GPU["available"] else []
+OTHERS = os.environ.get("TEST_DEVICES", "").split()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    found = ", ".join([*CPUS, *(f"{device} ({GPU['name']})" for device in CUDA)])
+    found = ", ".join(OTHERS or [*CPUS, *(f"{device} ({GPU['name']})" for device in CUDA)])
     terminalreporter.write_line(f"devices: {found}" + ("" if CUDA else f"; no CUDA cases: {GPU['reason']}"))
 
 
@@ -69,13 +71,13 @@ def write_model() -> Callable[..., Path]:
     return made
 
 
-@pytest.fixture(scope="session", params=["cpu", *CUDA])
+@pytest.fixture(scope="session", params=OTHERS or ["cpu", *CUDA])
 def device(request: pytest.FixtureRequest) -> str:
     """Name of the processor, then of a CUDA device."""
     return str(request.param)
 
 
-@pytest.fixture(scope="session", params=[*CPUS, *CUDA])
+@pytest.fixture(scope="session", params=OTHERS or [*CPUS, *CUDA])
 def each_device(request: pytest.FixtureRequest) -> str:
     """Name of every instruction set of the processor, then of a CUDA device."""
     return str(request.param)
@@ -106,9 +108,10 @@ def core_options() -> Callable[[str], dict[str, str]]:
     """Converts a device's name to arguments of the core's classes."""
 
     def options(device: str) -> dict[str, str]:
-        if device.startswith("cuda"):
-            return {"device": device, "isa": "auto", "library": hardware.cuda_library()}
-        return {"device": "cpu", "isa": device.partition(":")[2] or "auto"}
+        kind, _, isa = device.partition(":")
+        if kind == "cpu":
+            return {"device": kind, "isa": isa or "auto"}
+        return {"device": device, "isa": "auto", "library": hardware.library(device)}
 
     return options
 

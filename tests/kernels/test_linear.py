@@ -1,5 +1,7 @@
 """Linears of every weight type and arithmetic against float64, bit for bit over row counts, threads and fused forms."""
 
+from collections.abc import Callable
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -147,6 +149,22 @@ def test_values_and_rows(dtype: str, arithmetic: int, shape: tuple[int, int], ba
     error = np.linalg.norm(whole - exact) / np.linalg.norm(exact)
     # float: rounding of one chain; int8: of the activations; bfloat16 on AVX-512 may round the activations, too
     assert error < (0.012 if arithmetic == INT8 else 4e-3 if dtype == "bfloat16" else 2e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("n", "k"), [(203, 576), (17, 40), (96, 1280)])
+def test_float_rows(dtype: str, n: int, k: int, open_backend: Callable[..., Backend]) -> None:
+    """On every device: float weights near float64, and equal bits for all row counts."""
+    rng, backend = np.random.default_rng(6), open_backend(2)
+    raw, values = random_weights(dtype, n, k, rng)
+    x, bias = rng.standard_normal((70, k)).astype(np.float32), rng.standard_normal(n).astype(np.float32)
+    matrix = backend.matrix([(dtype, n, raw)], k)
+    whole = linear(backend, matrix, x, n, bias=bias)
+    exact = x.astype(np.float64) @ values.T.astype(np.float64) + bias
+    assert np.linalg.norm(whole - exact) < (4e-3 if dtype == "bfloat16" else 2e-6) * np.linalg.norm(exact)
+    for rows in (*range(1, 10), 33):
+        first = int(rng.integers(0, 71 - rows))
+        assert equal_bits(linear(backend, matrix, x[first : first + rows], n, bias=bias), whole[first : first + rows])
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), CASES)
