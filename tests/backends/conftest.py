@@ -1,5 +1,6 @@
-"""Builds a loadable library, and packages that contain one."""
+"""Builds a loadable library, packages that contain one, and the packages of examples/."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import pytest
 
 import llmpy
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LIBRARY = """
 #include <llmpy_backend.h>
 #include <string.h>
@@ -37,6 +39,23 @@ __attribute__((visibility("default"))) const struct backend *ENTRY_NAME(const st
     return &grown.table;
 }
 """
+
+
+@pytest.fixture(scope="session")
+def install_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Builds a package of examples/ by pip, in a new folder; a function may change its copied source first."""
+
+    def install(name: str, change: Callable[[Path], None] = lambda source: None) -> Path:
+        source, target = tmp_path_factory.mktemp("source") / name, tmp_path_factory.mktemp("site")
+        shutil.copytree(EXAMPLES / name, source, ignore=shutil.ignore_patterns("*.so", "build", "*.egg-info", "__pycache__"))
+        change(source)
+        options = ["-q", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+        command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=target)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return target
+
+    return install
 
 
 @pytest.fixture

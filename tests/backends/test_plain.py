@@ -5,9 +5,6 @@ the core follows itself crashes the test. What the backend lacks the core compos
 """
 
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ import pytest
 from llmpy import LLM, ConfigError, DeviceError, UnsupportedError, devices
 from llmpy.engine import backends
 
-EXAMPLE = Path(__file__).parents[2] / "examples/backend"
 SMALL = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "vocab_size": 100, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
@@ -38,16 +34,10 @@ PROMPTS = [[1, 2, 3], list(range(40)), [5], [*range(40), 7]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def installed(install_example: Callable[..., Path]) -> Iterator[None]:
     """The example, built by pip in a folder of its own and found there."""
-    source, target = tmp_path_factory.mktemp("source") / "backend", tmp_path_factory.mktemp("site")
-    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("*.so", "build", "*.egg-info", "__pycache__"))
-    options = ["-q", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=target)
-    assert done.returncode == 0, done.stdout + done.stderr
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(target))
+        patch.syspath_prepend(str(install_example("backend")))
         backends.library.cache_clear()
         yield
     backends.library.cache_clear()
