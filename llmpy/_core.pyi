@@ -49,6 +49,7 @@ def operations_by_column() -> list[str]: ...
 # fusions (enum fusion), whether the backend has qkv, rows -> values of the arena, steps
 def plan(spec: Mapping[str, Any], fusions: int, has_qkv: bool, max_rows: int, /) -> tuple[int, list[dict[str, Any]]]: ...
 def page_bytes(spec: Mapping[str, Any], options: Mapping[str, Any], /) -> int: ...  # of a page of the program's pool
+def backend_operations(device: str, library: str, /) -> dict[str, str]: ...  # name -> "device", "host" or "refused"
 def backend_table(device: str, library: str, /) -> int: ...  # address of its struct backend
 
 # addresses of table, context and matrix; part, dtype, (first_row, n_rows, source_row, step), cols, key

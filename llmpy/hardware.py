@@ -43,7 +43,8 @@ def devices() -> list[dict[str, Any]]:
     Returns:
         One dict per device with `device`, `name`, `available`; if available `memory_bytes`, `free_bytes` (0: the backend
         does not know), and `isas` (instruction sets that have kernels) or `uuid`, else `reason`. Devices of other packages'
-        backends come last.
+        backends come last. They also have lists of names of operations: `operations` (the device runs them), `on_host` (the
+        processor runs them on copies, slowly) and `refused` (models that need one are refused).
     """
     isas = _core.cpu_isas()
     cpu: dict[str, Any] = {"device": "cpu", "name": cpu_name(), "available": bool(isas)}
@@ -151,12 +152,19 @@ def _devices_of(kind: str) -> list[dict[str, Any]]:
         for device in (f"{kind}:{index}" for index in range(64)):
             name, uuid, total, free = _core.device_info(device, library(device), True)
             one = {"device": device, "name": name, "available": True}
-            found.append({**one, "memory_bytes": total, "free_bytes": free, "uuid": uuid})
+            found.append({**one, "memory_bytes": total, "free_bytes": free, "uuid": uuid, **_operations_of(device)})
             if not total:  # a backend that does not describe devices has one
                 break
     except DeviceError as error:
         return found or [{"device": kind, "name": kind, "available": False, "reason": str(error)}]
     return found
+
+
+def _operations_of(device: str) -> dict[str, list[str]]:
+    """Names of operations, by where a backend runs them."""
+    places = {"operations": "device", "on_host": "host", "refused": "refused"}
+    found = _core.backend_operations(device, library(device))
+    return {key: sorted(name for name, where in found.items() if where == place) for key, place in places.items()}
 
 
 def choose(option: str | int | None) -> str:

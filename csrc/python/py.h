@@ -22,7 +22,8 @@ void py_deallocate(PyObject *object);
 
 /* Each file adds its type to the module; 0 or -1 with an exception set. */
 int py_checkpoint_register(PyObject *module);
-PyObject *py_backend_table(PyObject *module, PyObject *args); /* py_backend.c */
+PyObject *py_backend_operations(PyObject *module, PyObject *args); /* py_backend.c */
+PyObject *py_backend_table(PyObject *module, PyObject *args);
 PyObject *py_weights_fill(PyObject *module, PyObject *args);
 int py_model_register(PyObject *module);
 PyObject *py_page_bytes(PyObject *module, PyObject *args);

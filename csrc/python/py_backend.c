@@ -1,8 +1,9 @@
-/* py_backend.c: what kernels/binding.py needs from the core to call a backend's functions directly: the address of the
- * backend's table, and a function that writes the dummy values of csrc/base/dummy.h to a matrix. */
+/* py_backend.c: which operations a backend has. And what kernels/binding.py needs to call a backend's functions directly: the
+ * address of the backend's table, and a function that writes the dummy values of csrc/base/dummy.h to a matrix. */
 #include "py.h"
 
 #include "../program/backend_library.h"
+#include "../program/composed.h"
 #include "../program/weights.h"
 
 PyObject *py_backend_table(PyObject *module, PyObject *args)
@@ -16,6 +17,41 @@ PyObject *py_backend_table(PyObject *module, PyObject *args)
     if (backend_find(device, library, &table, &err))
         return py_raise(&err);
     return PyLong_FromVoidPtr((void *)table);
+}
+
+/* found[name] = where the backend's devices run an operation that needs an entry: "device", "host", or "refused". */
+static int note_operation(PyObject *found, const struct backend *backend, const char *name, size_t entry)
+{
+    const char *where = backend_has(backend, entry) ? "device" : entry_is_composed(entry) ? "host" : "refused";
+    PyObject *text = PyUnicode_FromString(where);
+    int failed = !text || PyDict_SetItemString(found, name, text);
+    Py_XDECREF(text);
+    return failed;
+}
+
+/* backend_operations(device, library) -> dict of the operations of programs, and of the three that steps add */
+PyObject *py_backend_operations(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *device, *library;
+    const struct backend *backend;
+    struct err err = {0};
+    if (!PyArg_ParseTuple(args, "ss", &device, &library))
+        return NULL;
+    if (backend_find(device, library, &backend, &err))
+        return py_raise(&err);
+    PyObject *found = PyDict_New();
+    for (uint32_t code = 0; found && code < OP_COUNT; code++)
+        if (note_operation(found, backend, op_name(code), op_entry(code)))
+            Py_CLEAR(found);
+#define ROW(name) \
+    if (found && note_operation(found, backend, #name, offsetof(struct backend, name))) \
+        Py_CLEAR(found);
+    ROW(rope_table)
+    ROW(scale_logits)
+    ROW(sample)
+#undef ROW
+    return found;
 }
 
 PyObject *py_weights_fill(PyObject *module, PyObject *args)

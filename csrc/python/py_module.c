@@ -153,6 +153,7 @@ static PyMethodDef methods[] = {
     {"operations_by_column", py_operations_by_column, METH_NOARGS, "Names of the operations whose columns ranks may share."},
     {"plan", py_plan, METH_VARARGS, "The steps of a program's plan, and where their tensors lie."},
     {"page_bytes", py_page_bytes, METH_VARARGS, "Bytes of a page of a program's pool, from the options of its model."},
+    {"backend_operations", py_backend_operations, METH_VARARGS, "Where a backend runs each operation."},
     {"backend_table", py_backend_table, METH_VARARGS, "Address of the struct backend of a device and its library."},
     {"weights_fill", py_weights_fill, METH_VARARGS, "Fills rows of a backend's matrix with the values of load_format 'dummy'."},
     {"allocation_count", allocation_count, METH_NOARGS, "Host allocations made so far by the core."},

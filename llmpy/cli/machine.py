@@ -24,7 +24,7 @@ def _devices(chosen: Namespace) -> int:
         values = dict(device)
         state = "available" if values.pop("available") else "not available"
         print(f"{values.pop('device')}: {values.pop('name')}, {state}")
-        _show(values)
+        _show({name: value for name, value in values.items() if value not in ("", 0)})  # what the backend does not know
     return 0
 
 
@@ -39,4 +39,4 @@ def _show(values: dict[str, Any]) -> None:
 def _shown(name: str, value: Any) -> tuple[str, str]:
     if name.endswith("_bytes"):
         return name.removesuffix("_bytes"), f"{value / (1 << 30):.1f} GiB"
-    return name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return name, (", ".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
