@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -23,6 +24,8 @@ ISAS = {
     "avx2": V3,
     "avx512": f"{V3} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512bf16",
 }
+NEON = {"avx2": "-O2"}
+"""The instruction sets on aarch64: the kernels for AVX2, with the vectors of neon.h. -O3 takes minutes for these."""
 BACKEND_HEADERS = ("kernels/backend.h", "csrc/base/dummy.h", "csrc/base/mix.h")
 CORE_PART = re.compile(r"^/\* ---- functions of the core:.*?(?=^#endif$)", re.MULTILINE | re.DOTALL)
 BASELINE_KERNELS = {"backend_cpu.c", "gather.c", "memory.c"}
@@ -105,8 +108,9 @@ def flags() -> list[str]:
     return result
 
 
-def units() -> list[Unit]:
+def units(machine: str = platform.machine()) -> list[Unit]:
     """Every object of the core."""
+    built = NEON if machine == "aarch64" else ISAS
     found: list[Unit] = []
     for source in sorted((ROOT / "csrc").rglob("*.c")):
         extra = ["-I" + INCLUDE] if source.parent.name == "python" else []
@@ -117,7 +121,8 @@ def units() -> list[Unit]:
         else:
             # A file named for one instruction set is built for that one alone.
             isas = [isa for isa in ISAS if source.stem.endswith("_" + isa)] or list(ISAS)
-            found += [(source, [*ISAS[isa].split(), f"-DISA={isa}"], f"cpu_{source.stem}_{isa}.o") for isa in isas]
+            for isa in filter(built.__contains__, isas):
+                found.append((source, [*built[isa].split(), f"-DISA={isa}"], f"cpu_{source.stem}_{isa}.o"))
     return found
 
 

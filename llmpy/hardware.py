@@ -23,9 +23,10 @@ NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 def build_info() -> dict[str, str]:
     """Version and compiler of this build, and the backends that it and other packages bring."""
-    kinds = {"cpu": "avx2, avx512"} | ({"cuda": ""} if _own_cuda() else {})
+    core = _core.build_info()
+    kinds = {"cpu": core.pop("isas")} | ({"cuda": ""} if _own_cuda() else {})
     kinds |= {kind: backends.packages(kind) for kind in backends.found() if kind not in kinds}
-    return {**_core.build_info(), "backends": ", ".join(kind + (f" ({more})" if more else "") for kind, more in kinds.items())}
+    return {**core, "backends": ", ".join(kind + (f" ({more})" if more else "") for kind, more in kinds.items())}
 
 
 def get_include() -> str:

@@ -2,8 +2,8 @@
 #include "pool.h"
 
 #include "mem.h"
+#include "spin.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
@@ -41,14 +41,14 @@ static long futex(atomic_uint *word, int operation, unsigned value)
 
 static void wait_change(struct pool *pool, atomic_uint *word, unsigned seen)
 {
-    unsigned long long start = __builtin_ia32_rdtsc();
+    uint64_t start = spin_clock();
     do {
         for (int i = 0; i < 16; i++) {
             if (atomic_load_explicit(word, memory_order_acquire) != seen)
                 return;
-            _mm_pause();
+            spin_pause();
         }
-    } while (__builtin_ia32_rdtsc() - start < SPIN_TICKS);
+    } while (spin_clock() - start < SPIN_TICKS);
     atomic_fetch_add(&pool->n_asleep, 1);
     while (atomic_load(word) == seen)
         futex(word, FUTEX_WAIT_PRIVATE, seen);

@@ -16,11 +16,17 @@
 #define LLMPY_VERSION "0"
 #endif
 
+#ifdef __aarch64__
+#define ISAS "neon"
+#else
+#define ISAS "avx2, avx512"
+#endif
+
 static PyObject *build_info(PyObject *self, PyObject *args)
 {
     (void)self;
     (void)args;
-    return Py_BuildValue("{ssssss}", "version", LLMPY_VERSION, "compiler", LLMPY_COMPILER, "backends", "cpu (avx2, avx512)");
+    return Py_BuildValue("{ssssss}", "version", LLMPY_VERSION, "compiler", LLMPY_COMPILER, "isas", ISAS);
 }
 
 static PyObject *cpu_isas(PyObject *self, PyObject *args)
@@ -28,14 +34,11 @@ static PyObject *cpu_isas(PyObject *self, PyObject *args)
     (void)self;
     (void)args;
     PyObject *list = PyList_New(0);
-    const char *found[2];
-    int n = 0;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        found[n++] = "avx2";
-    if (n && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
-        found[n++] = "avx512";
-    for (int i = 0; list && i < n; i++) {
-        PyObject *name = PyUnicode_FromString(found[i]);
+    static const char *const NAMES[] = {"neon", "avx2", "avx512"};
+    for (size_t i = 0; list && i < sizeof NAMES / sizeof *NAMES; i++) {
+        if (!cpu_has_isa(NAMES[i]))
+            continue;
+        PyObject *name = PyUnicode_FromString(NAMES[i]);
         if (!name || PyList_Append(list, name) < 0)
             Py_CLEAR(list);
         Py_XDECREF(name);
@@ -144,7 +147,7 @@ static int module_exec(PyObject *module)
 }
 
 static PyMethodDef methods[] = {
-    {"build_info", build_info, METH_NOARGS, "Compiler, version and backends of this build."},
+    {"build_info", build_info, METH_NOARGS, "Compiler, version and the CPU's instruction sets of this build."},
     {"cpu_threads", cpu_threads, METH_NOARGS, "Threads of an engine on the CPU: the physical cores that it may use."},
     {"cpu_isas", cpu_isas, METH_NOARGS, "Instruction sets of this processor that have kernels, the best last."},
     {"device_info", device_info, METH_VARARGS, "Name, UUID and total bytes of a device, and its free bytes on request."},

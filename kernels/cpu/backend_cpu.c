@@ -16,6 +16,15 @@
 
 #define MAX_THREADS 512u
 
+#ifdef __aarch64__
+
+bool cpu_has_isa(const char *isa)
+{
+    return strcmp(isa, "neon") == 0;
+}
+
+#else
+
 bool cpu_has_isa(const char *isa)
 {
     bool has_v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
@@ -29,12 +38,28 @@ bool cpu_has_isa(const char *isa)
     return false;
 }
 
+#endif
+
 /* Adds the option's name to the error that was just set. */
 static enum rc option_error(struct err *err, const char *option)
 {
     err_name(err, option, NULL);
     return RC_CONFIG;
 }
+
+#ifdef __aarch64__
+
+static enum rc choose_kernels(const char *isa, const struct cpu_kernels **kernels, struct err *err)
+{
+    if (isa && *isa && strcmp(isa, "auto") != 0 && !cpu_has_isa(isa)) {
+        err_set(err, RC_CONFIG, "isa: wanted \"auto\" or \"neon\", have \"%.32s\"", isa);
+        return option_error(err, "isa");
+    }
+    *kernels = cpu_kernels_avx2();
+    return RC_OK;
+}
+
+#else
 
 static enum rc choose_kernels(const char *isa, const struct cpu_kernels **kernels, struct err *err)
 {
@@ -55,6 +80,8 @@ static enum rc choose_kernels(const char *isa, const struct cpu_kernels **kernel
     *kernels = wants_avx512 ? cpu_kernels_avx512() : cpu_kernels_avx2();
     return RC_OK;
 }
+
+#endif
 
 /* True if no allowed processor with a lower number shares this one's core. */
 static bool is_first_of_core(int processor, const cpu_set_t *allowed)

@@ -69,9 +69,6 @@ struct cpu_kernels {
 const struct cpu_kernels *cpu_kernels_avx2(void);
 const struct cpu_kernels *cpu_kernels_avx512(void);
 
-/* True if isa ("avx2" or "avx512") has kernels here and this processor supports it. */
-bool cpu_has_isa(const char *isa);
-
 /* First of a thread's share of n equal items; the share ends where the next thread's begins. */
 static inline uint32_t share_first(uint32_t n, uint32_t thread, uint32_t n_threads)
 {

@@ -5,8 +5,8 @@
 #define _GNU_SOURCE
 #include "gather.h"
 #include "../../csrc/base/mem.h"
+#include "../../csrc/base/spin.h"
 
-#include <immintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdatomic.h>
@@ -105,12 +105,12 @@ static uint32_t first_missing(struct cpu_ranks *all, const struct rank *rank)
 /* Returns true when the phase is no longer `seen`, false after the timeout. */
 static bool wait_change(struct cpu_ranks *all, unsigned seen)
 {
-    unsigned long long start = __builtin_ia32_rdtsc();
+    uint64_t start = spin_clock();
     do {
         if (atomic_load_explicit(&all->phase, memory_order_acquire) != seen)
             return true;
-        _mm_pause();
-    } while (__builtin_ia32_rdtsc() - start < all->spin_ticks);
+        spin_pause();
+    } while (spin_clock() - start < all->spin_ticks);
     double end = now() + all->timeout_seconds, left = all->timeout_seconds;
     atomic_fetch_add(&all->n_asleep, 1);
     while (atomic_load(&all->phase) == seen && left > 0) {

@@ -78,7 +78,7 @@ V_INLINE void float_tile(weights *load, const uint32_t n_rows, const uint32_t bl
         for (size_t k = (size_t)block * block_values, end = k + block_values; k < end; k++, x += n_rows) {
             __m256 low, high;
             load(w, k, &low, &high);
-            __asm__("" : "+x"(low), "+x"(high)); /* widened once, not once a row */
+            IN_REGISTERS(low, high); /* widened once, not once a row */
             UNROLL for (uint32_t i = 0; i < n_rows; i++) {
                 __m256 xi = _mm256_broadcast_ss(x + i);
                 c[i][0] = _mm256_fmadd_ps(xi, low, c[i][0]);

@@ -152,6 +152,16 @@ static void prepare_pairs(const float *x, uint32_t stride, uint32_t n_rows, uint
 #define START_OFFSET(i) __m256i a##i = _mm256_set1_epi32(c[i]), b##i = a##i;
 #define RESTART_ZERO(i) a##i = b##i = _mm256_setzero_si256();
 #define RESTART_OFFSET(i) a##i = b##i = _mm256_set1_epi32(c[i]);
+#ifdef __aarch64__
+#define DOT(i, multiply, add)                                                                                                  \
+    {                                                                                                                          \
+        __m256i v = _mm256_set1_epi32(xq[i]);                                                                                  \
+        a##i = add(a##i, multiply(w0, v));                                                                                     \
+        b##i = add(b##i, multiply(w1, v));                                                                                     \
+    }
+#define DOT_QUAD(i) DOT(i, _mm256_maddubs_epi16, _mm256_add_epi16)
+#define DOT_PAIR(i) DOT(i, _mm256_madd_epi16, _mm256_add_epi32)
+#else
 #define DOT(i, multiply, add)                                                                                                  \
     {                                                                                                                          \
         __m256i v, t;                                                                                                          \
@@ -161,6 +171,7 @@ static void prepare_pairs(const float *x, uint32_t stride, uint32_t n_rows, uint
     }
 #define DOT_QUAD(i) DOT(i, "vpmaddubsw", "vpaddw")
 #define DOT_PAIR(i) DOT(i, "vpmaddwd", "vpaddd")
+#endif
 
 /* quads first .. first + 3 of every row; QUAD(q, half) reads the weights */
 #define FOUR_QUADS(rows, QUAD, first)                                                                                          \

@@ -8,7 +8,11 @@
 
 #define ISA_QUOTE2(isa) #isa
 #define ISA_QUOTE(isa) ISA_QUOTE2(isa)
+#ifdef __aarch64__
+#define ISA_NAME "neon" /* the kernels for AVX2, with the vectors of neon.h */
+#else
 #define ISA_NAME ISA_QUOTE(ISA)
+#endif
 
 enum rc K(matrix_create)(struct cpu *cpu, const struct matrix_desc *desc, struct matrix **matrix, struct err *err);
 enum rc K(matrix_write)(struct cpu *cpu, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,

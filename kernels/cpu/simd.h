@@ -5,7 +5,7 @@
 #ifndef LLMPY_SIMD_H
 #define LLMPY_SIMD_H
 
-#include <immintrin.h>
+#include "vectors.h"
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
