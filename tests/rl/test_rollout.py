@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmpy import LLM, UnsupportedError
+from llmpy import LLM
 from llmpy.rl import compare_logprobs
 from llmpy.rl.trl import rollout
 
@@ -99,10 +99,3 @@ def test_arguments_reach_the_sampler(open_llm: Callable[..., LLM], device: str, 
     assert made["completion_ids"][0] == made["completion_ids"][1] and 0 < count <= 5
     assert made["logprobs"] == [[0.0] * count] * 2  # only one token was left
     assert len(rollout(llm, max_tokens=1)(["w1"], trainer)["completion_ids"][0]) == 1
-
-
-def test_adapters_are_refused(open_llm: Callable[..., LLM], device: str, qwen3: Path) -> None:
-    trainer = stand_in(qwen3, device)
-    trainer.model.merge_adapter = None
-    with pytest.raises(UnsupportedError, match="adapters of peft are not supported; train the whole model"):
-        rollout(open_llm())(["w1"], trainer)

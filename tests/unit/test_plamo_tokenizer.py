@@ -131,9 +131,9 @@ def test_long_texts_are_cut_fast() -> None:
     lines += [(letter, -12.0, "NORMAL") for letter in "etaoinshrdlu"]
     tokenizer, text = made(lines), " ".join(rng.choices(sorted(words), k=8000))
     tokenizer.encode("a")
-    before = time.process_time()
+    before = time.thread_time()
     ids = tokenizer.encode(text).ids
-    assert time.process_time() - before < 5e-6 * len(text) * 4
+    assert time.thread_time() - before < 5e-6 * len(text) * 4
     assert tokenizer.texts(()).decode(ids, False) == text
 
 
