@@ -207,8 +207,6 @@ static bool fits_few(const struct attention_problem &p)
     return fits_qkv(p) && few_fits(p.cuda, p.args);
 }
 
-template <uint32_t D> using head_size = std::integral_constant<uint32_t, D>;
-
 /* Calls f with a value of the type of activations, the size of heads, and whether there are slopes or sinks; the last two are
  * types with a constant `value`. */
 template <class F> static enum rc visit_tiled(const struct attention_problem &p, F f)
@@ -216,14 +214,7 @@ template <class F> static enum rc visit_tiled(const struct attention_problem &p,
     auto with_size = [&](auto value, auto size) {
         return p.uses & (SLOPES | SINKS) ? f(value, size, std::true_type()) : f(value, size, std::false_type());
     };
-    auto with_type = [&](auto value) {
-        switch (p.args->kv.head_dim) {
-        case 64: return with_size(value, head_size<64>());
-        case 128: return with_size(value, head_size<128>());
-        default: return with_size(value, head_size<256>());
-        }
-    };
-    return p.cuda->dtype == DTYPE_BF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+    return visit_heads(p.cuda, p.args, with_size);
 }
 
 static enum rc run_few(const struct attention_problem &p, struct err *)

@@ -19,6 +19,8 @@
 #include "../core/wgmma.cuh"
 #include "kv.cuh"
 
+#include <type_traits>
+
 #define TILE 64u             /* keys */
 #define SPLIT 256u           /* keys */
 #define TILES (SPLIT / TILE)
@@ -56,6 +58,21 @@ template <class T, class C> struct attended {
         return window && position >= window ? position - window + 1 : 0;
     }
 };
+
+template <uint32_t D> using head_size = std::integral_constant<uint32_t, D>;
+
+/* Calls f with a value of the type of activations and the size of heads, for pages that are not plain. */
+template <class F> static enum rc visit_heads(const struct cuda *cuda, const struct attention_args *args, F f)
+{
+    auto with_type = [&](auto value) {
+        switch (args->kv.head_dim) {
+        case 64: return f(value, head_size<64>());
+        case 128: return f(value, head_size<128>());
+        default: return f(value, head_size<256>());
+        }
+    };
+    return cuda->dtype == DTYPE_BF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+}
 
 /* ---- arithmetic ---------------------------------------------------------------------------------------------------------- */
 

@@ -4,21 +4,6 @@
 #include "attention_decode.cuh"
 #include "attention_prefill.cuh"
 
-template <uint32_t D> using head_size = std::integral_constant<uint32_t, D>;
-
-/* Calls f with a value of the type of activations and the size of heads. */
-template <class F> static enum rc visit_heads(const struct cuda *cuda, const struct attention_args *args, F f)
-{
-    auto with_type = [&](auto value) {
-        switch (args->kv.head_dim) {
-        case 64: return f(value, head_size<64>());
-        case 128: return f(value, head_size<128>());
-        default: return f(value, head_size<256>());
-        }
-    };
-    return cuda->dtype == DTYPE_BF16 ? with_type(__nv_bfloat16()) : with_type(__half());
-}
-
 void attend_prefill_bytes(const struct cuda *cuda, const struct attention_args *args)
 {
     visit_heads(cuda, args, [&](auto value, auto size) {

@@ -1,6 +1,6 @@
 /* attention_bytes.cuh: attention over pages of e4m3 in kv.cuh's layout `bytes`, by the kernels of attention_decode.cuh and
  * attention_prefill.cuh. They widen the values to the type of activations, which is exact, and then compute in the canonical
- * order of attention.cuh. They are a file of their own so that both halves compile at the same time. */
+ * order of attention.cuh. This file is separate so that both halves compile at the same time. */
 #ifndef LLMPY_CUDA_ATTENTION_BYTES_CUH
 #define LLMPY_CUDA_ATTENTION_BYTES_CUH
 
