@@ -131,7 +131,7 @@ V_INLINE void expand_words(const uint8_t *w, uint32_t n_blocks, const uint32_t c
 {
     for (; n_blocks > 0; n_blocks--, w += GROUP_BLOCK_BYTES(8, columns))
         for (uint32_t sub = 0; sub < columns / 32; sub++, words += WORDS_SUB_BYTES) {
-            for (uint32_t pair = 0; pair < 16; pair++)
+            UNROLL for (uint32_t pair = 0; pair < 16; pair++)
                 UNROLL for (uint32_t half = 0; half < 2; half++)
                     _mm256_store_si256((void *)(words + 64 * pair + 32 * half),
                                        group_pair(w + sub * GROUP_SUB_BYTES(8), pair, half));

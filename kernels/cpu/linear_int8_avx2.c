@@ -432,26 +432,10 @@ static void q8_0_gemv(const uint8_t *w, const char *x, float *acc, uint32_t n_bl
 
 /* ---- groups ---- */
 
-/* A strip of groups, of any number of columns: what the last group lacks counts as zero. */
-V_INLINE void prepare_groups(linear_prepare *prepare, const uint32_t columns, const uint32_t dwords, const float *x,
-                             uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
-{
-    const uint32_t whole = n_cols / 32 * 32, missing = (n_cols + columns - 1) / columns * columns - whole;
-    const size_t sub_bytes = 4 * (size_t)dwords * n_rows;
-    float last[INT8_ROWS][32] = {{0}};
-    prepare(x, stride, n_rows, whole, strip);
-    memset(strip += whole / 32 * sub_bytes, 0, missing / 32 * sub_bytes);
-    if (n_cols == whole)
-        return;
-    for (uint32_t i = 0; i < n_rows; i++)
-        memcpy(last[i], x + (size_t)i * stride + whole, (n_cols - whole) * sizeof *x);
-    prepare(last[0], 32, n_rows, 32, strip);
-}
-
 #define PREPARE_GROUPS(name, columns, preparation, dwords)                                                                     \
     static void prepare_##name(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)                 \
     {                                                                                                                          \
-        prepare_groups(prepare_##preparation, columns, dwords, x, stride, n_rows, n_cols, strip);                              \
+        group_prepare(prepare_##preparation, columns, 4 * dwords, x, stride, n_rows, n_cols, strip);                           \
     }
 PREPARE_GROUPS(addend_g128, 128, addend, ADDEND_DWORDS)
 PREPARE_GROUPS(addend_g32, 32, addend, ADDEND_DWORDS)

@@ -126,21 +126,6 @@ INLINE void int8_prepare(const float *x, uint32_t stride, uint32_t n_rows, uint3
     }
 }
 
-/* The same of any number of columns, which end with a block of the type: what is missing counts as zero. */
-INLINE void int8_prepare_cut(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip, const enum form f)
-{
-    const uint32_t whole = n_cols / 32 * 32, columns = 32 * FORM_BLOCKS(f), row_bytes = FORM_STRIP_BYTES(f);
-    const uint32_t missing = (n_cols + columns - 1) / columns * columns - whole;
-    float last[INT8_ROWS][32] = {{0}};
-    int8_prepare(x, stride, n_rows, whole, strip, f);
-    memset(strip += (size_t)whole / 32 * row_bytes * n_rows, 0, (size_t)missing / 32 * row_bytes * n_rows);
-    if (n_cols == whole)
-        return;
-    for (uint32_t i = 0; i < n_rows; i++)
-        memcpy(last[i], x + (size_t)i * stride + whole, (n_cols - whole) * sizeof *x);
-    int8_prepare(last[0], 32, n_rows, 32, strip, f);
-}
-
 #define INT8_TILE(NAME, FORM, P, R)                                                                                            \
     static void NAME##_tile_##P##_##R(TILE_ARGS)                                                                               \
     {                                                                                                                          \
@@ -153,7 +138,7 @@ INLINE void int8_prepare_cut(const float *x, uint32_t stride, uint32_t n_rows, u
 
 /* The kernels and the table of a form: linear_##NAME##_int8_avx512. */
 #define INT8_TYPE(NAME, TEXT, FORM, SLAB)                                                                                      \
-    INT8_TYPE_OF(NAME, TEXT, FORM, SLAB, int8_prepare, NAME##_avx512_repack, NAME##_avx512_unpack)
+    INT8_TYPE_OF(NAME, TEXT, FORM, SLAB, NAME##_prepare, NAME##_avx512_repack, NAME##_avx512_unpack)
 #define INT8_TYPE_OF(NAME, TEXT, FORM, SLAB, PREPARE, REPACK, UNPACK)                                                          \
     INT8_TILES(NAME, FORM, 1)                                                                                                  \
     INT8_TILES(NAME, FORM, 2)                                                                                                  \
@@ -163,7 +148,7 @@ INLINE void int8_prepare_cut(const float *x, uint32_t stride, uint32_t n_rows, u
     }                                                                                                                          \
     static void NAME##_prepare(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)                 \
     {                                                                                                                          \
-        PREPARE(x, stride, n_rows, n_cols, strip, FORM);                                                                       \
+        int8_prepare(x, stride, n_rows, n_cols, strip, FORM);                                                                  \
     }                                                                                                                          \
     const struct linear_type linear_##NAME##_int8_avx512 = {                                                                   \
         .name = TEXT " int8",                                                                                                  \
@@ -177,7 +162,7 @@ INLINE void int8_prepare_cut(const float *x, uint32_t stride, uint32_t n_rows, u
         .max_panels = 2,                                                                                                       \
         .tile = INT8_TILE_TABLE(NAME##_tile),                                                                                  \
         .gemv = NAME##_gemv,                                                                                                   \
-        .prepare = NAME##_prepare,                                                                                             \
+        .prepare = PREPARE,                                                                                                    \
         .repack = REPACK,                                                                                                      \
         .unpack = UNPACK,                                                                                                      \
     };

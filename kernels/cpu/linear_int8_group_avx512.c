@@ -3,7 +3,12 @@
 #include "linear_int8_avx512.h"
 
 #define GROUP_TYPE(type, FORM, SLAB)                                                                                           \
-    INT8_TYPE_OF(type, #type, FORM, SLAB, int8_prepare_cut, linear_##type##_repack_avx2, linear_##type##_unpack_avx2)
+    static linear_prepare type##_prepare_groups;                                                                               \
+    INT8_TYPE_OF(type, #type, FORM, SLAB, type##_prepare_groups, linear_##type##_repack_avx2, linear_##type##_unpack_avx2)     \
+    static void type##_prepare_groups(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)          \
+    {                                                                                                                          \
+        group_prepare(type##_prepare, 32 * FORM_BLOCKS(FORM), FORM_STRIP_BYTES(FORM), x, stride, n_rows, n_cols, strip);       \
+    }
 
 GROUP_TYPE(int4_g128, INT4_G128, 8)
 GROUP_TYPE(int4_g32, INT4_G32, 32)
