@@ -17,10 +17,9 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).absolute().parents[1]
-sys.path.insert(0, str(ROOT / "csrc"))
+import compiling
 
-import compiling  # noqa: E402
+ROOT = Path(__file__).absolute().parents[1]
 
 GLIBC = "2.28"
 BUDGETS = {"llmpy": 4_000_000, "llmpy_cu13": 30_000_000}

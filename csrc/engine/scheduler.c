@@ -389,7 +389,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
         slot++;
     if (q->swapped && (admit_swapped(s, q, slot, now) || s->n_running))
         return q->state == SEQUENCE_RUNNING;
-    swap_drop(s, q); /* nobody runs, and still there is no room to copy the pages back */
+    swap_drop(s, q); /* no sequence runs, and still there is no room to copy the pages back */
     uint32_t n_hit = hit_find(s, q, slot, limit);
     bool fits = hit_fits(s, q, slot, n_hit);
     if (!fits && hit_tokens(s, q, n_hit) % block_tokens(s)) { /* retry without the block that would be copied */

@@ -135,7 +135,7 @@ TEST(commands_meet_swapped_sequences)
     }
 }
 
-/* With swapping also what nobody can find outlives the pool: here there is no prefix cache. */
+/* With swapping, blocks without a key outlive the pool, too: here there is no prefix cache. */
 TEST(running_sequences_outlive_sleep)
 {
     for (uint32_t i = 0; i < 4; i++) {
