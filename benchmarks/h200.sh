@@ -90,7 +90,7 @@ build)
 test)
     need numpy pytest ml_dtypes hypothesis tokenizers jinja2 tqdm safetensors torch transformers gguf llguidance jsonschema starlette msgspec
     export OMP_NUM_THREADS=1
-    suites="tests/kernels tests/engine tests/models tests/api tests/e2e tests/rl"
+    suites="tests/kernels tests/engine tests/models tests/api tests/distributed tests/e2e tests/rl"
     workers=$("$python" -c "import xdist; print('-n 12')" 2>/dev/null || true)
     # shellcheck disable=SC2086
     check test $workers -k cuda -m "not slow and not alone" --without-demo-model $suites

@@ -713,6 +713,11 @@ struct comm_options {
      * process, and fills `others` [max_bytes] with their blocks. is_to_first: only the first process gets blocks. */
     enum rc (*exchange)(void *ctx, const void *own, size_t own_bytes, bool is_to_first, void *others, size_t max_bytes,
                         size_t *others_bytes, struct err *err);
+    /* With an exchange: an error if another process is lost. Long waits ask it; ctx is exchange_ctx. */
+    enum rc (*check)(void *ctx, struct err *err);
+    /* With an exchange: a process group whose ranks are those of all processes. NULL: the process has no NCCL. */
+    const char *nccl;          /* path of the library */
+    const uint8_t *group_id;   /* [GROUP_ID_BYTES], equal in all processes */
 };
 
 struct meet_args {
@@ -760,6 +765,7 @@ struct comm {
     void (*abort)(void *const *ctxs, uint32_t n_ranks);
     void (*close)(void *const *ctxs, uint32_t n_ranks); /* before the contexts are closed; no rank is in a meeting */
     bool waits_on_device;      /* meet and gather return before the other ranks have come, so one thread can start all ranks */
+    uint32_t most_of_several;  /* ranks of this process, at most, if there are other processes; 0: there cannot be any */
 };
 
 /* ---- pages in host memory ---------------------------------------------------------------------------------------------- */

@@ -194,8 +194,10 @@ static void list_adapter_graphs(struct model *m)
 enum rc graphs_warm(struct model *m, struct err *err)
 {
     uint32_t most = m->options.max_num_seqs, n_sizes = N_DRAFT_ROWS;
+    /* A process group that has ended cannot be freed while a graph holds its calls. */
+    bool has_group = m->options.n_here && m->options.n_here < m->options.n_ranks;
     if (!m->backend->graph_begin || !m->backend->begin || !entries_allow_graphs(&m->entries) || m->options.is_eager ||
-        m->options.is_synchronous)
+        m->options.is_synchronous || has_group)
         return RC_OK;
     for (uint32_t n = 0; n < most; n = next_size(n))
         n_sizes++;

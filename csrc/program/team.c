@@ -172,15 +172,44 @@ static enum rc capture_rank(struct model *model, void *arg, struct err *err)
     return model_capture(model, err);
 }
 
+/* Can the ranks here meet those of other processes? */
+static enum rc check_hosts(const struct team *team, const struct backend *backend, struct err *err)
+{
+    const struct comm *comm = backend->comm;
+    const bool says_most = comm && comm->size_bytes > offsetof(struct comm, most_of_several);
+    const uint32_t most = says_most ? comm->most_of_several : 0;
+    if (!team->hosts || team->n_ranks <= most)
+        return RC_OK;
+    err_set(err, RC_UNSUPPORTED, "nnodes: wanted at most %u ranks a host on %s, have %u; change tensor_parallel_size, or use "
+            "one host", most, backend->name, team->n_ranks);
+    err_name(err, "nnodes", NULL);
+    return RC_UNSUPPORTED;
+}
+
+static enum rc check_processes(void *hosts, struct err *err)
+{
+    return hosts_check(hosts, err);
+}
+
+/* The id of the process group of all ranks. Host 0 makes it; the others give zeros. */
+static enum rc agree_group_id(const struct team *team, const struct backend *backend, const char *nccl,
+                              uint64_t id[GROUP_ID_BYTES / 8], struct err *err)
+{
+    memset(id, 0, GROUP_ID_BYTES);
+    enum rc rc = hosts_is_first(team->hosts) ? backend->peers->group_id(nccl, (uint8_t *)id, err) : RC_OK;
+    return rc ? rc : hosts_agree(team->hosts, id, GROUP_ID_BYTES / 8, err);
+}
+
 /* Connects the contexts of several ranks. */
-static enum rc connect(struct team *team, double timeout_seconds, struct err *err)
+static enum rc connect(struct team *team, const struct team_options *given, struct err *err)
 {
     const struct backend *backend = team->models[0]->backend;
+    uint64_t id[GROUP_ID_BYTES / 8];
     if (team->n_all_ranks == 1)
         return RC_OK;
-    if (team->hosts && strcmp(backend->name, "cpu") != 0) /* others take no `exchange` */
-        return err_set(err, RC_UNSUPPORTED, "nnodes: several hosts run on the CPU only so far, not on %s; use one host, or "
-                       "device=\"cpu\"", backend->name);
+    enum rc rc = check_hosts(team, backend, err);
+    if (rc)
+        return rc;
     for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
         team->ctxs[rank] = team->models[rank]->ctx;
         if (team->models[rank]->backend != backend)
@@ -189,14 +218,20 @@ static enum rc connect(struct team *team, double timeout_seconds, struct err *er
     }
     if (!backend->comm)
         return err_set(err, RC_UNSUPPORTED, "tensor_parallel_size: the backend %s runs one rank only", backend->name);
-    struct comm_options options = {.timeout_seconds = timeout_seconds};
+    struct comm_options options = {.timeout_seconds = given->timeout_seconds};
     if (team->hosts) {
         options.first_rank = team->first_rank;
         options.n_all_ranks = team->n_all_ranks;
         options.exchange = hosts_exchange;
         options.exchange_ctx = team->hosts;
+        options.check = check_processes;
     }
-    enum rc rc = backend->comm->open(team->ctxs, team->n_ranks, &options, err);
+    if (team->hosts && given->nccl) {
+        options.nccl = given->nccl;
+        options.group_id = (uint8_t *)id;
+        rc = agree_group_id(team, backend, given->nccl, id, err);
+    }
+    rc = rc ? rc : backend->comm->open(team->ctxs, team->n_ranks, &options, err);
     if (!rc)
         team->comm = backend->comm;
     return rc;
@@ -311,7 +346,7 @@ static enum rc make(struct team *team, const struct checkpoint *checkpoint, cons
     if (!rc)
         rc = run_ranks(team, open_rank, NULL, false, err);
     if (!rc)
-        rc = connect(team, options->timeout_seconds, err);
+        rc = connect(team, options, err);
     if (!rc)
         rc = run_ranks(team, load_rank, (void *)(uintptr_t)checkpoint, false, err);
     if (!rc)

@@ -18,6 +18,7 @@ struct team_options {
     double timeout_seconds;        /* a rank that waits longer for another rank in a step fails */
     const struct hosts_options *hosts; /* NULL: all ranks are in this process */
     uint32_t first_rank, n_all_ranks;  /* with hosts: of the first rank here; of all processes */
+    const char *nccl;              /* with hosts: path of the library, or NULL; devices that need it refuse NULL */
 };
 
 /* Takes ownership of the programs [n_ranks], also when it fails. ranks [n_ranks]: the options of each rank; team_create sets

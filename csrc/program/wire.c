@@ -317,7 +317,7 @@ static bool is_same_key(const uint8_t *a, const uint8_t *b)
 /* Says what differs between two hosts. */
 static enum rc compare(const struct wire_greeting *own, const struct wire_greeting *other, const char *address, struct err *err)
 {
-    static const char *const NAMES[DIGESTS] = {"another version of llmpy", "another instruction set (name one in device)",
+    static const char *const NAMES[DIGESTS] = {"another version of llmpy", "another instruction set or GPU (name one in device)",
                                                "other options", "another model"};
     for (uint32_t i = 0; i < DIGESTS; i++)
         if (own->digests[i] != other->digests[i])

@@ -195,7 +195,7 @@ static bool goes_on(void *ctx)
 }
 
 /* Fills the team's hosts from the option `hosts`: (address, port, host, number of hosts, seconds to wait for the others, token,
- * digests, first rank here, number of all ranks). Without it the model is in one process. */
+ * digests, first rank here, number of all ranks, path of NCCL or None). Without it the model is in one process. */
 static int parse_hosts(PyObject *dict, struct hosts_options *hosts, struct team_options *team)
 {
     PyObject *given = PyDict_GetItemString(dict, "hosts");
@@ -204,9 +204,9 @@ static int parse_hosts(PyObject *dict, struct hosts_options *hosts, struct team_
     if (!given || given == Py_None)
         return 0;
     *hosts = (struct hosts_options){.patience = {.goes_on = goes_on}, .step_seconds = team->timeout_seconds};
-    if (!PyArg_ParseTuple(given, "sHIIdy#y#II", &hosts->address, &hosts->port, &hosts->host, &hosts->n_hosts,
+    if (!PyArg_ParseTuple(given, "sHIIdy#y#IIz", &hosts->address, &hosts->port, &hosts->host, &hosts->n_hosts,
                           &hosts->patience.seconds, &token, &n_token, &digests, &n_digests, &team->first_rank,
-                          &team->n_all_ranks))
+                          &team->n_all_ranks, &team->nccl))
         return -1;
     if (n_token != sizeof hosts->token || n_digests != sizeof hosts->digests) {
         PyErr_Format(PyExc_ValueError, "hosts: wanted a token of %zu bytes and digests of %zu, have %zd and %zd",
@@ -363,7 +363,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
         .max_num_seqs = ((Model *)self)->max_num_seqs,
         .max_num_batched_tokens = ((Model *)self)->max_num_batched_tokens,
         .max_model_len = model_max_len(model),
-        .runner = {team, team_start, team_finish, model_is_async(model), team_allocations, team_read_states,
+        .runner = {team, team_start, team_finish, model_is_async(model) && !team_hosts(team), team_allocations, team_read_states,
                    program_states_width(model_program(model)), !program_has_logits(model_program(model)), team_release,
                    team_restore, program_takes_whole_prompts(model_program(model)),
                    program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL,

@@ -585,6 +585,7 @@ static enum rc comm_share(void *const *ctxs, uint32_t n_ranks, uint32_t purpose,
 
 const struct comm cpu_comm = {
     .size_bytes = sizeof cpu_comm,
+    .most_of_several = UINT32_MAX,
     .open = comm_open,
     .share = comm_share,
     .meet = comm_meet,

@@ -52,6 +52,7 @@ class RayExecutor:
         model: Hub id, or a path that all machines have.
         nnodes: Number of hosts, at least 2.
         num_cpus: Processors of each actor, for Ray's bookkeeping and for its threads.
+        num_gpus: GPUs of each actor: 1 with device="cuda:0", which is the GPU that Ray gives the actor.
         placement_group: A placement group with a bundle for each host; None: one is made.
         strategy: Of the group that is made: "STRICT_SPREAD" wants a machine for each host, "SPREAD" takes fewer if need be.
         timeout_s: Seconds to wait for room in the cluster, and then for the engine.
@@ -70,31 +71,33 @@ class RayExecutor:
         *,
         nnodes: int,
         num_cpus: int = 1,
+        num_gpus: int = 0,
         placement_group: PlacementGroup | None = None,
         strategy: str = "STRICT_SPREAD",
         timeout_s: float = 300.0,
         **options: Any,
     ) -> None:
         self._own_group = placement_group is None
-        self._group = placement_group or _make_group(nnodes, num_cpus, strategy)
+        self._group = placement_group or _make_group(nnodes, num_cpus, num_gpus, strategy)
         self._actors: list[ActorHandle[Any]] = []
         self._following: list[ray.ObjectRef[None]] = []
         try:
-            self._start(model, nnodes, num_cpus, timeout_s, options)
+            self._start(model, nnodes, {"num_cpus": num_cpus, "num_gpus": num_gpus}, timeout_s, options)
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, model: str, nnodes: int, num_cpus: int, timeout_s: float, options: dict[str, Any]) -> None:
+    def _start(self, model: str, nnodes: int, room: dict[str, int], timeout_s: float, options: dict[str, Any]) -> None:
         try:
             ray.get(self._group.ready(), timeout=timeout_s)
         except GetTimeoutError:
-            message = f"RayExecutor: no room for {nnodes} hosts of {num_cpus} CPUs within {timeout_s:g} s (timeout_s)"
+            each = f"{room['num_cpus']} CPUs" + (f" and {room['num_gpus']} GPUs" if room["num_gpus"] else "")
+            message = f"RayExecutor: no room for {nnodes} hosts of {each} within {timeout_s:g} s (timeout_s)"
             raise TimeoutError(f"{message}; the cluster has {ray.cluster_resources()}") from None
         end = time.monotonic() + timeout_s
         address, port = ray.get(_FreeAddress.options(**self._place(0)).remote())
         env = {"LLMPY_HOSTS_TOKEN": secrets.token_hex(), "LLMPY_HOSTS_TIMEOUT": str(timeout_s)}
-        how = {"num_cpus": num_cpus, "runtime_env": {"env_vars": env}}
+        how = {**room, "runtime_env": {"env_vars": env}}
         shared = {**options, "nnodes": nnodes, "master_addr": address, "master_port": port}
         self.engine = RolloutActor.options(**how, **self._place(0)).remote(model, **shared, node_rank=0)
         self._actors = [self.engine]
@@ -160,5 +163,6 @@ class RayExecutor:
         self.shutdown()
 
 
-def _make_group(nnodes: int, num_cpus: int, strategy: str) -> PlacementGroup:
-    return placement_group([{"CPU": float(num_cpus)}] * nnodes, strategy=strategy)
+def _make_group(nnodes: int, num_cpus: int, num_gpus: int, strategy: str) -> PlacementGroup:
+    bundle = {"CPU": float(num_cpus)} | ({"GPU": float(num_gpus)} if num_gpus else {})
+    return placement_group([bundle] * nnodes, strategy=strategy)

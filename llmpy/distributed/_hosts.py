@@ -56,8 +56,6 @@ def resolve(config: EngineConfig) -> EngineConfig:
     count = f"nnodes={config.nnodes}"
     if config.data_parallel_size > 1:
         raise UnsupportedError(f"{count}: replicas of several hosts are not supported yet; set data_parallel_size=1")
-    if hardware.kind_of(str(config.device)) != "cpu":
-        raise UnsupportedError(f"{count}: several hosts run on the CPU only so far, not on {config.device}; set device='cpu'")
     host, address, port = config.node_rank, config.master_addr, config.master_port
     if host is None:
         host, size = environment.torchrun_rank()
@@ -72,6 +70,11 @@ def resolve(config: EngineConfig) -> EngineConfig:
         raise ConfigError(f"{count}: wanted master_addr or MASTER_ADDR, the address of host 0", option="master_addr")
     if port is None and (port := environment.torchrun_port()) is None:
         raise ConfigError(f"{count}: wanted master_port, or MASTER_PORT, the port before it", option="master_port")
+    if hardware.kind_of(str(config.device)) == "cuda" and config.tensor_parallel_size != config.nnodes:
+        raise UnsupportedError(
+            f"{count}: hosts with GPUs have one rank each so far, tensor_parallel_size={config.tensor_parallel_size} gives some "
+            f"of them more; set tensor_parallel_size={config.nnodes}"
+        )
     return config.replace(node_rank=host, master_addr=address, master_port=port)
 
 
@@ -131,6 +134,7 @@ def core_option(
         b"".join(_digests(config, options, programs, weights)),
         ranks_here(config).start,
         config.tensor_parallel_size,
+        (hardware.nccl_library() or None) if hardware.kind_of(str(config.device)) == "cuda" else None,
     )
 
 
@@ -141,6 +145,8 @@ def _digests(config: EngineConfig, options: dict[str, Any], programs: Sequence[S
     from .. import __version__
 
     isa = options["isa"] if options["isa"] != "auto" else next(iter(_core.cpu_isas()), "")
+    if hardware.kind_of(str(config.device)) != "cpu":
+        isa = hardware.name_and_uuid(str(config.device))[0]
     compared = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
     compared |= {"tensor_parallel_size": config.tensor_parallel_size, "experts": config.experts}
     text = json.dumps(programs, default=lambda value: value.hex() if isinstance(value, bytes) else repr(value))

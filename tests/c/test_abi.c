@@ -224,6 +224,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF comm_options
     AT(timeout_seconds, 0) AT(first_meeting, 8) AT(first_rank, 12) AT(n_all_ranks, 16) AT(exchange_ctx, 24) AT(exchange, 32)
+    AT(check, 40) AT(nccl, 48) AT(group_id, 56)
 #undef OF
 #define OF meet_args
     AT(slot, 0) AT(n_tasks, 4)
@@ -235,7 +236,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF comm
     AT(size_bytes, 0) AT(open, 8) AT(share, 16) AT(meet, 24) AT(gather, 32) AT(check, 40) AT(abort, 48) AT(close, 56)
-    AT(waits_on_device, 64)
+    AT(waits_on_device, 64) AT(most_of_several, 68)
 #undef OF
 #define OF page_move
     AT(page, 0) AT(slot, 4)

@@ -141,8 +141,8 @@ PROMPTS = [[(7 * i + 3 * j) % 120 + 5 for j in range(n)] for i, n in enumerate((
 PROMPTS += [[*PROMPTS[1][:64], 9, 8], [*PROMPTS[1][:80], 7]]
 
 
-def outcome(llm: LLM) -> list[Any]:
-    """The bits of prompts in company, in chunks, with preemptions and beside an abort; then with hits of the prefix cache."""
+def results(llm: LLM) -> list[Any]:
+    """The bits of prompts in company, in chunks and beside an abort; then with hits of the prefix cache."""
     for i, prompt in enumerate(PROMPTS):
         llm.add_request(prompt, params(i), str(i))
     ended: dict[str, Any] = {}
@@ -152,13 +152,19 @@ def outcome(llm: LLM) -> list[Any]:
         ended |= {output.request_id: bits(output) for output in llm.step() if output.finished}
         if number == 12:
             llm.abort_request("4")
-    before = llm.stats()
     hits = [bits(llm.generate([PROMPTS[1]], [params(i, prompt_logprobs=None)])[0]) for i in range(3)]
-    assert before.num_preemptions > 0
-    assert llm.stats().prefix_cache_hits >= before.prefix_cache_hits + 160
     del ended["4"]
     assert len(ended) == len(PROMPTS) - 1
     return [ended[name] for name in sorted(ended)] + hits
+
+
+def outcome(llm: LLM) -> list[Any]:
+    """The same; the cache is so small that the prompts in company preempt each other."""
+    before = llm.stats()
+    found = results(llm)
+    assert llm.stats().num_preemptions > before.num_preemptions
+    assert llm.stats().prefix_cache_hits >= before.prefix_cache_hits + 160
+    return found
 
 
 # ---- results -----------------------------------------------------------------------------------------------------------
@@ -189,6 +195,42 @@ def test_two_hosts_give_the_bits_of_one_rank(
         assert llm.get_world_size() == n_ranks and len(llm.ranks()) == n_ranks // 2
         llm.check()
     assert follower.returncode == 0
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "experts"), [("dense", "auto"), ("mixture", "rank"), ("mixture", "width"), ("hybrid", "auto")])
+def test_two_hosts_with_a_gpu_each(
+    models: dict[str, dict[str, Any]], two_gpus: str, name: str, experts: str, dtype: str
+) -> None:
+    gpu = {"device": two_gpus, "dtype": dtype, "kv_cache_memory_bytes": "16MiB"}
+    with LLM(**{**models[name], **gpu}) as llm:
+        wanted = results(llm)
+    with two_hosts({**models[name], **gpu, "experts": experts}, 2, device="cuda:1") as (llm, follower):
+        assert results(llm) == wanted
+        assert results(llm) == wanted
+        assert llm.stats().allocations_since_warmup == 0
+    assert follower.returncode == 0
+
+
+@pytest.mark.alone
+def test_a_follower_with_a_gpu_that_is_killed_ends_the_engine(models: dict[str, dict[str, Any]], two_gpus: str) -> None:
+    options = {**models["dense"], "device": two_gpus, "kv_cache_memory_bytes": "16MiB", "step_timeout_s": 5.0}
+    with two_hosts(options, 2, device="cuda:1") as (llm, follower):
+        killer = threading.Timer(0.3, follower.kill)
+        killer.start()
+        with pytest.raises((DeviceError, EngineDeadError), match=r"host 1 \(127.0.0.1:\d+\)"):
+            for _ in range(10_000):
+                llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 10 and follower.returncode == -signal.SIGKILL
+
+
+def test_hosts_with_gpus_have_one_rank_each() -> None:
+    place = {"node_rank": 0, "master_addr": "127.0.0.1", "master_port": 1}
+    config = EngineConfig(model="any", device="cuda:0", nnodes=2, tensor_parallel_size=4, **place)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="one rank each so far, tensor_parallel_size=4 .* set tensor_parallel_size=2"):
+        _hosts.resolve(config)
 
 
 def test_three_hosts(models: dict[str, dict[str, Any]], wanted: Callable[[str], list[Any]]) -> None:
@@ -492,7 +534,7 @@ def test_other_weights_are_another_model(tmp_path: Path, write_model: Callable[.
     file.write_bytes(data)
     digests = []
     for path in paths:
-        config = EngineConfig(model=str(path), nnodes=2, tensor_parallel_size=2)
+        config = EngineConfig(model=str(path), device="cpu", nnodes=2, tensor_parallel_size=2)
         digests.append(_hosts._digests(config, {"isa": "auto"}, [], [path / "model.safetensors"]))
     assert digests[0][:3] == digests[1][:3] and digests[0][3] != digests[1][3]
 

@@ -50,6 +50,8 @@ def test_an_actor_that_dies_ends_the_engine(local_ray: None, served_model: str) 
 def test_no_room(local_ray: None, served_model: str) -> None:
     with pytest.raises(TimeoutError, match=r"no room for 2 hosts of 50 CPUs within 0.5 s"):
         RayExecutor(served_model, timeout_s=0.5, num_cpus=50, **TWO)
+    with pytest.raises(TimeoutError, match=r"no room for 2 hosts of 1 CPUs and 9 GPUs within 0.5 s"):
+        RayExecutor(served_model, timeout_s=0.5, num_gpus=9, **TWO)
 
 
 def test_what_fails_on_an_actor_is_told(local_ray: None, served_model: str) -> None:

@@ -4,6 +4,7 @@
  * matrix_create allocate. Errors of the driver become RC_DEVICE with the driver's name and code of the error. */
 #include "../attention/kv.cuh"
 #include "../experts/router.cuh"
+#include "../ranks/link.cuh"
 #include "fp8_rows.cuh"
 #include "units.cuh"
 #include "launch.cuh"
@@ -106,7 +107,7 @@ static enum rc device_describe(const char *name, bool wants_free, struct device_
 
 static enum rc wait(struct cuda *cuda, struct err *err, const char *operation)
 {
-    return checked(err, cudaStreamSynchronize(cuda->stream), operation);
+    return cuda_await(cuda, NULL, operation, err);
 }
 
 static enum rc upload(void *ctx, void *target, const void *host, size_t size_bytes, struct err *err)

@@ -71,6 +71,7 @@ struct cuda {
     struct way_choice ways[N_WAY_TABLES];
     struct cuda_team *team;       /* ranks/comm.cu's; NULL: the context runs a model alone */
     uint32_t rank;                /* of the team */
+    struct link *link;            /* ranks/link.cu's; NULL: there are no ranks in other processes */
     char description[192];
 };
 

@@ -108,6 +108,21 @@ static enum rc check_alive(const struct process_group *group, const char *operat
     return RC_DEVICE;
 }
 
+void nccl_group_end(struct process_group *group)
+{
+    primary_scope scope(group->primary);
+    end_comm(group);
+}
+
+enum rc nccl_group_sum(struct process_group *group, void *words, size_t n, cudaStream_t stream, struct err *err)
+{
+    enum rc rc = check_alive(group, "gather", err);
+    if (rc)
+        return rc;
+    const int result = group->call.all_reduce(words, words, n, NCCL_UINT32, NCCL_SUM, group->comm, stream);
+    return result == NCCL_OK || result == NCCL_IN_PROGRESS ? RC_OK : fail(group, result, "gather", err);
+}
+
 void nccl_group_close(struct process_group *group)
 {
     if (!group)

@@ -9,7 +9,7 @@
 
 enum {
     NCCL_OK = 0, NCCL_IN_PROGRESS = 7,    /* ncclResult_t */
-    NCCL_UINT8 = 1, NCCL_FLOAT32 = 7,     /* ncclDataType_t */
+    NCCL_UINT8 = 1, NCCL_UINT32 = 3, NCCL_FLOAT32 = 7, /* ncclDataType_t */
     NCCL_SUM = 0,                         /* ncclRedOp_t */
     NCCL_OLDEST = 21400,                  /* 2.14.0, which introduced communicators that do not block */
 };

@@ -3,6 +3,7 @@
  * device, as tests have them, into other buffers of the same device. Shared memory comes from buffer_create, which calls
  * cudaMalloc: peer access covers it. */
 #include "gather.cuh"
+#include "link.cuh"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -193,6 +194,18 @@ static enum rc make_states(struct cuda_team *team, uint32_t first, struct err *e
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "ranks");
 }
 
+static enum rc open_link(struct cuda *cuda, uint32_t n_ranks, const struct comm_options *options, struct err *err)
+{
+    if (n_ranks != 1)
+        return err_set(err, RC_INTERNAL, "ranks: wanted one context of this process, have %u", n_ranks);
+    if (options->nccl)
+        return cuda_link_open(cuda, options, err);
+    err_set(err, RC_DEVICE, "NCCL: wanted libnccl.so.2 for the ranks of other hosts, have none; install nvidia-nccl-cu13, or "
+            "name its folder in LLMPY_LIB_PATH");
+    err_name(err, "nccl_open", NULL);
+    return RC_DEVICE;
+}
+
 static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_options *options, struct err *err)
 {
     if (!(options->timeout_seconds > 0)) {
@@ -208,6 +221,8 @@ static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_
     for (uint32_t r = 0; r < n_ranks; r++)
         if (((const struct cuda *)ctxs[r])->team)
             return err_set(err, RC_INTERNAL, "ranks: context %u is connected to other ranks already", r);
+    if (options->exchange)
+        return open_link((struct cuda *)ctxs[0], n_ranks, options, err);
     struct cuda_team *team = (struct cuda_team *)mem_calloc(1, sizeof *team);
     if (!team)
         return err_set(err, RC_MEMORY, "cuda: no memory for %u ranks", n_ranks);
@@ -234,7 +249,10 @@ static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_
 static enum rc comm_share(void *const *ctxs, uint32_t n_ranks, uint32_t purpose, void *const *memory, size_t size_bytes,
                           struct err *err)
 {
-    struct cuda_team *team = ((struct cuda *)ctxs[0])->team;
+    struct cuda *first = (struct cuda *)ctxs[0];
+    struct cuda_team *team = first->team;
+    if (first->link)
+        return cuda_link_share(first, size_bytes, err);
     if (!team || purpose >= COMM_MEMORIES || n_ranks != team->n_ranks)
         return err_set(err, RC_INTERNAL, "share: wanted the contexts of open ranks, and a purpose below %u, have %u",
                        COMM_MEMORIES, purpose);
@@ -247,6 +265,8 @@ static enum rc comm_share(void *const *ctxs, uint32_t n_ranks, uint32_t purpose,
 static enum rc comm_check(void *ctx, struct err *err)
 {
     const struct cuda *cuda = (const struct cuda *)ctx;
+    if (cuda->link)
+        return cuda_link_check(cuda, err);
     const struct cuda_team *team = cuda->team;
     const volatile struct rank_failure *failure = team->failures[cuda->rank];
     const uint32_t reason = failure->reason, source = failure->source, gather = failure->gather;
@@ -269,17 +289,22 @@ static enum rc comm_check(void *ctx, struct err *err)
 
 static void comm_abort(void *const *ctxs, uint32_t n_ranks)
 {
-    const struct cuda_team *team = n_ranks ? ((const struct cuda *)ctxs[0])->team : NULL;
+    struct cuda *first = n_ranks ? (struct cuda *)ctxs[0] : NULL;
+    if (first && first->link)
+        cuda_link_abort(first);
+    const struct cuda_team *team = first ? first->team : NULL;
     if (team)
         __atomic_store_n(team->aborted, 1, __ATOMIC_RELEASE);
 }
 
 static void comm_close(void *const *ctxs, uint32_t n_ranks)
 {
-    struct cuda_team *team = n_ranks ? ((struct cuda *)ctxs[0])->team : NULL;
-    if (team)
-        team_close(team);
+    struct cuda *first = n_ranks ? (struct cuda *)ctxs[0] : NULL;
+    if (first && first->link)
+        cuda_link_close(first);
+    if (first && first->team)
+        team_close(first->team);
 }
 
 const struct comm cuda_comm = {sizeof(struct comm), comm_open, comm_share, cuda_meet, cuda_gather,
-                               comm_check, comm_abort, comm_close, true};
+                               comm_check, comm_abort, comm_close, true, 1};

@@ -13,6 +13,7 @@
 #include "../core/ways.cuh"
 #include "gather_ll.cuh"
 #include "gather_push.cuh"
+#include "link.cuh"
 
 #define PLAIN_BLOCKS 32u /* saturate the link */
 #define SHARED_BLOCKS 8u /* of ranks that share a device: all their grids and clusters of 8 blocks fit beside each other */
@@ -78,38 +79,14 @@ static enum rc check_args(const struct cuda *cuda, const struct gather_args *arg
     return RC_OK;
 }
 
-template <class T> static bool is_aligned(const void *data, uint32_t stride)
-{
-    return (uintptr_t)data % 16 == 0 && stride * sizeof(T) % 16 == 0;
-}
-
 /* is_sent: packets bring the part to the other ranks, so the kernel stores it to this rank's own memory at most. */
 template <class T> static struct own_part part_of_rank(const struct cuda *cuda, const struct gather_args *args, bool is_sent)
 {
     const struct cuda_team *team = cuda->team;
     const uint32_t purpose = args->kind == GATHER_TO_FIRST ? COMM_LOGITS : COMM_ARENA;
     const uint32_t n_targets = args->kind == GATHER_TO_FIRST ? 1 : team->n_ranks;
-    const bool has_terms = args->a.width, has_rows = args->kind == GATHER_ROWS, has_routes = args->kind == GATHER_ROUTES;
-    T *own = (T *)args->whole.data + (has_rows || has_routes ? 0 : args->first);
-    struct own_part part = {};
-    part.a = has_terms ? args->a.data : own;
-    part.a_stride = has_terms ? args->a.stride : args->whole.stride;
-    part.b = args->b.width ? args->b.data : NULL;
-    part.b_stride = args->b.stride;
-    part.to_stride = args->whole.stride;
-    part.n_rows = args->n_rows;
-    part.n_parts = args->n_chosen;
-    part.part_columns = args->whole.width / max(args->n_chosen, 1u);
-    part.n_columns = args->is_stored ? 0 : has_rows || has_routes ? part.part_columns : args->n_columns;
-    part.token_ids = has_rows ? args->token_ids : NULL;
-    part.routes = has_routes ? args->routes : NULL;
-    part.route_stride = args->route_stride;
-    part.first_id = args->first_id;
-    part.end_id = args->end_id;
-    part.is_by_rows = args->norm != NULL;
-    part.is_aligned = part.n_columns % 8 == 0 && (!part.n_parts || part.part_columns % 8 == 0) &&
-                      is_aligned<T>(own, part.to_stride) && is_aligned<T>(part.a, part.a_stride) &&
-                      (!part.b || is_aligned<T>(part.b, part.b_stride));
+    const T *own = own_values<T>(args);
+    struct own_part part = part_of_args<T>(args);
     const size_t offset = (size_t)((char *)own - team->memory[purpose][cuda->rank]);
     const bool is_in_place = part.a == own && !part.b && (args->n_rows == 1 || part.a_stride == part.to_stride);
     for (uint32_t i = 0; i < team->n_ranks; i++) { /* from this rank on: not all ranks store to the same one at a time */
@@ -294,6 +271,8 @@ enum rc cuda_gather(void *ctx, const struct gather_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
+    if (cuda->link)
+        return args->n_rows ? cuda_link_gather(cuda, args, err) : RC_OK;
     if (!cuda->team)
         return err_set(err, RC_INTERNAL, "gather: the context is not connected to other ranks");
     if (!args->n_rows)
@@ -314,6 +293,8 @@ enum rc cuda_meet(void *ctx, const struct meet_args *args, struct err *err)
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
     const struct cuda_team *team = cuda->team;
+    if (cuda->link) /* gathers alone order the ranks, and a step has no ids of the step before that are unknown to the host */
+        return cuda_link_check(cuda, err);
     if (!team)
         return err_set(err, RC_INTERNAL, "meet: the context is not connected to other ranks");
     if (args->n_tasks > cuda->max_tasks)

@@ -61,4 +61,76 @@ template <class T> struct whole_norm {
     float eps;
 };
 
+template <class T> static __device__ __forceinline__ void store_own(const own_part &own)
+{
+    const uint32_t first = own.is_by_rows ? blockIdx.x : 0, apart = own.is_by_rows ? gridDim.x : 1;
+    const uint32_t lane = threadIdx.x + (own.is_by_rows ? 0 : blockIdx.x * blockDim.x);
+    const uint32_t lanes = own.is_by_rows ? blockDim.x : gridDim.x * blockDim.x;
+    const uint32_t n_eights = (own.n_columns + 7) / 8, n = (own.n_rows + apart - 1 - first) / apart * n_eights;
+    for (uint32_t i = lane; i < n; i += lanes) {
+        const uint32_t row = first + i / n_eights * apart, column = i % n_eights * 8;
+        if (own.token_ids && (own.token_ids[row] < own.first_id || own.token_ids[row] >= own.end_id))
+            continue;
+        const eight<T> x = own_eight<T>(own, row, column);
+        for (uint32_t r = 0; r < own.n_to; r++)
+            put_eight((T *)own.to[r] + (size_t)row * own.to_stride, column, own.n_columns, own.is_aligned, x);
+    }
+}
+
+/* The same of rows that have equal parts. */
+template <class T> static __device__ __forceinline__ void store_parts(const own_part &own)
+{
+    const uint32_t n_eights = (own.n_columns + 7) / 8, n = own.n_rows * own.n_parts * n_eights;
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        const uint32_t part = i / n_eights % own.n_parts, row = i / n_eights / own.n_parts, column = i % n_eights * 8;
+        const struct route *route = own.routes ? own.routes + (size_t)row * own.route_stride + part : NULL;
+        if (route && (route->expert < own.first_id || route->expert >= own.end_id))
+            continue;
+        const size_t at = (size_t)row * own.to_stride + part * own.part_columns;
+        const eight<T> x = get_eight((const T *)own.a + at, column, own.n_columns, own.is_aligned);
+        for (uint32_t r = 0; r < own.n_to; r++)
+            put_eight((T *)own.to[r] + at, column, own.n_columns, own.is_aligned, x);
+    }
+}
+
+/* ---- on the host --------------------------------------------------------------------------------------------------------- */
+
+template <class T> static bool is_aligned(const void *data, uint32_t stride)
+{
+    return (uintptr_t)data % 16 == 0 && stride * sizeof(T) % 16 == 0;
+}
+
+/* Where a rank's own columns lie in the whole value; whole rows and parts begin with it. */
+template <class T> static T *own_values(const struct gather_args *args)
+{
+    return (T *)args->whole.data + (args->kind == GATHER_ROWS || args->kind == GATHER_ROUTES ? 0 : args->first);
+}
+
+/* What a rank gives to a gather; the caller adds where it goes. */
+template <class T> static struct own_part part_of_args(const struct gather_args *args)
+{
+    const bool has_terms = args->a.width, has_rows = args->kind == GATHER_ROWS, has_routes = args->kind == GATHER_ROUTES;
+    T *own = own_values<T>(args);
+    struct own_part part = {};
+    part.a = has_terms ? args->a.data : own;
+    part.a_stride = has_terms ? args->a.stride : args->whole.stride;
+    part.b = args->b.width ? args->b.data : NULL;
+    part.b_stride = args->b.stride;
+    part.to_stride = args->whole.stride;
+    part.n_rows = args->n_rows;
+    part.n_parts = args->n_chosen;
+    part.part_columns = args->whole.width / max(args->n_chosen, 1u);
+    part.n_columns = args->is_stored ? 0 : has_rows || has_routes ? part.part_columns : args->n_columns;
+    part.token_ids = has_rows ? args->token_ids : NULL;
+    part.routes = has_routes ? args->routes : NULL;
+    part.route_stride = args->route_stride;
+    part.first_id = args->first_id;
+    part.end_id = args->end_id;
+    part.is_by_rows = args->norm != NULL;
+    part.is_aligned = part.n_columns % 8 == 0 && (!part.n_parts || part.part_columns % 8 == 0) &&
+                      is_aligned<T>(own, part.to_stride) && is_aligned<T>(part.a, part.a_stride) &&
+                      (!part.b || is_aligned<T>(part.b, part.b_stride));
+    return part;
+}
+
 #endif

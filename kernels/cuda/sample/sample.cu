@@ -14,6 +14,7 @@
  * to the device in one copy. Each of the two slots has its own memory and an event that is recorded when its results are
  * written. */
 #include "../core/launch.cuh"
+#include "../ranks/link.cuh"
 #include "sample_greedy.cuh"
 #include "sample_select.cuh"
 
@@ -628,9 +629,9 @@ enum rc cuda_sample_finish(void *ctx, uint32_t slot, struct err *err)
     if (!running->is_running)
         return RC_OK;
     running->is_running = false;
-    cudaError_t code = cudaEventSynchronize(running->done);
-    if (code != cudaSuccess)
-        return cuda_fail(err, code, "sample");
+    enum rc rc = cuda_await(cuda, running->done, "sample", err);
+    if (rc)
+        return rc;
     struct slot_memory memory = memory_of(cuda, slot & 1);
     collect(&memory, running);
     return RC_OK;
