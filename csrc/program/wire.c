@@ -317,8 +317,8 @@ static bool is_same_key(const uint8_t *a, const uint8_t *b)
 /* Says what differs between two hosts. */
 static enum rc compare(const struct wire_greeting *own, const struct wire_greeting *other, const char *address, struct err *err)
 {
-    static const char *const NAMES[DIGESTS] = {"another version of llmpy", "another instruction set or GPU (name one in device)",
-                                               "other options", "another model"};
+    static const char *const NAMES[DIGESTS] = {
+        "another version of llmpy", "another instruction set or GPU (name one in device)", "other options", "another model"};
     for (uint32_t i = 0; i < DIGESTS; i++)
         if (own->digests[i] != other->digests[i])
             return err_set(err, RC_CONFIG, "host %u (%s) has %s than host 0; make them equal", other->host, address, NAMES[i]);

@@ -363,9 +363,9 @@ int py_model_get(PyObject *self, struct model_parts *parts)
         .max_num_seqs = ((Model *)self)->max_num_seqs,
         .max_num_batched_tokens = ((Model *)self)->max_num_batched_tokens,
         .max_model_len = model_max_len(model),
-        .runner = {team, team_start, team_finish, model_is_async(model) && !team_hosts(team), team_allocations, team_read_states,
-                   program_states_width(model_program(model)), !program_has_logits(model_program(model)), team_release,
-                   team_restore, program_takes_whole_prompts(model_program(model)),
+        .runner = {team, team_start, team_finish, model_is_async(model) && !team_hosts(team), team_allocations,
+                   team_read_states, program_states_width(model_program(model)), !program_has_logits(model_program(model)),
+                   team_release, team_restore, program_takes_whole_prompts(model_program(model)),
                    program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL,
                    model_lora(model)->adapters, model_n_host_slots(model), team_move, team_poll_moves},
     };

@@ -199,7 +199,9 @@ def test_two_hosts_give_the_bits_of_one_rank(
 
 @pytest.mark.alone
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "experts"), [("dense", "auto"), ("mixture", "rank"), ("mixture", "width"), ("hybrid", "auto")])
+@pytest.mark.parametrize(
+    ("name", "experts"), [("dense", "auto"), ("mixture", "rank"), ("mixture", "width"), ("hybrid", "auto")]
+)
 def test_two_hosts_with_a_gpu_each(
     models: dict[str, dict[str, Any]], two_gpus: str, name: str, experts: str, dtype: str
 ) -> None:
@@ -224,13 +226,6 @@ def test_a_follower_with_a_gpu_that_is_killed_ends_the_engine(models: dict[str, 
                 llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
         begun = time.monotonic()
     assert time.monotonic() - begun < 10 and follower.returncode == -signal.SIGKILL
-
-
-def test_hosts_with_gpus_have_one_rank_each() -> None:
-    place = {"node_rank": 0, "master_addr": "127.0.0.1", "master_port": 1}
-    config = EngineConfig(model="any", device="cuda:0", nnodes=2, tensor_parallel_size=4, **place)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match="one rank each so far, tensor_parallel_size=4 .* set tensor_parallel_size=2"):
-        _hosts.resolve(config)
 
 
 def test_three_hosts(models: dict[str, dict[str, Any]], wanted: Callable[[str], list[Any]]) -> None:
@@ -618,7 +613,8 @@ def test_wrong_options(options: dict[str, Any], text: str, monkeypatch: Any) -> 
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"device": "cuda:0"}, "nnodes=2: several hosts run on the CPU only so far, not on cuda:0"),
+    [({"device": "cuda:0", "tensor_parallel_size": 4, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": 1},
+      "nnodes=2: hosts with cuda:0 have one rank each so far, but tensor_parallel_size=4; set tensor_parallel_size=2"),
      ({"data_parallel_size": 2}, "nnodes=2: replicas of several hosts are not supported yet")],
 )  # fmt: skip
 def test_what_does_not_work_with_hosts(options: dict[str, Any], text: str) -> None:

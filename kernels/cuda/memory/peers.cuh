@@ -29,7 +29,8 @@ enum rc nccl_group_broadcast(struct process_group *group, uint32_t slot, void *m
 enum rc nccl_group_wait(struct process_group *group, uint32_t slot, double seconds, bool *is_done, struct err *err);
 enum rc nccl_group_copy(struct process_group *group, uint32_t slot, const void *memory, size_t size_bytes, void **copy,
                         struct err *err);
-/* Adds [n] words of all ranks as unsigned integers of 32 bits, on a stream of the caller. group_settle waits until it is enqueued. */
+/* Adds [n] words of all ranks as unsigned integers of 32 bits, on a stream of the caller. group_settle waits until the call is
+ * enqueued. */
 enum rc nccl_group_sum(struct process_group *group, void *words, size_t n, cudaStream_t stream, struct err *err);
 /* Ends all calls in this process; kernels that wait for other processes end. */
 void nccl_group_end(struct process_group *group);

@@ -64,7 +64,7 @@ static enum rc check_wait(const struct cuda *cuda, double end, struct err *err)
 {
     const struct link *link = cuda->link;
     if (__atomic_load_n(&link->is_aborted, __ATOMIC_ACQUIRE))
-        err_set(err, RC_DEVICE, "rank here (cuda:%d) stopped: the step was aborted", cuda->device);
+        err_set(err, RC_DEVICE, "cuda:%d stopped: the step was aborted", cuda->device);
     else if (link->check && link->check(link->ctx, err))
         return err->rc;
     else if (now() > end)

@@ -79,8 +79,8 @@ static __device__ __forceinline__ void come(const struct meeting &m, uint32_t nu
         m.state->met[blockIdx.x] = number;
 }
 
-/* All threads of the block call it when they have received. Ranks that have nothing to send come, too. One thread's start_next()
- * speaks for its block, so it comes behind the waits of all threads. */
+/* All threads of the block call it when they have received. Ranks that have nothing to send come, too. One thread's
+ * start_next() speaks for its block, so it comes behind the waits of all threads. */
 static __device__ __forceinline__ void await_ranks(const struct meeting &m, uint32_t number)
 {
     if (threadIdx.x < m.n_ranks && threadIdx.x != m.rank)
