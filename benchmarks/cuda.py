@@ -197,6 +197,7 @@ MODELS = {
     "qwen8b": Shape("Qwen3", 36, 4096, 32, 8, 12288, 151936, False),
     "qwen06b": Shape("Qwen3", 28, 1024, 16, 8, 3072, 151936, True),
     "qwen30b": Mixture("Qwen3Moe", 48, 2048, 32, 4, 768, 151936, False),
+    "qwen235b": Mixture("Qwen3Moe", 94, 4096, 64, 4, 1536, 151936, False),  # benchmarks/parallel.py
     "qwen30b-fp8": Mixture("Qwen3Moe", 48, 2048, 32, 4, 768, 151936, False, quantization="fp8"),
     "gptoss20b": GptOss("GptOss", 24, 2880, 64, 8, 2880, 201088, False, 64, experts=32, chosen=4),
     "plamo2": Plamo2("Plamo2", 16, 2048, 16, 1, 8192, 100000, True),
