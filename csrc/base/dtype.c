@@ -489,6 +489,12 @@ static void fp4_block(const uint8_t *b, float *y)
     table_values(table, b, y);
 }
 
+static void table4_block(const uint8_t *b, float *y)
+{
+    for (int j = 0; j < 512; j++)
+        y[j] = f32_from_bits(load_u32(b + 4 * (b[64 + j / 2] >> j % 2 * 4 & 15)));
+}
+
 typedef void (*values_reader)(const uint8_t *stored, float *values, size_t n);
 typedef void (*block_reader)(const uint8_t *block, float *values);
 
@@ -536,6 +542,7 @@ static const struct {
     [DTYPE_INT8_G32] = {{"int8_g32", 32, 36}, NULL, int8_g32_block},
     [DTYPE_NF4] = {{"nf4", 64, 36}, NULL, nf4_block},
     [DTYPE_FP4] = {{"fp4", 64, 36}, NULL, fp4_block},
+    [DTYPE_TABLE4] = {{"table4", 512, 320}, NULL, table4_block},
 };
 #define N_TYPES (sizeof TYPES / sizeof *TYPES)
 
@@ -560,7 +567,7 @@ size_t dtype_row_bytes(uint32_t dtype, size_t n_values)
 
 static void read_blocks(block_reader read, const struct dtype_info *info, const uint8_t *block, float *target, size_t n)
 {
-    float last[256];
+    float last[512];
     for (; n >= info->block_values; n -= info->block_values, block += info->block_bytes, target += info->block_values)
         read(block, target);
     if (!n)

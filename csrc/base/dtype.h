@@ -49,6 +49,7 @@ enum dtype {
     DTYPE_INT8_G32 = 70,  /* the same with 32 bytes */
     DTYPE_NF4 = 71,       /* a float32 scale, then 64 nibbles, the first in the low half, that choose one of 16 values */
     DTYPE_FP4 = 72,       /* the same with other values */
+    DTYPE_TABLE4 = 73,    /* 16 float32 values, then 512 nibbles, the first in the low half, that choose one of them */
     DTYPE_NONE = 255
 };
 

@@ -61,8 +61,8 @@ struct checkpoint_tensor {
  *   RC_CHECKPOINT   a file is malformed; what = file, tensor
  *   RC_UNSUPPORTED  a GGUF of another version or byte order */
 enum rc checkpoint_open(const char *const *paths, uint32_t n_paths, struct checkpoint **checkpoint, struct err *err);
-/* Adds the weights that a quantisation scheme packs into several tensors: "gptq", "gptq_v2", "awq", "compressed-tensors". Call
- * it once, before anything else reads the checkpoint. */
+/* Adds the weights that a quantisation scheme packs into several tensors: "gptq", "gptq_v2", "awq", "compressed-tensors",
+ * "squeezellm". Call it once, before anything else reads the checkpoint. */
 enum rc checkpoint_join(struct checkpoint *checkpoint, const char *scheme, struct err *err);
 void checkpoint_close(struct checkpoint *checkpoint);
 int checkpoint_is_gguf(const struct checkpoint *checkpoint);

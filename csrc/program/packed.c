@@ -8,18 +8,19 @@
 
 #define SPAN_BYTES ((uint64_t)64 << 20) /* of numbers in memory at once */
 #define TILE_ROWS 16u                   /* rows joined at once: a cache line of a transposed tensor has 16 words */
-#define HEADER_BYTES 4u
+#define TABLE_VALUES 16u                /* of a row whose numbers choose values */
 
-enum { NUMBERS, SCALES, ZEROS };
+enum { NUMBERS, SCALES, ZEROS }; /* SCALES: the values of each row where a way has tables */
 
 struct packing {
     const char *scheme;
-    const char *endings[3];  /* of the names of the numbers, scales and zeros */
-    const char *order;       /* ending of the tensor that has the group of each column */
+    const char *endings[3];  /* of the names of the numbers, scales and zeros; NULL: none */
+    const char *order;       /* ending of the tensor that has the group of each column; NULL: none */
     const char *shape;       /* ending of the tensor that has rows and columns; NULL: the numbers' shape gives them */
     bool is_transposed;      /* all tensors: columns or groups first, then rows */
     bool is_interleaved;     /* a word of numbers has 8 rows, and words have the order of AWQ */
     bool needs_zeros;
+    bool has_tables;         /* in place of scales: 16 values for each row, not transposed */
     uint32_t zero_offset;    /* added to a stored zero */
     void (*numbers)(const struct checkpoint_span *span, uint64_t row, uint64_t step, uint32_t n, uint8_t *to);
 };
@@ -50,11 +51,18 @@ static uint32_t shift_of(const struct packing *way, uint32_t bits, uint64_t i)
     return bits * (way->is_interleaved ? interleaved[slot] : slot);
 }
 
+/* Bytes of a joined block before its numbers. */
+static size_t header_bytes(const struct checkpoint_tensor *tensor)
+{
+    const struct dtype_info *info = dtype_info(tensor->dtype);
+    return info->block_bytes - info->block_values * tensor->bits / 8;
+}
+
 /* Bytes from the start of a joined row to a column's number. */
 static size_t place_of(const struct checkpoint_tensor *tensor, uint64_t col)
 {
     const struct dtype_info *info = dtype_info(tensor->dtype);
-    return col / info->block_values * info->block_bytes + HEADER_BYTES + col % info->block_values * tensor->bits / 8;
+    return col / info->block_values * info->block_bytes + header_bytes(tensor) + col % info->block_values * tensor->bits / 8;
 }
 
 /* ---- numbers: of n rows row, row + step, ... of a span ---- */
@@ -120,10 +128,11 @@ static void interleaved_numbers(const struct checkpoint_span *span, uint64_t row
 
 static const struct packing PACKINGS[] = {
     {"compressed-tensors", {".weight_packed", ".weight_scale", ".weight_zero_point"}, ".weight_g_idx", ".weight_shape",
-     false, false, false, 0, row_numbers},
-    {"gptq", {".qweight", ".scales", ".qzeros"}, ".g_idx", NULL, true, false, true, 1, column_numbers},
-    {"gptq_v2", {".qweight", ".scales", ".qzeros"}, ".g_idx", NULL, true, false, true, 0, column_numbers},
-    {"awq", {".qweight", ".scales", ".qzeros"}, ".g_idx", NULL, true, true, true, 0, interleaved_numbers},
+     false, false, false, false, 0, row_numbers},
+    {"gptq", {".qweight", ".scales", ".qzeros"}, ".g_idx", NULL, true, false, true, false, 1, column_numbers},
+    {"gptq_v2", {".qweight", ".scales", ".qzeros"}, ".g_idx", NULL, true, false, true, false, 0, column_numbers},
+    {"awq", {".qweight", ".scales", ".qzeros"}, ".g_idx", NULL, true, true, true, false, 0, interleaved_numbers},
+    {"squeezellm", {".qweight", ".lookup_table", NULL}, NULL, NULL, true, false, false, true, 0, column_numbers},
 };
 
 /* ---- pairing ---------------------------------------------------------------------------------------------------------- */
@@ -136,8 +145,11 @@ struct pairing {
     size_t stem; /* letters before the ending */
 };
 
+/* NULL: there is no such ending, or no such tensor. */
 static const struct checkpoint_tensor *find(const struct pairing *p, const char *ending)
 {
+    if (!ending)
+        return NULL;
     memcpy(p->name + p->stem, ending, strlen(ending) + 1);
     uint32_t index = name_table_find(&p->list->names, p->name, p->stem + strlen(ending));
     return index == NAME_ABSENT ? NULL : &p->list->tensors[index];
@@ -181,12 +193,26 @@ static int64_t *read_integers(const struct pairing *p, const struct checkpoint_t
     return NULL;
 }
 
+/* shapes_fit of a way with tables. */
+static bool tables_fit(uint32_t bits, struct checkpoint_tensor *joined)
+{
+    const struct checkpoint_piece *numbers = &joined->pieces[NUMBERS], *tables = &joined->pieces[SCALES];
+    joined->n_dims = 2;
+    joined->shape[0] = numbers->cols;
+    joined->shape[1] = joined->group = numbers->rows * (32 / bits);
+    joined->n_groups = TABLE_VALUES;
+    joined->bits = bits;
+    return bits == 4 && numbers->cols && numbers->rows && tables->rows == numbers->cols && tables->cols == TABLE_VALUES;
+}
+
 /* Whether the numbers, with `bits` each, and the other tensors have the shapes of one matrix. Sets the matrix's shape. */
 static bool shapes_fit(const struct packing *way, uint32_t bits, const int64_t *stated, struct checkpoint_tensor *joined)
 {
     const struct checkpoint_piece *numbers = &joined->pieces[NUMBERS], *scales = &joined->pieces[SCALES];
     const struct checkpoint_piece *zeros = &joined->pieces[ZEROS];
     uint64_t per_word = 32 / bits, rows = numbers->rows, cols = numbers->cols;
+    if (way->has_tables)
+        return tables_fit(bits, joined);
     if (way->is_interleaved) {
         rows = numbers->cols * per_word;
         cols = numbers->rows;
@@ -214,9 +240,18 @@ static bool shapes_fit(const struct packing *way, uint32_t bits, const int64_t *
     return true;
 }
 
-/* Chooses the type by the columns of a group: all, or a power of 2. False: no type has such groups. */
-static bool choose_type(struct checkpoint_tensor *joined)
+static bool take_type(struct checkpoint_tensor *joined, uint32_t dtype)
 {
+    joined->dtype = dtype;
+    joined->type = dtype_info(dtype)->name;
+    return true;
+}
+
+/* Chooses the type by the columns of a group: all, or a power of 2. False: no type has such groups. */
+static bool choose_type(const struct packing *way, struct checkpoint_tensor *joined)
+{
+    if (way->has_tables)
+        return take_type(joined, DTYPE_TABLE4);
     uint64_t cols = joined->shape[1], n = joined->n_groups, group = n > 1 ? 32 : cols;
     while (divide_up(cols, group) > n)
         group *= 2;
@@ -224,10 +259,8 @@ static bool choose_type(struct checkpoint_tensor *joined)
         return false;
     bool is_wide = n == 1 || group >= 128;
     joined->group = group;
-    joined->dtype = joined->bits == 4 ? (is_wide ? DTYPE_INT4_G128 : DTYPE_INT4_G32)
-                                      : (is_wide ? DTYPE_INT8_G128 : DTYPE_INT8_G32);
-    joined->type = dtype_info(joined->dtype)->name;
-    return true;
+    return take_type(joined, joined->bits == 4 ? (is_wide ? DTYPE_INT4_G128 : DTYPE_INT4_G32)
+                                               : (is_wide ? DTYPE_INT8_G128 : DTYPE_INT8_G32));
 }
 
 /* Sorts columns by their groups, columns of a group by their numbers. False: a group has another number of columns. */
@@ -279,7 +312,7 @@ static enum rc pair(const struct pairing *p, uint32_t i, struct err *err)
                     (!p->way->is_interleaved && shapes_fit(p->way, 8, stated, &joined)));
     mem_free(stated);
     enum rc rc = RC_OK;
-    fits = fits && choose_type(&joined) && take_order(p, &joined);
+    fits = fits && choose_type(p->way, &joined) && take_order(p, &joined);
     memcpy(p->name + p->stem, ".weight", sizeof ".weight");
     if (fits)
         rc = tensor_list_add(p->list, &p->files[joined.file], p->name, p->stem + strlen(".weight"), &made, err);
@@ -331,15 +364,21 @@ static uint32_t rows_each(const struct checkpoint_tensor *tensor, uint32_t i)
     return has_several ? 32 / tensor->bits : 1;
 }
 
+/* Whether a piece has columns or groups first, then rows. */
+static bool is_transposed(const struct packing *way, uint32_t i)
+{
+    return way->is_transposed && !(way->has_tables && i == SCALES);
+}
+
 static enum rc read_piece(struct checkpoint_span *span, uint32_t i, struct err *err)
 {
     const struct checkpoint_piece *piece = &span->tensor->pieces[i];
     const struct checkpoint_tensor view = {.name = piece->name, .file = piece->file, .offset = piece->offset};
     size_t item = dtype_info(piece->dtype)->block_bytes;
-    bool is_transposed = span->tensor->packing->is_transposed, is_whole = span->n[i] == piece->cols;
-    uint64_t outer = !is_transposed || is_whole ? 1 : piece->rows, pitch = piece->cols * item;
-    size_t n_bytes = span->n[i] * item * (is_transposed ? is_whole ? piece->rows : 1 : piece->cols);
-    uint64_t first = span->first[i] * (is_transposed ? item : pitch);
+    bool crosses = is_transposed(span->tensor->packing, i), is_whole = span->n[i] == piece->cols;
+    uint64_t outer = !crosses || is_whole ? 1 : piece->rows, pitch = piece->cols * item;
+    size_t n_bytes = span->n[i] * item * (crosses ? is_whole ? piece->rows : 1 : piece->cols);
+    uint64_t first = span->first[i] * (crosses ? item : pitch);
     span->bytes[i] = mem_alloc(outer * n_bytes + 1);
     enum rc rc = span->bytes[i] ? RC_OK : err_set(err, RC_MEMORY, "checkpoint: out of memory");
     for (uint64_t j = 0; j < outer && !rc; j++)
@@ -389,7 +428,7 @@ static const uint8_t *item_of(const struct checkpoint_span *span, uint32_t i, ui
 {
     const struct checkpoint_tensor *tensor = span->tensor;
     uint64_t at = row / rows_each(tensor, i) - span->first[i];
-    uint64_t index = tensor->packing->is_transposed ? group * span->n[i] + at : at * tensor->n_groups + group;
+    uint64_t index = is_transposed(tensor->packing, i) ? group * span->n[i] + at : at * tensor->n_groups + group;
     return span->bytes[i] + index * dtype_info(tensor->pieces[i].dtype)->block_bytes;
 }
 
@@ -410,6 +449,21 @@ static enum rc bad(const struct checkpoint_span *span, uint32_t i, enum rc rc, u
     err_set(err, rc, "%s: tensor %.160s: row %" PRIu64 " of the weight: %s", file, piece->name, row, why);
     err_name(err, file, piece->name);
     return rc;
+}
+
+/* Writes a row's 16 values before the numbers of each block. */
+static enum rc write_tables(const struct checkpoint_span *span, uint64_t row, uint8_t *to, struct err *err)
+{
+    const struct checkpoint_tensor *tensor = span->tensor;
+    const struct dtype_info *info = dtype_info(tensor->dtype);
+    float values[TABLE_VALUES];
+    dtype_to_float(tensor->pieces[SCALES].dtype, item_of(span, SCALES, row, 0), values, TABLE_VALUES);
+    for (uint32_t i = 0; i < TABLE_VALUES; i++)
+        if (!__builtin_isfinite(values[i]))
+            return bad(span, SCALES, RC_CHECKPOINT, row, "wanted finite values, have a NaN or an infinity", err);
+    for (uint64_t col = 0; col < tensor->shape[1]; col += info->block_values, to += info->block_bytes)
+        memcpy(to, values, sizeof values);
+    return RC_OK;
 }
 
 /* Writes a row's scales, and for 4 bits its zeros, before the numbers of each block. */
@@ -435,7 +489,7 @@ static enum rc write_headers(const struct checkpoint_span *span, uint64_t row, u
             return bad(span, ZEROS, RC_UNSUPPORTED, row,
                        "zeros of 8-bit numbers other than 128 are not supported; quantise symmetrically", err);
         header |= tensor->bits == 4 ? zero : 0;
-        memcpy(to + place_of(tensor, col) - HEADER_BYTES, &header, sizeof header);
+        memcpy(to + place_of(tensor, col) - header_bytes(tensor), &header, sizeof header);
     }
     return RC_OK;
 }
@@ -474,12 +528,14 @@ enum rc checkpoint_span_read(const struct checkpoint_span *span, uint64_t first,
     size_t row_bytes = dtype_row_bytes(tensor->dtype, tensor->shape[1]);
     uint8_t *unsorted = tensor->order ? mem_alloc(TILE_ROWS * row_bytes) : NULL;
     enum rc rc = tensor->order && !unsorted ? err_set(err, RC_MEMORY, "checkpoint: out of memory") : RC_OK;
+    enum rc (*write)(const struct checkpoint_span *, uint64_t, uint8_t *, struct err *) =
+        tensor->packing->has_tables ? write_tables : write_headers;
     memset(rows, 0, n_rows * row_bytes);
     for (uint64_t i = 0; i < n_rows && !rc; i += TILE_ROWS, rows += TILE_ROWS * row_bytes) {
         uint32_t n = n_rows - i < TILE_ROWS ? (uint32_t)(n_rows - i) : TILE_ROWS;
         write_numbers(span, first + i * step, step, n, unsorted, rows);
         for (uint32_t j = 0; j < n && !rc; j++)
-            rc = write_headers(span, first + (i + j) * step, rows + j * row_bytes, err);
+            rc = write(span, first + (i + j) * step, rows + j * row_bytes, err);
     }
     mem_free(unsorted);
     return rc;

@@ -1,6 +1,7 @@
 /* packed.h: weights whose numbers lie several to a word, with scales and zeros in other tensors: GPTQ, AWQ, and the packed
- * format of compressed-tensors. A table has one row for each way. Some ways store the transposed matrix, so rows are read in
- * spans. The columns of a joined weight are sorted by their groups. Immutable after checkpoint_join, so any thread may read. */
+ * format of compressed-tensors; SqueezeLLM has 16 values for each row in place of scales. A table has one row for each way.
+ * Some ways store the transposed matrix, so rows are read in spans. The columns of a joined weight are sorted by their groups.
+ * Immutable after checkpoint_join, so any thread may read. */
 #ifndef LLMPY_PACKED_H
 #define LLMPY_PACKED_H
 

@@ -158,7 +158,7 @@ static size_t larger(size_t a, size_t b)
  * tasks and states); every thread has a private block for everything else. */
 static void size_scratch(struct cpu *cpu)
 {
-    size_t cols = round_up(cpu->options.max_cols, 256);
+    size_t cols = round_up(cpu->options.max_cols, MAX_BLOCK_VALUES);
     cpu->shared_bytes = round_up((size_t)cpu->options.max_rows * cols * STRIP_VALUE_BYTES + 4096, 4096);
     cpu->scratch_bytes = round_up(linear_scratch_bytes(cpu->options.max_rows, cols), 4096);
     cpu->shared_bytes = larger(cpu->shared_bytes, round_up(attention_shared_bytes(&cpu->options), 4096));

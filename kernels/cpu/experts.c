@@ -293,7 +293,7 @@ static void combine(const struct experts_job *job, uint32_t thread)
 
 static size_t pair_bytes(const struct matrix *matrix)
 {
-    return (size_t)STRIP_VALUE_BYTES * ((matrix->n_cols + 255) / 256 * 256);
+    return (size_t)STRIP_VALUE_BYTES * ((matrix->n_cols + MAX_BLOCK_VALUES - 1) / MAX_BLOCK_VALUES * MAX_BLOCK_VALUES);
 }
 
 static void run_up(const struct experts_job *job, uint32_t thread, struct lane_scratch *s)

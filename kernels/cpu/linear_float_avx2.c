@@ -40,6 +40,11 @@ static void prepare_128(const float *x, uint32_t stride, uint32_t n_rows, uint32
     prepare_blocks(x, stride, n_rows, n_cols, 128, strip);
 }
 
+static void prepare_512(const float *x, uint32_t stride, uint32_t n_rows, uint32_t n_cols, char *strip)
+{
+    prepare_blocks(x, stride, n_rows, n_cols, 512, strip);
+}
+
 /* ---- 16 weights of one k as floats ---- */
 
 typedef void weights(const uint8_t *w, size_t k, __m256 *low, __m256 *high);
@@ -149,6 +154,7 @@ TILES(f32, f32_weights, 32)
 TILES(f32_64, f32_weights, 64)
 TILES(f32_128, f32_weights, 128)
 TILES(f32_k, f32_weights, 256)
+TILES(f32_512, f32_weights, 512)
 TILES(f16, f16_weights, 32)
 TILES(bf16, bf16_weights, 32)
 GEMV(f32, 64)
@@ -257,7 +263,7 @@ FLOAT_TYPE(bf16, "bfloat16", DTYPE_BF16, 32, 16);
         .panel_block_bytes = bytes,                                                                                            \
         .strip_block_bytes = 128 * (subs),                                                                                     \
         .expanded_block_bytes = 2048 * (subs),                                                                                 \
-        .slab_blocks = 8 / (subs),                                                                                             \
+        .slab_blocks = (subs) < 8 ? 8 / (subs) : 1,                                                                            \
         .max_rows = FLOAT_ROWS,                                                                                                \
         .max_panels = 1,                                                                                                       \
         .tile = {TILE_LIST(tiles)},                                                                                            \
@@ -294,6 +300,7 @@ VALUES_TYPE(tq2_0, "tq2_0", DTYPE_TQ2_0, 8, 1056, f32_k);
 UNPACKED_TYPE(fp8, "fp8", DTYPE_FP8, 4, 2112, f32_128, linear_fp8_gemv_avx2, prepare_128);
 UNPACKED_TYPE(nf4, "nf4", DTYPE_NF4, 2, 576, f32_64, linear_nf4_gemv_avx2, prepare_64);
 UNPACKED_TYPE(fp4, "fp4", DTYPE_FP4, 2, 576, f32_64, linear_fp4_gemv_avx2, prepare_64);
+UNPACKED_TYPE(table4, "table4", DTYPE_TABLE4, 16, 5120, f32_512, NULL, prepare_512);
 UNPACKED_TYPE(int4_g128, "int4_g128", DTYPE_INT4_G128, 4, GROUP_BLOCK_BYTES(4, 128), f32_128, linear_int4_g128_gemv_avx2,
               prepare_128);
 UNPACKED_TYPE(int4_g32, "int4_g32", DTYPE_INT4_G32, 1, GROUP_BLOCK_BYTES(4, 32), f32, linear_int4_g32_gemv_avx2, prepare);

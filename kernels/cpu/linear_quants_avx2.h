@@ -277,7 +277,7 @@ linear_unpack linear_fp8_unpack_avx2;
 linear_expand linear_fp8_values_avx2;
 linear_gemv linear_fp8_gemv_avx2;
 extern const struct linear_type linear_fp8_float_avx2;
-#define TABLE_DECLARE(type) /* linear_table_avx2.c */                                                                          \
+#define TABLE_DECLARE(type) /* linear_table_avx2.c; no gemv of table4 */                                                       \
     linear_repack linear_##type##_repack_avx2;                                                                                 \
     linear_unpack linear_##type##_unpack_avx2;                                                                                 \
     linear_expand linear_##type##_values_avx2;                                                                                 \

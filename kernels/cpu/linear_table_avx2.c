@@ -1,6 +1,7 @@
-/* NF4 and FP4 weights: 64 columns of 4 bits that choose one of 16 values, and a float32 scale. A panel's block is 576 bytes,
- * [32 pairs of adjacent columns][16 rows] bytes, the first column in the low half, then the scales of the 16 rows. The file's
- * bits are moved, never changed. A value is one product, rounded once, as in dtype.c. Bound: 3 instructions for 8 lookups. */
+/* NF4, FP4 and TABLE4 weights (the last at the end). NF4 and FP4 have 64 columns of 4 bits that choose one of 16 values, and a
+ * float32 scale. A panel's block is 576 bytes, [32 pairs of adjacent columns][16 rows] bytes, the first column in the low half,
+ * then the scales of the 16 rows. The file's bits are moved, never changed. A value is one product, rounded once, as in
+ * dtype.c. Bound: 3 instructions for 8 lookups. */
 #include "linear_quants_avx2.h"
 
 #include <string.h>
@@ -117,3 +118,40 @@ V_INLINE void panels(const float *values, const uint8_t *w, const uint32_t n_pan
     }
 TABLE_TYPE(nf4, NF4)
 TABLE_TYPE(fp4, FP4)
+
+/* ---- TABLE4: 512 columns and 16 values for each row. A panel's block is 5120 bytes, [256 pairs of adjacent columns][16 rows]
+ * bytes, then the values of the 16 rows. Right, not fast: a value is a load of its own. ---- */
+
+#define TABLE4_PAIRS 256u
+#define TABLE4_VALUES (TABLE4_PAIRS * 16u)
+#define TABLE4_BLOCK_BYTES (TABLE4_VALUES + 16u * 64u)
+#define TABLE4_FILE_BYTES (64u + TABLE4_PAIRS)
+
+void linear_table4_repack_avx2(const uint8_t *rows, size_t row_bytes, uint32_t first_lane, uint32_t n_lanes, uint32_t n_cols,
+                               uint8_t *panel)
+{
+    for (uint32_t block = 0; block * 2 * TABLE4_PAIRS < n_cols; block++, panel += TABLE4_BLOCK_BYTES)
+        for (uint32_t i = 0, lane = first_lane; i < n_lanes; i++, lane++) {
+            const uint8_t *b = rows + i * row_bytes + (size_t)block * TABLE4_FILE_BYTES;
+            memcpy(panel + TABLE4_VALUES + 64 * lane, b, 64);
+            for (uint32_t j = 0; j < TABLE4_PAIRS; j++)
+                panel[16 * j + lane] = b[64 + j];
+        }
+}
+
+void linear_table4_unpack_avx2(const uint8_t *w, uint32_t n_blocks, float *values)
+{
+    for (; n_blocks > 0; n_blocks--, w += TABLE4_BLOCK_BYTES) {
+        const float *of_rows = (const float *)(w + TABLE4_VALUES);
+        for (uint32_t j = 0; j < TABLE4_PAIRS; j++, values += 32)
+            for (uint32_t row = 0; row < 16; row++) {
+                values[row] = of_rows[16 * row + (w[16 * j + row] & 15)];
+                values[16 + row] = of_rows[16 * row + (w[16 * j + row] >> 4)];
+            }
+    }
+}
+
+void linear_table4_values_avx2(const uint8_t *w, uint32_t n_blocks, uint8_t *values)
+{
+    linear_table4_unpack_avx2(w, n_blocks, (float *)values);
+}

@@ -10,6 +10,7 @@
 
 #define PANEL_ROWS 16u
 #define STRIP_MAX_ROWS 32u
+#define MAX_BLOCK_VALUES 512u             /* columns of the longest block; strips are padded to whole blocks */
 #define TILE_MAX_PANELS 2u
 #define GEMV_PANELS 32u                   /* most panels of one call of a gemv */
 #define STRIP_VALUE_BYTES 5u              /* strip_block_bytes <= STRIP_VALUE_BYTES * block_values */
@@ -45,7 +46,7 @@ typedef void linear_expand(const uint8_t *w, uint32_t n_blocks, uint8_t *expande
 struct linear_type {
     const char *name;                /* "q4_0 int8" */
     uint32_t dtype, arithmetic;      /* enum dtype; enum arithmetic, not AUTO */
-    uint32_t block_values;           /* columns of a block: 32, 128 or 256 */
+    uint32_t block_values;           /* columns of a block: 32 to MAX_BLOCK_VALUES */
     uint32_t panel_block_bytes;      /* 16 rows x block_values weights; a multiple of 32, so panels lie on 32 bytes */
     uint32_t strip_block_bytes;      /* one prepared row x block_values */
     uint32_t expanded_block_bytes;   /* 0: tiles read the packed weights (then expand is NULL) */
@@ -72,7 +73,7 @@ static inline size_t linear_scratch_bytes(uint32_t max_rows, size_t max_cols)
 #define EACH_ROW_TYPE(M) M(iq4_nl) M(iq4_xs) EACH_GRID_TYPE(M)
 
 /* The types of linear_table_avx2.c, which has no kernels of AVX-512. */
-#define EACH_TABLE_TYPE(M) M(nf4) M(fp4)
+#define EACH_TABLE_TYPE(M) M(nf4) M(fp4) M(table4)
 
 /* In linear_types_avx2.c and linear_types_avx512.c. Returns NULL if the type does not have this arithmetic. linear_type_avx512
  * may return a type of AVX2. */

@@ -1,4 +1,4 @@
-"""The tensors of packed weights (GPTQ, AWQ, pack-quantized): which shapes a scheme wants, and why tensors do not fit together.
+"""The tensors of packed weights (GPTQ, AWQ, SqueezeLLM, pack-quantized): their shapes, and why tensors do not fit together.
 
 The core joins tensors that fit into one tensor NAME.weight. Names: a module is the part before the endings, such as
 "model.layers.0.mlp.up_proj".
@@ -29,6 +29,7 @@ class Way:
         order: The same for the group of each column.
         shape: The same for the tensor with rows and columns; "": the numbers' shape gives them.
         needs_zeros: Whether the zeros must exist.
+        refused: Endings of tensors that the core does not join.
     """
 
     numbers: str
@@ -37,6 +38,7 @@ class Way:
     order: str
     shape: str = ""
     needs_zeros: bool = True
+    refused: tuple[str, ...] = ()
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -48,6 +50,11 @@ COLUMNS = Way(".qweight", ".scales", ".qzeros", ".g_idx")
 """GPTQ and AWQ: all tensors are transposed."""
 ROWS = Way(".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx", ".weight_shape", needs_zeros=False)
 """compressed-tensors, format pack-quantized."""
+TABLES = Way(
+    ".qweight", ".lookup_table", "", "", needs_zeros=False,
+    refused=(".rows", ".cols", ".vals", ".full_rows", ".full_row_indices"),
+)  # fmt: skip
+"""SqueezeLLM: 16 values for each row in place of scales; sparse weights beside them are refused."""
 
 
 def modules_of(way: Way, tensors: Tensors) -> list[str]:
@@ -85,7 +92,12 @@ def _check_module(way: Way, is_awq: bool, module: str, options: Options, tensors
     for ending in wanted:
         if f"{module}{ending}" not in tensors:
             fail(numbers, tensors[numbers][2], f"wanted a tensor {module}{ending} beside it, have none")
-    for ending in (way.numbers, way.scales, way.zeros):
+    for ending in way.refused:
+        if f"{module}{ending}" in tensors:
+            raise UnsupportedError(
+                f"tensor {module}{ending}: sparse outliers are not supported; use a checkpoint that is dense only"
+            )
+    for ending in filter(None, (way.numbers, way.scales, way.zeros)):
         name = f"{module}{ending}"
         types = FLOATS if ending == way.scales else ("int32",)
         if name in tensors and tensors[name][0] not in types:
@@ -102,10 +114,12 @@ def _check_module(way: Way, is_awq: bool, module: str, options: Options, tensors
 def _shapes(way: Way, is_awq: bool, module: str, options: Options, tensors: Tensors, read: Read) -> dict[str, tuple[int, ...]]:
     """The shapes that a module's tensors must have, by ending."""
     name = f"{module}{way.numbers}"
-    bits, group = _number(options, "bits", module), _number(options, "group_size", module)
     stored = tensors[name][1]
     if len(stored) != 2:
         fail(name, tensors[name][2], f"wanted 2 dimensions, have {len(stored)}")
+    if way == TABLES:
+        return {way.scales: (stored[1], 16)}
+    bits, group = _number(options, "bits", module), _number(options, "group_size", module)
     per_word = 32 // bits
     if way.shape:
         rows, cols = _stated_shape(f"{module}{way.shape}", tensors, read)

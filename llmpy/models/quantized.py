@@ -33,7 +33,7 @@ def scheme_of(raw: Raw) -> str:
     method = scheme.get("quant_method") if isinstance(scheme, Mapping) else None
     if method == "gptq" and isinstance(scheme, Mapping):
         return "gptq_v2" if scheme.get("checkpoint_format") == "gptq_v2" else "gptq"
-    return method if method in ("awq", "compressed-tensors") else ""
+    return method if method in ("awq", "compressed-tensors", "squeezellm") else ""
 
 
 def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
@@ -69,8 +69,8 @@ def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
     if method == "bitsandbytes":
         tables.check(reader)
         return tables.PATTERNS
-    if method in ("gptq", "awq"):
-        return _check_columns(scheme, method == "awq", reader, where)
+    if method in ("gptq", "awq", "squeezellm"):
+        return _check_columns(scheme, packed.TABLES if method == "squeezellm" else packed.COLUMNS, method == "awq", reader)
     tensors = reader.tensors()
     if method == "compressed-tensors":
         packed.check(packed.ROWS, False, lambda module: _group_of(scheme, module, where), tensors, reader.read)
@@ -105,9 +105,9 @@ def type_of(raw: Raw, source: str) -> Callable[[str], str] | None:
     method = scheme.get("quant_method") if isinstance(scheme, Mapping) else None
     if not isinstance(scheme, Mapping) or method not in _METHODS:
         return None
-    if method == "bitsandbytes":
+    if method in ("bitsandbytes", "squeezellm"):
         raise UnsupportedError(
-            f"{source}: load_format='dummy' cannot make weights of quant_method 'bitsandbytes'; remove quantization_config "
+            f"{source}: load_format='dummy' cannot make weights of quant_method {method!r}; remove quantization_config "
             "with hf_overrides, or set quantization"
         )
     excluded = [str(each) for key in _EXCLUDED for each in scheme.get(key) or ()]
@@ -181,6 +181,11 @@ def _check_awq(scheme: Options, where: str) -> None:
     _among(scheme, where, "backend", ("autoawq",), "autoawq")
 
 
+def _check_squeezellm(scheme: Options, where: str) -> None:
+    """Options of quant_method "squeezellm"."""
+    _among(scheme, where, "wbits", (4,), scheme.get("bits"))
+
+
 def _check_compressed(scheme: Options, where: str) -> None:
     """Options of quant_method "compressed-tensors"."""
     if scheme.get("format") != "mixed-precision":
@@ -227,6 +232,7 @@ def _check_modelopt(scheme: Options, where: str) -> None:
 _METHODS = {
     "fp8": _check_fp8, "fbgemm_fp8": _check_fp8, "modelopt": _check_modelopt, "gptq": _check_gptq,
     "bitsandbytes": tables.check_options, "awq": _check_awq, "compressed-tensors": _check_compressed,
+    "squeezellm": _check_squeezellm,
 }  # fmt: skip
 
 
@@ -268,13 +274,13 @@ def _group_of(scheme: Options, module: str, where: str) -> Options:
 # ---- the tensors
 
 
-def _check_columns(scheme: Options, is_awq: bool, reader: Reader, where: str) -> tuple[str, ...]:
-    """The tensors of GPTQ and AWQ. Files of GPTQ may have biases of zeros for linears that have no bias."""
+def _check_columns(scheme: Options, way: packed.Way, is_awq: bool, reader: Reader) -> tuple[str, ...]:
+    """The tensors of GPTQ, AWQ and SqueezeLLM. Files of GPTQ may have biases of zeros for linears that have no bias."""
     tensors = reader.tensors()
-    packed.check(packed.COLUMNS, is_awq, lambda module: _gptq_options(scheme, module), tensors, reader.read)
-    biases = [f"{module}.bias" for module in packed.modules_of(packed.COLUMNS, tensors)]
+    packed.check(way, is_awq, lambda module: _gptq_options(scheme, module), tensors, reader.read)
+    biases = [f"{module}.bias" for module in packed.modules_of(way, tensors)]
     empty = [name for name in biases if name in tensors and not any(reader.read(name))]
-    return (*(f"*{ending}" for ending in packed.COLUMNS.endings), *empty)
+    return (*(f"*{ending}" for ending in way.endings), *empty)
 
 
 def _check_scales(tensors: Tensors, also: str) -> None:

@@ -52,7 +52,7 @@ static void read_rows(const struct checkpoint *checkpoint, const struct checkpoi
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static const char *const SCHEMES[] = {"", "compressed-tensors", "gptq", "gptq_v2", "awq"};
+    static const char *const SCHEMES[] = {"", "compressed-tensors", "gptq", "gptq_v2", "awq", "squeezellm"};
     char path[64];
     const char *paths[] = {path};
     struct checkpoint *checkpoint = NULL;
@@ -63,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     PROMISED(file >= 0 && write(file, data + 1, n - 1) == (ssize_t)(n - 1));
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     enum rc rc = checkpoint_open(paths, 1, &checkpoint, &err);
-    rc = rc ? rc : checkpoint_join(checkpoint, SCHEMES[data[0] % 5], &err);
+    rc = rc ? rc : checkpoint_join(checkpoint, SCHEMES[data[0] % 6], &err);
     if (rc)
         check_failure(rc, &err);
     for (uint32_t i = 0; !rc && i < checkpoint_n_tensors(checkpoint); i++) {

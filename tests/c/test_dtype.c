@@ -13,7 +13,7 @@ TEST(names_and_numbers_agree)
         CHECK_EQ(dtype_from_name(info->name), dtype);
         CHECK(info->block_values > 0 && info->block_bytes > 0);
     }
-    CHECK_EQ(n, 39);
+    CHECK_EQ(n, 40);
     CHECK_EQ(dtype_from_name("float8"), DTYPE_NONE);
     CHECK(!dtype_info(DTYPE_NONE));
 }

@@ -24,7 +24,7 @@ TABLES = {  # bitsandbytes
     ],
     "fp4": [sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)],
 }  # fmt: skip
-CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4", "fp8", *GROUPS, *TABLES]]
+CASES = [(name, FLOAT) for name in [*FLOATS, *QUANTS, "mxfp4", "fp8", *GROUPS, *TABLES, "table4"]]
 CASES += [(name, INT8) for name in [*QUANTS, *GROUPS]]
 # (bytes of a block, values of a block, offsets of its float16 fields)
 BLOCKS = {
@@ -35,7 +35,7 @@ BLOCKS = {
     "iq3_s": (110, 256, [0]), "iq2_xxs": (66, 256, [0]), "iq2_xs": (74, 256, [0]), "iq2_s": (82, 256, [0]),
     "iq1_s": (50, 256, [0]), "iq1_m": (56, 256, []), "tq1_0": (54, 256, [52]), "tq2_0": (66, 256, [64]),
     "int4_g128": (68, 128, []), "int4_g32": (20, 32, []), "int8_g128": (132, 128, []),
-    "int8_g32": (36, 32, []), "nf4": (36, 64, []), "fp4": (36, 64, []),
+    "int8_g32": (36, 32, []), "nf4": (36, 64, []), "fp4": (36, 64, []), "table4": (320, 512, []),
 }  # fmt: skip
 GGUF_TYPES = {"q2_k": "Q2_K", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 
@@ -65,6 +65,8 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
         return random_group(raw, 4 if "int4" in dtype else 8, cols, rng)
     if dtype in TABLES:
         return random_table(raw, TABLES[dtype], rng)
+    if dtype == "table4":
+        return random_table4(raw, cols, rng)
     raw = raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)
@@ -107,6 +109,15 @@ def random_table(raw: Array, table: list[float], rng: np.random.Generator) -> tu
     numbers = np.stack([raw[:, :, 4:] & 15, raw[:, :, 4:] >> 4], -1).reshape(*raw.shape[:2], -1)
     values = np.asarray(table, np.float32)[numbers] * scales[..., None]
     return raw.reshape(len(raw), -1), values.reshape(len(raw), -1)
+
+
+def random_table4(raw: Array, cols: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Gives random blocks random values."""
+    table = rng.normal(0, 0.1, (*raw.shape[:2], 16)).astype(np.float32)
+    raw[:, :, :64] = table.view(np.uint8)
+    numbers = np.stack([raw[:, :, 64:] & 15, raw[:, :, 64:] >> 4], -1).reshape(*raw.shape[:2], -1)
+    values = np.take_along_axis(table, numbers, 2).reshape(len(raw), -1)
+    return raw.reshape(len(raw), -1), np.ascontiguousarray(values[:, :cols])
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ BLOCKS = {
     "q6_k": (210, 256, [208]),
     "q5_0": (22, 32, [0]), "q5_1": (24, 32, [0, 2]), "q2_k": (84, 256, [80, 82]), "q3_k": (110, 256, [108]),
     "q5_k": (176, 256, [0, 2]), "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]),
-    "fp8": (132, 128, []), "nf4": (36, 64, []), "fp4": (36, 64, []), **GROUPS,
+    "fp8": (132, 128, []), "nf4": (36, 64, []), "fp4": (36, 64, []), "table4": (320, 512, []), **GROUPS,
 }  # fmt: skip
 
 
@@ -45,6 +45,8 @@ def raw_rows(dtype: str, rows: int, cols: int, rng: np.random.Generator) -> Arra
             blocks[:, :, :4] = rng.uniform(1e-4, 1e-3, blocks.shape[:2]).astype(np.float32)[..., None].view(np.uint8)
         if dtype in (*GROUPS, "nf4", "fp4"):
             blocks[:, :, :4] = headers(dtype, blocks.shape[:2], rng)
+        if dtype == "table4":
+            blocks[:, :, :64] = rng.normal(0, 0.1, (*blocks.shape[:2], 16)).astype(np.float32).view(np.uint8)
         raw = blocks.reshape(rows, -1)
     return np.ascontiguousarray(raw)
 

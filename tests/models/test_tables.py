@@ -1,4 +1,4 @@
-"""Checkpoints of bitsandbytes, written by the format's definition, against the same model with the exact values in float32."""
+"""Checkpoints of bitsandbytes and SqueezeLLM, written by definition, against the same model with exact values in float32."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-from packed_files import answers, change, configure, is_packed, open_llm
+from packed_files import answers, change, configure, is_packed, open_llm, words
 
 from llmpy import CheckpointError, UnsupportedError, _core
 
@@ -23,7 +23,8 @@ TABLES = {
     ],
     "fp4": [sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)],
 }  # fmt: skip
-LAYOUTS = ["nf4", "nf4-nested", "fp4", "int8"]
+LAYOUTS = ["nf4", "nf4-nested", "fp4", "int8", "squeezellm", "squeezellm-f16"]
+TYPES = {"int8": "int8_g128", "squeezellm": "table4"}
 SIZES = {"hidden_size": 192, "intermediate_size": 320}
 
 
@@ -33,6 +34,11 @@ def write(layout: str, rows: int, cols: int, rng: np.random.Generator) -> tuple[
         numbers, scb = rng.integers(-127, 128, (rows, cols), dtype=np.int8), rng.uniform(0.1, 0.3, rows).astype(np.float32)
         made = {".weight": numbers, ".SCB": scb, ".weight_format": np.zeros((), np.uint8)}
         return made, numbers * (scb / np.float32(127))[:, None]
+    if layout.startswith("squeezellm"):
+        q, table = rng.integers(0, 16, (rows, cols)), rng.normal(0, 0.1, (rows, 16)).astype(np.float32)
+        table = table.astype(np.float16) if layout.endswith("f16") else table
+        made = {".qweight": words(q, 4).T, ".lookup_table": table, ".bias": np.zeros(rows, np.float16)}
+        return made, np.take_along_axis(table, q, 1).astype(np.float32)
     kind, n = layout.removesuffix("-nested"), rows * cols
     numbers, table = rng.integers(0, 16, n), np.asarray(TABLES[kind], np.float32)
     state: dict[str, object] = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": [rows, cols]}
@@ -67,8 +73,11 @@ def quantise(source: Path, to: Path, layout: str) -> Path:
         packed |= {name.removesuffix(".weight") + ending: np.ascontiguousarray(tensor) for ending, tensor in made.items()}
     safetensors.numpy.save_file(packed, to / "packed" / file.name)
     safetensors.numpy.save_file(plain, to / "plain" / file.name)
+    method = layout.partition("-")[0]
     options = {"load_in_8bit": True} if layout == "int8" else {"load_in_4bit": True, "bnb_4bit_quant_type": layout[:3]}
-    configure(to / "packed", quantization_config={"quant_method": "bitsandbytes", **options})
+    options = {"wbits": 4} if method == "squeezellm" else options
+    method = method if method == "squeezellm" else "bitsandbytes"
+    configure(to / "packed", quantization_config={"quant_method": method, **options})
     return to
 
 
@@ -84,10 +93,11 @@ def test_layouts(make: Callable[..., Path], layout: str, prompts, device: str) -
     """Exact values, and the bits of float32 weights: alone, in a batch and in chunks, and on two ranks."""
     path = make(layout)
     (file,) = (path / "packed").glob("*.safetensors")
-    reader = _core.Checkpoint([str(file)])
+    method = layout.partition("-")[0]
+    reader = _core.Checkpoint([str(file)], scheme=method)
     for name, value in safetensors.numpy.load_file(path / "plain" / file.name).items():
         if ".layers." in name and value.ndim == 2:
-            assert reader.tensors()[name][:2] == ({"int8": "int8_g128"}.get(layout, layout[:3]), value.shape)
+            assert reader.tensors()[name][:2] == (TYPES.get(method, method), value.shape)
         read = np.frombuffer(reader.read_float32(name), np.float32).reshape(value.shape)
         assert read.tobytes() == value.astype(np.float32).tobytes()
     options: dict[str, object] = {"dtype": "float32", "device": device}
@@ -102,7 +112,7 @@ def test_layouts(make: Callable[..., Path], layout: str, prompts, device: str) -
 
 @pytest.mark.parametrize(("layout", "case", "sizes"), [
     ("nf4", "mixtral", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}), ("nf4-nested", "phi3", {}),
-    ("int8", "glm4", {}),
+    ("int8", "glm4", {}), ("squeezellm", "mixtral", {}), ("squeezellm", "phi3", {}),
 ])  # fmt: skip
 def test_families(
     make: Callable[..., Path], layout: str, case: str, sizes: dict[str, int], prompts, device: str
@@ -114,6 +124,7 @@ def test_families(
 WEIGHT = "model.layers.1.mlp.down_proj.weight"  # [192, 320]
 STATE = f"{WEIGHT}.quant_state.bitsandbytes__nf4"
 SCB = WEIGHT.replace("weight", "SCB")
+QWEIGHT, LOOKUP = WEIGHT.replace("weight", "qweight"), WEIGHT.replace("weight", "lookup_table")
 
 
 def state(**changes: object) -> torch.Tensor:
@@ -143,6 +154,12 @@ def state(**changes: object) -> torch.Tensor:
     ("int8", SCB, None, CheckpointError, f"wanted a tensor {SCB}"),
     ("int8", SCB, torch.ones(5), CheckpointError, r"SCB: wanted a tensor .* float32 \[192\], have float32 \[5\]"),
     ("int8", SCB, torch.full((192,), torch.nan), CheckpointError, "wanted finite scales"),
+    ("squeezellm", LOOKUP, None, CheckpointError, f"wanted a tensor {LOOKUP} beside it"),
+    ("squeezellm", QWEIGHT, None, CheckpointError, f"wanted a tensor {QWEIGHT} that it belongs to"),
+    ("squeezellm", LOOKUP, torch.ones(192, 8), CheckpointError, r"lookup_table: wanted .*\[192, 16\].*have \[192, 8\]"),
+    ("squeezellm", LOOKUP, torch.full((192, 16), torch.nan), CheckpointError, "lookup_table: row 0 .*wanted finite values"),
+    ("squeezellm", QWEIGHT, torch.ones(40, 192), CheckpointError, "qweight: wanted type int32, have float32"),
+    ("squeezellm", QWEIGHT.replace("qweight", "vals"), torch.ones(4), UnsupportedError, "down_proj.vals: .*sparse outliers"),
 ])  # fmt: skip
 def test_malformed(
     make: Callable[..., Path], layout: str, name: str, value: torch.Tensor | None, error: type[Exception], text: str
@@ -156,10 +173,13 @@ def test_malformed(
         assert Path(caught.value.file or "").suffix == ".safetensors"
 
 
-@pytest.mark.parametrize("changes", [{"bnb_4bit_quant_type": "int4"}, {"bnb_4bit_quant_storage": "bfloat16"}])
-def test_unsupported_options(make: Callable[..., Path], changes: dict[str, object]) -> None:
+@pytest.mark.parametrize(("method", "changes"), [
+    ("bitsandbytes", {"bnb_4bit_quant_type": "int4"}), ("bitsandbytes", {"bnb_4bit_quant_storage": "bfloat16"}),
+    ("squeezellm", {"wbits": 3}),
+])  # fmt: skip
+def test_unsupported_options(make: Callable[..., Path], method: str, changes: dict[str, object]) -> None:
     path = make() / "packed"
-    configure(path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True, **changes})
+    configure(path, quantization_config={"quant_method": method, "load_in_4bit": True, **changes})
     with pytest.raises(UnsupportedError, match=next(iter(changes))):
         open_llm(path)
 

@@ -73,20 +73,24 @@ def gguf_seeds() -> list[bytes]:
     return files
 
 
+SCHEMES = ["", "compressed-tensors", "gptq", "gptq_v2", "awq", "squeezellm"]
+"""As fuzz_joined.c numbers them."""
+
+
 def joined_seeds() -> list[bytes]:
     """A small weight of every way to store it in several tensors, behind the number of its scheme."""
-    schemes = ["", "compressed-tensors", "gptq", "gptq_v2", "awq"]
     rng, seeds = np.random.default_rng(3), []
 
     def add(tensors: dict[str, np.ndarray], scheme: str = "") -> None:
         made = {f"a{ending}": np.ascontiguousarray(tensor) for ending, tensor in tensors.items()}
-        seeds.append(bytes([schemes.index(scheme)]) + safetensors.numpy.save(made))
+        seeds.append(bytes([SCHEMES.index(scheme)]) + safetensors.numpy.save(made))
 
     for name in ("gptq-32", "gptq-8-32", "awq-32", "rows-32", "rows-8-64", "rows-asym", "int8-bf16", "int8-tensor"):
         layout = LAYOUTS[name]
         add(layout.write(layout, *numbers_of(layout, 8, 64, rng)), str(layout.config["quant_method"]))
     layout = SORTED["gptq-v2"]
     add(layout.write(layout, *numbers_of(layout, 8, 128, rng)), "gptq_v2")
+    add({".qweight": np.ones((4, 8), np.int32), ".lookup_table": np.ones((8, 16), np.float16)}, "squeezellm")
     fp8 = rng.integers(0, 126, (8, 160), dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
     add({".weight": fp8, ".weight_scale_inv": np.ones((1, 2), np.float32)})
     add({".weight": fp8, ".weight_scale": np.ones((8, 1), np.float16)})
@@ -152,6 +156,6 @@ def test_seeds_are_joined(tmp_path: Path) -> None:
     for number, seed in enumerate(joined_seeds()):
         path = tmp_path / str(number)
         path.write_bytes(seed[1:])
-        scheme = ["", "compressed-tensors", "gptq", "gptq_v2", "awq"][seed[0]]
+        scheme = SCHEMES[seed[0]]
         types = {dtype for dtype, _, _ in _core.Checkpoint([str(path)], scheme=scheme).tensors().values()}
-        assert types & {"int4_g32", "int4_g128", "int8_g32", "int8_g128", "fp8", "mxfp4", "fp4"}
+        assert types & {"int4_g32", "int4_g128", "int8_g32", "int8_g128", "fp8", "mxfp4", "fp4", "table4"}

@@ -39,6 +39,7 @@ static constexpr struct cuda_type CUDA_TYPES[] = {
     {DTYPE_INT8_G32,   false, false,    1,        DTYPE_NONE},
     {DTYPE_NF4,        false, false,    1,        DTYPE_NONE},
     {DTYPE_FP4,        false, false,    1,        DTYPE_NONE},
+    {DTYPE_TABLE4,     false, false,    1,        DTYPE_NONE},
 };
 #define N_CUDA_TYPES (sizeof CUDA_TYPES / sizeof *CUDA_TYPES)
 

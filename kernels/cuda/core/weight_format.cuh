@@ -248,6 +248,15 @@ template <> struct weight_format<DTYPE_FP4> : weight_block<DTYPE_FP4, 64, 36> {
     }
 };
 
+/* A block begins with the 16 values of its row. */
+template <> struct weight_format<DTYPE_TABLE4> : weight_block<DTYPE_TABLE4, 512, 320> {
+    static __device__ __forceinline__ float value(const uint8_t *row, uint32_t k)
+    {
+        const uint8_t *b = row + (size_t)(k / n_values) * n_bytes;
+        return ((const float *)b)[b[64 + k % 512 / 2] >> k % 2 * 4 & 15];
+    }
+};
+
 /* Calls f with the format of a type, by the rows of CUDA_TYPES; does nothing for other types. */
 template <size_t ROW = 0, class F> static void visit_weight(uint32_t dtype, F f)
 {
