@@ -1,9 +1,22 @@
-"""Blocks of int4 and int8 types, as csrc/base/dtype.h has them, and of some types of GGUF."""
+"""Blocks of int4 and int8 types, as csrc/base/dtype.h has them, and of types of GGUF."""
 
 import numpy as np
 
 # bytes of a block, values of a block, no float16 fields
 GROUPS = {"int4_g128": (68, 128, []), "int4_g32": (20, 32, []), "int8_g128": (132, 128, []), "int8_g32": (36, 32, [])}
+
+# the same of GGUF's IQ and TQ types, with the offsets of their float16 fields; IQ1_M has none in one piece
+IQ = {
+    "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]), "iq3_xxs": (98, 256, [0]), "iq3_s": (110, 256, [0]),
+    "iq2_xxs": (66, 256, [0]), "iq2_xs": (74, 256, [0]), "iq2_s": (82, 256, [0]), "iq1_s": (50, 256, [0]),
+    "iq1_m": (56, 256, []), "tq1_0": (54, 256, [52]), "tq2_0": (66, 256, [64]),
+}  # fmt: skip
+
+
+def scatter_scale(raw: np.ndarray, scale: np.ndarray) -> None:
+    """Writes the scales of IQ1_M's blocks: 4 bits each at the top of the block's last four words."""
+    for i in range(4):
+        raw[..., 49 + 2 * i] = raw[..., 49 + 2 * i] & 15 | (scale.view(np.uint16) >> 4 * i & 15) << 4
 
 
 def headers(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
+from group_blocks import IQ, scatter_scale
 
 from binding import Backend
 
@@ -30,12 +31,9 @@ CASES += [(name, INT8) for name in [*QUANTS, *GROUPS]]
 BLOCKS = {
     "q8_0": (34, 32, [0]), "q4_0": (18, 32, [0]), "q4_1": (20, 32, [0, 2]), "q5_0": (22, 32, [0]),
     "q5_1": (24, 32, [0, 2]), "q2_k": (84, 256, [80, 82]), "q3_k": (110, 256, [108]), "q4_k": (144, 256, [0, 2]),
-    "q5_k": (176, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []),
-    "fp8": (132, 128, []), "iq4_nl": (18, 32, [0]), "iq4_xs": (136, 256, [0]), "iq3_xxs": (98, 256, [0]),
-    "iq3_s": (110, 256, [0]), "iq2_xxs": (66, 256, [0]), "iq2_xs": (74, 256, [0]), "iq2_s": (82, 256, [0]),
-    "iq1_s": (50, 256, [0]), "iq1_m": (56, 256, []), "tq1_0": (54, 256, [52]), "tq2_0": (66, 256, [64]),
-    "int4_g128": (68, 128, []), "int4_g32": (20, 32, []), "int8_g128": (132, 128, []),
-    "int8_g32": (36, 32, []), "nf4": (36, 64, []), "fp4": (36, 64, []), "table4": (320, 512, []),
+    "q5_k": (176, 256, [0, 2]), "q6_k": (210, 256, [208]), "mxfp4": (17, 32, []), "fp8": (132, 128, []),
+    "int4_g128": (68, 128, []), "int4_g32": (20, 32, []), "int8_g128": (132, 128, []), "int8_g32": (36, 32, []),
+    "nf4": (36, 64, []), "fp4": (36, 64, []), "table4": (320, 512, []), **IQ,
 }  # fmt: skip
 GGUF_TYPES = {"q2_k": "Q2_K", "q3_k": "Q3_K", "q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 
@@ -70,12 +68,6 @@ def random_weights(dtype: str, rows: int, cols: int, rng: np.random.Generator) -
     raw = raw.reshape(rows, -1)
     kind = gguf.GGMLQuantizationType[GGUF_TYPES.get(dtype, dtype.upper())]
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float32).reshape(rows, cols)
-
-
-def scatter_scale(raw: Array, scale: Array) -> None:
-    """Writes the scales of IQ1_M's blocks: 4 bits each at the top of the block's last four words."""
-    for i in range(4):
-        raw[..., 49 + 2 * i] = raw[..., 49 + 2 * i] & 15 | (scale.view(np.uint16) >> 4 * i & 15) << 4
 
 
 def random_fp8(raw: Array, cols: int, rng: np.random.Generator) -> tuple[Array, Array]:

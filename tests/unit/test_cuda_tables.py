@@ -25,7 +25,8 @@ def test_every_weight_type_has_one_row_and_a_format() -> None:
     table = re.search(r"CUDA_TYPES\[\] = \{(.*?)\n\};", source("core/types.cuh"), re.S)
     assert table
     rows = re.findall(r"\{(DTYPE_\w+),", table[1])
-    formats = re.findall(r"struct weight_format<(DTYPE_\w+)> : \w+<\1, (\w+)(?:, (\w+))?>", source("core/weight_format.cuh"))
+    text = source("core/weight_format.cuh") + source("core/weight_format_iq.cuh")
+    formats = re.findall(r"struct weight_format<(DTYPE_\w+)> : \w+<\1, (\w+)(?:, (\w+))?>", text)
     assert rows and sorted(rows) == sorted(set(rows)) == sorted(name for name, _, _ in formats)
     blocks = re.findall(r'\[(DTYPE_\w+)\] = \{\{"\w+", (\d+), (\d+)\}', (ROOT / "csrc/base/dtype.c").read_text())
     quantised = [one for one in formats if one[2]]

@@ -257,6 +257,9 @@ template <> struct weight_format<DTYPE_TABLE4> : weight_block<DTYPE_TABLE4, 512,
     }
 };
 
+/* The other types of GGUF. */
+#include "weight_format_iq.cuh"
+
 /* Calls f with the format of a type, by the rows of CUDA_TYPES; does nothing for other types. */
 template <size_t ROW = 0, class F> static void visit_weight(uint32_t dtype, F f)
 {
