@@ -207,6 +207,37 @@ static enum rc read_scaled(const struct checkpoint *checkpoint, const struct che
     return rc;
 }
 
+bool checkpoint_joins_columns(const struct checkpoint_tensor *tensor)
+{
+    const struct checkpoint_scales *scales = &tensor->scales;
+    bool is_bytes = tensor->companion && tensor->n_dims == 3 && companion_row_bytes(tensor->companion, 1) == 1;
+    bool is_of_matrices = scales->cols == 1 && (scales->rows_each == UINT64_MAX || scales->rows_each == tensor->shape[1]);
+    bool is_square = scales->rows_each == 1 && tensor->shape[1] == tensor->shape[2]; /* rows or columns: a scale for each */
+    return is_bytes && (scales->by_columns || is_of_matrices || is_square);
+}
+
+enum rc checkpoint_join_columns(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
+                                uint64_t step, uint64_t n_rows, const uint8_t *numbers, uint8_t *rows, struct err *err)
+{
+    struct checkpoint_tensor turned = *tensor;
+    size_t scale_bytes = dtype_info(tensor->scales.dtype)->block_bytes;
+    turned.n_dims = 2;
+    turned.shape[1] = tensor->shape[1];
+    if (tensor->scales.rows_each == tensor->shape[1] && !tensor->scales.by_columns)
+        turned.scales.rows_each = tensor->shape[2];
+    uint8_t *scales = mem_alloc(n_rows * scale_bytes);
+    enum rc rc = scales ? RC_OK : err_set(err, RC_MEMORY, "checkpoint: out of memory");
+    rc = rc ? rc : read_scales(checkpoint, &turned, scale_bytes, first, step, n_rows, scales, err);
+    for (uint64_t i = 0; i < n_rows && !rc; i++) {
+        uint64_t row = first + i * step;
+        enum companion_fault fault = companion_join(&turned, row, scales + i * scale_bytes, numbers + i * turned.shape[1],
+                                                    rows + i * dtype_row_bytes(tensor->dtype, turned.shape[1]));
+        rc = fault ? bad_row(checkpoint, &turned, fault, row, err) : RC_OK;
+    }
+    mem_free(scales);
+    return rc;
+}
+
 enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
                         uint64_t step, uint64_t n_rows, void *rows, struct err *err)
 {
@@ -215,6 +246,9 @@ enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkp
         return RC_OK;
     if (tensor->packing)
         return packed_rows(checkpoint, tensor, first, step, n_rows, rows, err);
+    if (tensor->companion && tensor->scales.by_columns)
+        return file_error(err, &checkpoint->files[tensor->scales.file], tensor->scales.name,
+                          "wanted a scale for each row of its weight, have one for each column");
     if (tensor->companion)
         return read_scaled(checkpoint, tensor, first, step, n_rows, rows, err);
     return checkpoint_items(checkpoint, tensor, row_bytes, first, step, n_rows, rows, err);

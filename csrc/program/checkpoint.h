@@ -22,6 +22,7 @@ struct checkpoint_scales {
     uint64_t offset;
     uint64_t cols;       /* items of a row of scales; 1: one scale for all columns of a row */
     uint64_t rows_each;  /* rows of the tensor that share a row of scales */
+    bool by_columns;     /* a scale for each column, of stacked matrices: checkpoint_join_columns alone reads the tensor */
 };
 
 struct packing; /* packed.h */
@@ -86,6 +87,12 @@ enum rc checkpoint_items(const struct checkpoint *checkpoint, const struct check
 /* Reads the rows first, first + step, ... of the last dimension without gaps, as blocks of the tensor's type. */
 enum rc checkpoint_rows(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
                         uint64_t step, uint64_t n_rows, void *rows, struct err *err);
+/* Whether checkpoint_join_columns reads the tensor. */
+bool checkpoint_joins_columns(const struct checkpoint_tensor *tensor);
+/* Joins rows first, first + step, ... of the transposed matrices of a tensor [n][columns][rows] into blocks of its type. The
+ * caller has read their numbers, [n_rows][columns]. */
+enum rc checkpoint_join_columns(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor, uint64_t first,
+                                uint64_t step, uint64_t n_rows, const uint8_t *numbers, uint8_t *rows, struct err *err);
 /* A span holds a range of rows of a packed tensor in memory, which any thread may then join. Tensors that are stored by columns
  * are read in spans of checkpoint_span_rows rows; 0: checkpoint_rows reads a few rows as fast. */
 struct checkpoint_span;

@@ -35,22 +35,38 @@ static enum companion_fault mxfp4_join(const struct checkpoint_tensor *tensor, u
 
 /* ---- FP8 and INT8: bytes [rows, cols], scales of 128 x 128 blocks, of rows, or of the tensor ---- */
 
+/* Whether scales have a shape [dims of the stack][rows][cols]. */
+static bool has_shape(const struct checkpoint_tensor *scales, const struct checkpoint_tensor *weight, uint64_t rows,
+                      uint64_t cols)
+{
+    uint32_t n = weight->n_dims;
+    return scales->n_dims == n && (n == 2 || scales->shape[0] == weight->shape[0]) && scales->shape[n - 2] == rows &&
+           scales->shape[n - 1] == cols;
+}
+
+/* Numbers [rows, cols], or of stacked matrices [n, rows, cols], whose rows are whole blocks if blocks have scales. */
 static bool bytes_fit(const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined)
 {
-    if (joined->n_dims != 2 || (scales->dtype != DTYPE_F32 && scales->dtype != DTYPE_F16 && scales->dtype != DTYPE_BF16))
+    uint32_t dims = joined->n_dims;
+    if (dims < 2 || dims > 3 || (scales->dtype != DTYPE_F32 && scales->dtype != DTYPE_F16 && scales->dtype != DTYPE_BF16))
         return false;
-    uint64_t rows = joined->shape[0], cols = joined->shape[1], size_bytes;
+    uint64_t stack = dims == 3 ? joined->shape[0] : 1, rows = joined->shape[dims - 2], cols = joined->shape[dims - 1];
     uint64_t block_rows = rows / BLOCK + (rows % BLOCK != 0), block_cols = cols / BLOCK + (cols % BLOCK != 0);
-    uint64_t n = 1, last = scales->n_dims ? scales->shape[scales->n_dims - 1] : 1;
-    if (scales->n_dims > 2 || !cols || __builtin_mul_overflow(rows, cols, &size_bytes) || size_bytes != joined->size_bytes)
+    uint64_t n = 1, size_bytes;
+    if (!cols || scales->n_dims > dims || __builtin_mul_overflow(rows, cols, &size_bytes) ||
+        __builtin_mul_overflow(size_bytes, stack, &size_bytes) || size_bytes != joined->size_bytes)
         return false;
     for (uint32_t i = 0; i < scales->n_dims; i++)
         n *= scales->shape[i];
-    bool is_blocks = scales->n_dims == 2 && scales->shape[0] == block_rows && last == block_cols;
-    bool is_rows = scales->n_dims == 2 && n == rows && last == 1;
+    bool is_blocks = has_shape(scales, joined, block_rows, block_cols) && (dims == 2 || rows % BLOCK == 0);
+    bool is_rows = !is_blocks && has_shape(scales, joined, rows, 1);
+    bool is_matrices = dims == 3 && n == stack && scales->n_dims && scales->shape[0] == stack && !is_blocks && !is_rows;
+    bool is_columns = dims == 3 && !is_blocks && !is_rows && !is_matrices &&
+                      (has_shape(scales, joined, 1, cols) || has_shape(scales, joined, cols, 1));
     joined->scales.cols = is_blocks ? block_cols : 1;
-    joined->scales.rows_each = is_rows ? 1 : is_blocks ? BLOCK : UINT64_MAX;
-    return n > 0 && (is_blocks || is_rows || n == 1);
+    joined->scales.rows_each = is_rows || is_columns ? 1 : is_blocks ? BLOCK : is_matrices ? rows : UINT64_MAX;
+    joined->scales.by_columns = is_columns;
+    return n > 0 && rows && (is_blocks || is_rows || is_matrices || is_columns || n == 1);
 }
 
 static bool has_nan(const uint8_t *numbers, uint64_t n)
@@ -65,7 +81,7 @@ static bool has_nan(const uint8_t *numbers, uint64_t n)
 static enum companion_fault put_bytes(const struct checkpoint_tensor *tensor, float by, const uint8_t *scales,
                                       const uint8_t *numbers, uint8_t *to)
 {
-    uint64_t cols = tensor->shape[1];
+    uint64_t cols = tensor->shape[tensor->n_dims - 1];
     size_t item = dtype_info(tensor->scales.dtype)->block_bytes;
     for (uint64_t first = 0; first < cols; first += BLOCK, to += 4 + BLOCK) {
         uint64_t n = cols - first < BLOCK ? cols - first : BLOCK;
@@ -87,7 +103,8 @@ static enum companion_fault fp8_join(const struct checkpoint_tensor *tensor, uin
                                      const uint8_t *numbers, uint8_t *to)
 {
     (void)row;
-    return has_nan(numbers, tensor->shape[1]) ? COMPANION_BAD_NUMBER : put_bytes(tensor, 1, scales, numbers, to);
+    bool fits = !has_nan(numbers, tensor->shape[tensor->n_dims - 1]);
+    return fits ? put_bytes(tensor, 1, scales, numbers, to) : COMPANION_BAD_NUMBER;
 }
 
 static enum companion_fault int8_join(const struct checkpoint_tensor *tensor, uint64_t row, const uint8_t *scales,
@@ -116,9 +133,9 @@ static enum companion_fault largest_join(const struct checkpoint_tensor *tensor,
 
 static const struct companion COMPANIONS[] = {
     {"_blocks", "_scales", "", "U8", "MXFP4", DTYPE_MXFP4, 32, 16, mxfp4_fits, mxfp4_join},
-    {".weight", ".weight_scale_inv", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, bytes_fit, fp8_join},
-    {".weight", ".weight_scale", ".weight", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, bytes_fit, fp8_join},
-    {".weight", ".weight_scale", ".weight", "I8", "I8", DTYPE_INT8_G128, 1, 1, bytes_fit, int8_join},
+    {"", "_scale_inv", "", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, bytes_fit, fp8_join},
+    {"", "_scale", "", "F8_E4M3", "F8_E4M3", DTYPE_FP8, 1, 1, bytes_fit, fp8_join},
+    {"", "_scale", "", "I8", "I8", DTYPE_INT8_G128, 1, 1, bytes_fit, int8_join},
     {".weight", ".SCB", ".weight", "I8", "I8", DTYPE_INT8_G128, 1, 1, largest_fit, largest_join},
 };
 

@@ -82,7 +82,7 @@ static enum rc check_tensor(const struct loader *l, const struct weight *weight,
         wanted = "shape";
     else if (!info || (weight->kind == WEIGHT_VECTOR && !is_plain))
         wanted = "a float type";
-    if (!wanted && part->is_transposed && !is_plain) {
+    if (!wanted && part->is_transposed && !is_plain && !checkpoint_joins_columns(tensor)) {
         err_set(err, RC_UNSUPPORTED, "%s: a matrix of type %s cannot be transposed; convert the checkpoint to floats",
                 part->source, info->name);
         return RC_UNSUPPORTED;
@@ -136,7 +136,7 @@ static enum rc write_columns(struct loader *l, uint32_t w, uint32_t part, const 
 {
     const struct weight *weight = &l->weights->program->weights[w];
     struct element_steps steps = layout_steps(weight, &weight->parts[part], run);
-    size_t bytes = dtype_row_bytes(tensor->dtype, weight->cols), item = dtype_info(tensor->dtype)->block_bytes;
+    size_t item = tensor->companion ? 1 : dtype_info(tensor->dtype)->block_bytes, bytes = weight->cols * item;
     uint32_t at_once = bytes * run->n_rows > WINDOW_BYTES ? (uint32_t)(WINDOW_BYTES / bytes) : run->n_rows;
     at_once = at_once < most ? most : at_once;
     char *window = mem_alloc(bytes * at_once);
@@ -151,7 +151,13 @@ static enum rc write_columns(struct loader *l, uint32_t w, uint32_t part, const 
             for (uint32_t c = 0; c < weight->cols; c++)
                 for (uint32_t r = 0; r < n; r++)
                     memcpy(l->gathered + r * bytes + c * item, window + ((size_t)c * n_window + at + r) * item, item);
-            rc = write_rows(l, w, part, tensor->dtype, run->first_row + row + at, n, l->gathered, err);
+            char *rows = l->gathered;
+            if (tensor->companion) {
+                rows = l->converted;
+                rc = checkpoint_join_columns(l->checkpoint, tensor, run->source_row + (row + at) * run->step, run->step, n,
+                                             (const uint8_t *)l->gathered, (uint8_t *)rows, err);
+            }
+            rc = rc ? rc : write_rows(l, w, part, tensor->dtype, run->first_row + row + at, n, rows, err);
         }
     }
     mem_free(window);
@@ -234,7 +240,8 @@ static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const str
     const struct weight_part *p = &weight->parts[part];
     struct stored *stored = &l->weights->stored[w];
     const struct backend *backend = l->weights->backend;
-    uint32_t most = (uint32_t)(l->floats_bytes / sizeof(double) / weight->cols);
+    size_t row_bytes = dtype_row_bytes(tensor->dtype, weight->cols), widest = sizeof(double) * weight->cols;
+    uint32_t most = (uint32_t)(l->floats_bytes / (row_bytes > widest ? row_bytes : widest));
     bool is_same = tensor->dtype == stored->dtypes[part], is_quantised = !is_same && quantise_has(stored->dtypes[part]);
     struct row_run run = {0};
     enum rc rc = RC_OK;

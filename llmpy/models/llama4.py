@@ -54,7 +54,7 @@ def llama4(cfg: ModelConfig, m: Model) -> None:
         x = x + usual.out(cfg, layer, layer.attention(q, k, v, chunk=chunk if is_turned else 0), bias=bias)
         h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
         is_mixture = i in sparse if sparse is not None else (i + 1) % step == 0
-        x = x + (mix(cfg, layer, h) if is_mixture else mlp(cfg, layer, h, "feed_forward", "intermediate_size_mlp"))
+        x = x + (mix(cfg, m, layer, h) if is_mixture else mlp(cfg, layer, h, "feed_forward", "intermediate_size_mlp"))
     heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)
 
 
@@ -64,12 +64,15 @@ def mlp(cfg: ModelConfig, layer: Block, x: Value, stem: str, width: str) -> Valu
     return layer.gated_mlp(x, names[0], names[1], names[2], cfg.size(width, 1), act=cfg.hidden_act)
 
 
-def mix(cfg: ModelConfig, layer: Block, x: Value) -> Value:
+def mix(cfg: ModelConfig, m: Model, layer: Block, x: Value) -> Value:
     """The mixture plus the shared expert."""
     n_experts, n_chosen = cfg.size("num_local_experts", 16), cfg.size("num_experts_per_tok", 1)
     routes = layer.route(x, "feed_forward.router", n_experts, n_chosen, score="chosen_sigmoid")
-    up, down = "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"
+    up, down, stacked = ["feed_forward.experts.gate_up_proj"], "feed_forward.experts.down_proj", "columns"
+    if m.shape_of(f"{layer.prefix}feed_forward.experts.0.down_proj.weight"):  # quantised files have experts one by one
+        up = [f"feed_forward.experts.#.{name}_proj" for name in ("gate", "up")]
+        down, stacked = "feed_forward.experts.#.down_proj", ""
     y = layer.experts(
-        x, routes, [up], down, cfg.intermediate_size, act=cfg.hidden_act, stacked="columns", input_scaled=True,
+        x, routes, up, down, cfg.intermediate_size, act=cfg.hidden_act, stacked=stacked, input_scaled=True,
     )  # fmt: skip
     return y + mlp(cfg, layer, x, "feed_forward.shared_expert", "intermediate_size")

@@ -79,7 +79,8 @@ def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
         if name.endswith((".input_scale", ".activation_scale")):
             cache_scales.read_scale(name, tensors, reader)
     scales = (f".weight{scale}" for scale in _SCALES)
-    return (*(f"*{ending}" for ending in (*packed.ROWS.endings, *scales, *_OF_INPUTS)), *cache_scales.PATTERNS)
+    bare = [f"{name}{ending}" for name in tensors if _is_bare(name, tensors) for ending in _SCALES]
+    return (*(f"*{ending}" for ending in (*packed.ROWS.endings, *scales, *_OF_INPUTS)), *bare, *cache_scales.PATTERNS)
 
 
 def dummies_are_mxfp4(raw: Raw) -> bool:
@@ -287,7 +288,7 @@ def _check_scales(tensors: Tensors, also: str) -> None:
     """The reader has joined numbers and scales that fit ("fp8", "int8_g128"); finds why others did not fit."""
     unjoined = {"f8_e4m3", also}
     for name, (dtype, shape, file) in tensors.items():
-        if dtype in unjoined and name.endswith(".weight"):
+        if dtype in unjoined and (name.endswith(".weight") or f"{name}_scale" in tensors):
             _explain(name, dtype, shape, file, tensors)
         for ending in _SCALES:
             weight = name.removesuffix(ending)
@@ -297,6 +298,11 @@ def _check_scales(tensors: Tensors, also: str) -> None:
 
 
 _SCALED = ("fp8", "int8_g128", "f8_e4m3", "int8")
+
+
+def _is_bare(name: str, tensors: Tensors) -> bool:
+    """Whether a tensor is a quantised weight without the ending .weight, as stacked experts may be."""
+    return tensors[name][0] in _SCALED and not name.endswith(".weight")
 
 
 def _type_of(name: str, tensors: Tensors) -> str:
@@ -309,8 +315,8 @@ def _fail_scale(name: str, weight: str, file: str, tensors: Tensors) -> NoReturn
 
 def _explain(name: str, kind: str, shape: tuple[int, ...], file: str, tensors: Tensors) -> NoReturn:
     """Raises the error for a weight that the reader could not join with its scale."""
-    if len(shape) != 2:
-        raise UnsupportedError(f"tensor {name}: {kind} weights of {len(shape)} dimensions are not supported; wanted 2")
+    if len(shape) not in (2, 3):
+        raise UnsupportedError(f"tensor {name}: {kind} weights of {len(shape)} dimensions are not supported; wanted 2 or 3")
     endings = _SCALES if kind == "f8_e4m3" else _SCALES[1:]
     scales = [f"{name}{ending}" for ending in endings]
     found = [scale for scale in scales if scale in tensors]
@@ -319,6 +325,8 @@ def _explain(name: str, kind: str, shape: tuple[int, ...], file: str, tensors: T
     dtype, have, file = tensors[found[0]]
     if dtype not in FLOATS:
         raise UnsupportedError(f"tensor {found[0]}: scales of type {dtype} are not supported; wanted {', '.join(FLOATS)}")
-    blocks = [-(-size // BLOCK) for size in shape]
-    wanted = f"{blocks}, [{shape[0]}, 1] or [1] for the weight of {list(shape)}"
+    blocks = [*shape[:-2], *(-(-size // BLOCK) for size in shape[-2:])]
+    rows = [*shape[:-1], 1]
+    stack = f", {[*shape[:-2], 1, shape[-1]]}, {[shape[0]]}" if len(shape) == 3 else ""
+    wanted = f"{blocks}, {rows}{stack} or [1] for the weight of {list(shape)}"
     fail(found[0], file, f"wanted a shape of {wanted}, have {list(have)}")

@@ -102,6 +102,97 @@ def test_families(make: Callable[..., Path], case: str, prompts, device: str) ->
     assert answers(path / "packed", prompts, **options) == answers(path / "plain", prompts, **options)
 
 
+# Of stacked experts [n, rows, columns], or of Llama 4 [n, columns, rows]: what has a scale.
+STACKED = [
+    ("granite_moe", "blocks"), ("granite_moe", "rows"), ("granite_moe", "matrices"), ("granite_moe", "one"),
+    ("llama4", "columns"), ("llama4", "columns-turned"), ("llama4", "matrices"), ("llama4", "one"),
+]  # fmt: skip
+
+
+def quantise_stacked(source: Path, to: Path, kind: str) -> Path:
+    """Writes `source` with random FP8 experts to to/packed, and with their values in float32 to to/plain."""
+    rng = np.random.default_rng(5)
+    for name in ("packed", "plain"):
+        shutil.copytree(source, to / name)
+    (file,) = source.glob("*.safetensors")
+    plain: Tensors = safetensors.numpy.load_file(file)
+    packed = dict(plain)
+    for name, value in plain.items():
+        if value.ndim != 3:
+            continue
+        n, rows, cols = value.shape
+        blocks = (n, rows // 128, cols // 128) if rows % 128 + cols % 128 == 0 else (n, 1, 1)
+        shape = {
+            "blocks": blocks, "rows": (n, rows, 1), "matrices": (n,), "one": (), "columns": (n, 1, cols),
+            "columns-turned": (n, cols, 1),
+        }[kind]  # fmt: skip
+        scales = np.asarray(rng.uniform(1e-4, 4e-4, shape)).astype(np.float32)
+        stored = (250 * rng.standard_normal(value.shape)).clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)
+        packed[name], packed[f"{name}_scale"] = stored, scales
+        wide = scales.repeat(rows // shape[1], 1).repeat(cols // shape[2], 2) if kind == "blocks" else scales
+        wide = scales.reshape(n, 1, cols) if kind == "columns-turned" else wide
+        wide = scales.reshape(n, 1, 1) if kind == "matrices" else wide
+        plain[name] = stored.astype(np.float32) * wide
+    safetensors.numpy.save_file(packed, to / "packed" / file.name)
+    safetensors.numpy.save_file(plain, to / "plain" / file.name)
+    configure(to / "packed", quantization_config={"quant_method": "fbgemm_fp8"} if "columns" in kind else COMPRESSED)
+    return to
+
+
+@pytest.mark.parametrize(("case", "kind"), STACKED)
+def test_stacked_experts(tiny, tmp_path: Path, case: str, kind: str, prompts, device: str) -> None:
+    """Exact values, whatever has a scale, also where the file has the matrices transposed; alone and on ranks."""
+    sizes = {"hidden_size": 128, "intermediate_size": 64} if case == "granite_moe" else {}
+    path = quantise_stacked(tiny(case, **sizes).directory, tmp_path, kind)
+    options = {"dtype": "float32", "device": device}
+    wanted = answers(path / "plain", prompts, **options)
+    assert answers(path / "packed", prompts, **options) == wanted
+    assert answers(path / "packed", prompts[:1], **options) == wanted[:1]
+    if device == "cpu":
+        assert answers(path / "packed", prompts, **options, tensor_parallel_size=2) == wanted
+        with open_llm(path / "packed") as llm:
+            assert [info["dtype"] for info in llm.weight_info() if len(info["shape"]) == 3].count("fp8") > 1
+
+
+UP = "model.layers.0.block_sparse_moe.input_linear.weight"  # [4, 128, 128]
+
+
+@pytest.mark.parametrize(("value", "error", "text"), [
+    (None, CheckpointError, f"{UP}: wanted a tensor {UP}_scale"),
+    (torch.ones(4, 3, 1), CheckpointError, rf"{UP}_scale: wanted a shape of .*\[4, 128, 1\].* have \[4, 3, 1\]"),
+    (torch.ones(4, 1, 128), CheckpointError, f"{UP}_scale.*wanted a scale for each row"),
+    (torch.full((4, 128, 1), torch.nan), CheckpointError, f"{UP}_scale.*wanted finite scales"),
+    (torch.ones(4, dtype=torch.int32), UnsupportedError, f"{UP}_scale: scales of type int32"),
+], ids=range(5))  # fmt: skip
+def test_malformed_stacks(tiny, tmp_path: Path, value: torch.Tensor | None, error: type[Exception], text: str) -> None:
+    path = quantise_stacked(tiny("granite_moe", hidden_size=128, intermediate_size=64).directory, tmp_path, "rows") / "packed"
+    name = f"{UP}_scale"
+    change(path, lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value}))
+    with pytest.raises(error, match=text):
+        open_llm(path)
+
+
+def test_experts_of_llama4_one_by_one(tiny, tmp_path: Path, prompts, device: str) -> None:
+    """As files of compressed-tensors have them, in floats and in FP8."""
+    source = tiny("llama4").directory
+    path = tmp_path / "apart"
+    shutil.copytree(source, path)
+
+    def part(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name, value in tensors.items() if value.ndim == 3]:
+            stem, value = name.rpartition(".")[0], tensors.pop(name)
+            for e, matrix in enumerate(value):
+                halves = matrix.chunk(2, 1) if "gate_up" in name else [matrix]
+                names = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
+                tensors |= {f"{stem}.{e}.{each}.weight": half.T.contiguous() for each, half in zip(names, halves, strict=True)}
+
+    change(path, part)
+    options = {"dtype": "float32", "device": device}
+    assert answers(path, prompts, **options) == answers(source, prompts, **options)
+    packed = quantise(path, tmp_path / "fp8", "rows")
+    assert answers(packed / "packed", prompts, **options) == answers(packed / "plain", prompts, **options)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rounded_activations(make: Callable[..., Path], layout: str, prompts, cuda: str) -> None:
     """CUDA rounds 16-bit activations to FP8 unless it is told not to; the logprobs of both are near float32's."""

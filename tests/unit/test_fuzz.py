@@ -94,6 +94,9 @@ def joined_seeds() -> list[bytes]:
     fp8 = rng.integers(0, 126, (8, 160), dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
     add({".weight": fp8, ".weight_scale_inv": np.ones((1, 2), np.float32)})
     add({".weight": fp8, ".weight_scale": np.ones((8, 1), np.float16)})
+    stack = fp8.reshape(2, 4, 160)
+    for shape in ((2, 4, 1), (2,), (2, 1, 160)):
+        add({"": stack, "_scale": np.ones(shape, np.float32)})
     add({".weight": np.ones((4, 8), np.int8), ".SCB": np.ones(4, np.float32)})
     add({"_blocks": np.ones((2, 3, 16), np.uint8), "_scales": np.ones((2, 3), np.uint8)})
     for nested in (False, True):
