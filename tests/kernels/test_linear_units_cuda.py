@@ -301,6 +301,69 @@ def test_shares_of_rows_and_parts(n: int, dtype: str, backend: Backend) -> None:
     assert backend.matrix_info(whole, 0)[0] == -(-n // 16) * -(-k // 128) * TYPES[dtype][2]
 
 
+MIXED = [("q4_k", 256), ("q4_k", 72), ("q6_k", 200), ("q5_k", 40), ("bfloat16", 64), ("fp8", 48), ("q8_0", 1000)]
+
+
+def mixed_rows(dtype: str, n: int, k: int, rng: np.random.Generator) -> Array:
+    """Rows of a type as a file has them."""
+    if dtype == "bfloat16":
+        return draw(rng, n, k).view(np.uint8)
+    if dtype not in ("q5_k", "fp8"):
+        return random_weights(dtype, n, k, rng).raw
+    n_bytes, n_values = {"q5_k": (176, 256), "fp8": (132, 128)}[dtype]
+    raw = rng.integers(0, 120, (n, k // n_values, n_bytes), dtype=np.uint8)
+    scale = np.full((n, k // n_values, 1), 1e-3, np.float32) if dtype == "fp8" else halves(rng, n, k // n_values, 2)
+    raw[:, :, :4] = scale.view(np.uint8)
+    return raw.reshape(n, -1)
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_parts_of_several_types(first: int, backend: Backend) -> None:
+    """Each part has the bits of its own linear, for every number of rows, with a bias and rows to add; reads, writes."""
+    rng, k, parts = np.random.default_rng(first), 512, MIXED[first : first + 5]
+    raws = [mixed_rows(kind, n, k, rng) for kind, n in parts]
+    rows_of = [(kind, n, raw) for (kind, n), raw in zip(parts, raws, strict=True)]
+    matrix, own = backend.matrix(rows_of, k), [backend.matrix([one], k) for one in rows_of]
+    ends = np.cumsum([n for _, n in parts])
+    total = int(ends[-1])
+    x, bias, add = draw(rng, 300, k), rng.standard_normal(total).astype(np.float32), draw(rng, 300, total)
+    for rows in (1, 9, 16, 17, 65, 300):
+        y = linear(backend, matrix, x[:rows], total, bias=bias, add=add[:rows].view(np.uint16))
+        floats = linear(backend, matrix, x[:rows], total, is_float_out=True)
+        for part, end, (_, n) in zip(own, ends, parts, strict=True):
+            of = slice(int(end) - n, int(end))
+            beside = np.ascontiguousarray(add[:rows, of]).view(np.uint16)
+            alone = linear(backend, part, x[:rows], n, bias=bias[of].copy(), add=beside)
+            assert np.ascontiguousarray(y[:, of]).tobytes() == alone.tobytes(), (rows, n)
+            alone = linear(backend, part, x[:rows], n, is_float_out=True)
+            assert np.ascontiguousarray(floats[:, of]).tobytes() == alone.tobytes(), (rows, n)
+    read, one = np.empty((total, k), np.float32), np.empty((8, k), np.float32)
+    backend.matrix_read(matrix, 0, total, read)
+    for number, (part, end, (_, n)) in enumerate(zip(own, ends, parts, strict=True)):
+        backend.matrix_read(part, 0, 8, one)
+        assert one.tobytes() == read[int(end) - n : int(end) - n + 8].tobytes()
+        assert backend.matrix_info(matrix, number)[1] == backend.matrix_info(part, 0)[1]
+        backend.matrix_write(matrix, number, 1, 7, np.ascontiguousarray(raws[number][:7]))
+        backend.matrix_read(matrix, int(end) - n + 1, 7, one[:7])
+        assert one[:7].tobytes() == read[int(end) - n : int(end) - n + 7].tobytes()
+
+
+def test_gate_and_up_of_several_types(backend: Backend) -> None:
+    """Their product has the bits of both sums and the product of their own."""
+    rng, k, n = np.random.default_rng(1), 512, 320
+    gate, up = (random_weights(kind, n, k, rng).raw for kind in ("q4_k", "q6_k"))
+    both = backend.matrix([("q4_k", n, gate), ("q6_k", n, up)], k)
+    x = draw(rng, 70, k)
+    sums = linear(backend, both, x, 2 * n)
+    for rows in (1, 16, 70):
+        y, mid = np.zeros((rows, n), np.uint16), np.zeros((rows, 2 * n), np.uint16)
+        backend.linear(both, x[:rows].view(np.uint16), y, mid=mid)
+        assert mid.tobytes() == sums[:rows].tobytes()
+        wanted = np.zeros((rows, n), np.uint16)
+        backend.gated(mid[:, :n].copy(), mid[:, n:].copy(), wanted)
+        assert y.tobytes() == wanted.tobytes()
+
+
 def test_where_the_plain_chain_serves(dtype: str, backend: Backend, cuda: str) -> None:
     """Other uses, columns and activations, and where it is asked for: exact weights in one chain."""
     rng = np.random.default_rng(6)

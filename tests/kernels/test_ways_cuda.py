@@ -79,7 +79,11 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
         few = [*(["fp8_row"] if rows == 1 else []), *(["fp8_few"] if rows <= 64 else [])]
         assert ways.takers(partial(sums, rows, fp8)) == [*few, "fp8_many"]
         assert ways.takers(partial(products, rows, fp8)) == [*few, "fp8_many", "twice"]
-    unreached = {"library", "twice", "units_plain"}  # the last takes x that the copy engine cannot read, or comes behind others
+    both = backend.matrix([(dtype, 1536, weights), ("fp8", 1536, bytes_of_rows.reshape(1536, -1))], 1088)
+    backend.linear(both, x[:3], np.zeros((3, 3072), np.uint16))
+    assert "runs" in ways.put_first(0)
+    # units_plain takes x that the copy engine cannot read; others come behind others
+    unreached = {"library", "runs", "twice", "units_plain"}
     if dtype == "bfloat16":
         numbers, scales = rng.integers(0, 16, (1536, 1088)), rng.uniform(1e-3, 1e-2, (1536, 9))
         w4 = backend.matrix([("int4_g128", 1536, int4_rows(numbers, scales, np.full((1536, 9), 8), 128)[0])], 1088)

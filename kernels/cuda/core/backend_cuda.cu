@@ -273,6 +273,10 @@ static void matrix_destroy(void *ctx, struct matrix *matrix)
 {
     if (!matrix)
         return;
+    for (struct matrix *run = matrix->runs, *next; run; run = next) {
+        next = run->next;
+        matrix_destroy(ctx, run);
+    }
     linear_drop((struct cuda *)ctx, matrix);
     if (matrix->data)
         cuda_give((struct cuda *)ctx, matrix->data);
@@ -320,7 +324,7 @@ static bool has_units(const struct cuda *cuda, const struct matrix *matrix, cons
            matrix->is_whole && matrix->n_rows && matrix->n_cols % 64 == 0 && lies_in_units(matrix->parts[0].dtype);
 }
 
-static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
+static enum rc create_whole(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
 {
     device_scope scope(((struct cuda *)ctx)->device);
     const uint32_t bytes_dtype = type_of_bytes(desc->arithmetic);
@@ -395,6 +399,49 @@ static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct m
     return rc;
 }
 
+/* The parts from the first one on that are of its type. */
+static uint32_t count_run(const struct matrix_desc *desc, uint32_t first)
+{
+    uint32_t end = first + 1;
+    while (end < desc->n_parts && desc->parts[end].dtype == desc->parts[first].dtype)
+        end++;
+    return end - first;
+}
+
+static enum rc create_runs(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
+{
+    struct matrix *matrix = (struct matrix *)mem_calloc(1, sizeof *matrix), **last;
+    if (!matrix)
+        return err_set(err, RC_MEMORY, "cuda: no memory for a matrix");
+    matrix->n_parts = desc->n_parts;
+    matrix->n_cols = desc->n_cols;
+    last = &matrix->runs;
+    enum rc rc = RC_OK;
+    for (uint32_t first = 0, n; first < desc->n_parts && !rc; first += n) {
+        struct matrix_desc run = *desc;
+        run.parts = desc->parts + first;
+        run.n_parts = n = count_run(desc, first);
+        rc = create_whole(ctx, &run, last, err);
+        if (rc)
+            break;
+        matrix->n_rows += (*last)->n_rows;
+        matrix->bytes += (*last)->bytes;
+        last = &(*last)->next;
+    }
+    if (rc)
+        matrix_destroy(ctx, matrix);
+    else
+        *result = matrix;
+    return rc;
+}
+
+static enum rc matrix_create(void *ctx, const struct matrix_desc *desc, struct matrix **result, struct err *err)
+{
+    const bool is_of_linears = !(desc->use & ~(MATRIX_LINEAR | MATRIX_LOGITS));
+    return is_of_linears && count_run(desc, 0) < desc->n_parts ? create_runs(ctx, desc, result, err)
+                                                               : create_whole(ctx, desc, result, err);
+}
+
 static size_t matrix_bytes(const struct matrix *matrix)
 {
     return matrix->bytes;
@@ -402,8 +449,7 @@ static size_t matrix_bytes(const struct matrix *matrix)
 
 static uint32_t matrix_arithmetic(const struct matrix *matrix, uint32_t part)
 {
-    (void)part;
-    return matrix->arithmetic;
+    return matrix_with_part((struct matrix *)matrix, &part)->arithmetic;
 }
 
 /* Stores rows of a part: pack(context, the first row's number in the matrix) if the matrix is packed, otherwise
@@ -430,6 +476,7 @@ static uint32_t fp8_cols(const struct matrix *matrix, const struct cuda_part *pa
 static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
                             const void *data, struct err *err)
 {
+    matrix = matrix_with_part(matrix, &part);
     return store_rows(
         ctx, matrix, part, first_row, n_rows,
         [&](struct cuda *cuda, uint32_t row) { return cuda_packed_write(cuda, matrix, row, n_rows, data, err); },
@@ -459,6 +506,7 @@ static enum rc load_packed(struct cuda *cuda, struct matrix *matrix, uint32_t fi
 static enum rc matrix_load(void *ctx, struct matrix *matrix, uint32_t part, uint32_t first_row, uint32_t n_rows,
                            const struct row_source *source, struct err *err)
 {
+    matrix = matrix_with_part(matrix, &part);
     return store_rows(
         ctx, matrix, part, first_row, n_rows,
         [&](struct cuda *cuda, uint32_t row) { return load_packed(cuda, matrix, row, n_rows, source, err); },
@@ -483,8 +531,8 @@ static enum rc read_row(void *ctx, const struct matrix *matrix, const struct cud
     return rc;
 }
 
-static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *values,
-                           struct err *err)
+static enum rc read_whole(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *values,
+                          struct err *err)
 {
     enum rc rc = RC_OK;
     const struct cuda_part *p = matrix->parts;
@@ -500,6 +548,22 @@ static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t firs
             dtype_to_float(p->dtype, row, values, matrix->n_cols);
     }
     mem_free(row);
+    return rc;
+}
+
+static enum rc matrix_read(void *ctx, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *values,
+                           struct err *err)
+{
+    if (!matrix->runs)
+        return read_whole(ctx, matrix, first_row, n_rows, values, err);
+    enum rc rc = RC_OK;
+    for (const struct matrix *run = matrix->runs; n_rows && !rc; run = run->next) {
+        const uint32_t skipped = min(first_row, run->n_rows), n = min(n_rows, run->n_rows - skipped);
+        rc = read_whole(ctx, run, skipped, n, values, err);
+        first_row -= skipped;
+        n_rows -= n;
+        values += (size_t)n * matrix->n_cols;
+    }
     return rc;
 }
 

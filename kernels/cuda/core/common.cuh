@@ -108,8 +108,20 @@ struct matrix {
     char *data;
     struct skinny_form skinny[2], skinny_pairs[2]; /* in stages of 128 and 256 columns; as gate | up, by eight rows of each */
     struct fp8_matrix *fp8;    /* linear_fp8.cuh's, where products round activations; else NULL */
+    /* Not NULL: parts of several types that linears alone read. Each run of parts of one type is a matrix of its own, in a list
+     * by `next`; this one has no data. */
+    struct matrix *runs, *next;
     struct cuda_part parts[1]; /* [n_parts] */
 };
+
+/* The matrix that holds a part: this one or a run of it. part becomes the part's number there. */
+static inline struct matrix *matrix_with_part(struct matrix *matrix, uint32_t *part)
+{
+    struct matrix *run = matrix->runs ? matrix->runs : matrix;
+    for (; matrix->runs && *part >= run->n_parts; run = run->next)
+        *part -= run->n_parts;
+    return run;
+}
 
 /* Do its products round activations to the 8 bits of its numbers? */
 static inline bool rounds_to_bytes(const struct matrix *matrix)

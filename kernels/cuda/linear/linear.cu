@@ -309,9 +309,9 @@ static struct lt_product product_of(const struct linear_args *args)
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
- * two-byte type; whole and of FP8 or INT8, with activations that are rounded to it, too; as units.cuh has them; anything
- * else. */
-enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, IN_UNITS = 16, ALL_WEIGHTS = 31 };
+ * two-byte type; whole and of FP8 or INT8, with activations that are rounded to it, too; as units.cuh has them; runs of
+ * parts of several types; anything else. */
+enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, IN_UNITS = 16, IN_RUNS = 32, ALL_WEIGHTS = 63 };
 /* What a linear computes: the sums, act(gate) * up of them, or either for a row that is first added to another row and normed.
  */
 enum linear_form { SUM = 1, PRODUCT = 2, NORMED_SUM = 4, NORMED_PRODUCT = 8, NORMED = NORMED_SUM | NORMED_PRODUCT };
@@ -325,7 +325,8 @@ struct linear_problem {
     enum linear_form form;
     linear_problem(struct cuda *c, const struct linear_args *a, const struct add_rms_norm_args *n = NULL)
         : cuda(c), args(a), norm(n), n_rows(n ? n->n_rows : a->n_rows),
-          weights(a->matrix->is_router                ? OF_ROUTER
+          weights(a->matrix->is_router             ? OF_ROUTER
+                  : a->matrix->runs                ? IN_RUNS
                   : a->matrix->skinny[0].tile_rows ? STREAMED
                   : a->matrix->fp8                 ? OF_FP8
                   : a->matrix->is_packed           ? IN_UNITS
@@ -510,6 +511,30 @@ static enum rc run_router(const struct linear_problem &p, struct err *err)
     return cuda_router(p.cuda, p.args, err);
 }
 
+static enum rc multiply(const struct linear_problem &problem, struct err *err);
+
+/* Each run of parts of one type multiplies x into its own columns of y, in the way that the run alone has. */
+static enum rc run_runs(const struct linear_problem &p, struct err *err)
+{
+    const struct linear_args *args = p.args;
+    const size_t item = p.cuda->dtype == DTYPE_F32 ? 4 : 2;
+    enum rc rc = RC_OK;
+    uint32_t first = 0;
+    for (const struct matrix *run = args->matrix->runs; run && !rc; first += run->n_rows, run = run->next) {
+        struct linear_args own = *args;
+        struct view add = args->add ? *args->add : args->y;
+        add.data = (char *)add.data + first * item;
+        own.matrix = run;
+        own.y.data = (char *)args->y.data + first * (args->is_float_out ? 4 : item);
+        own.y.width = run->n_rows;
+        own.bias = args->bias ? args->bias + first : NULL;
+        own.delta = args->delta ? args->delta + first : NULL;
+        own.add = args->add ? &add : NULL;
+        rc = run->n_rows ? multiply(linear_problem(p.cuda, &own), err) : RC_OK;
+    }
+    return rc;
+}
+
 static enum rc run_parts(const struct linear_problem &p, struct err *)
 {
     launch_parts(p.cuda, p.args);
@@ -549,6 +574,7 @@ static const struct linear_way LINEAR_WAYS[] = {
     {"units_many",  1, ANY_ROWS,               IN_UNITS,            SUM | PRODUCT, fits_units,      run_units_many},
     {"units_plain", 1, ANY_ROWS,               IN_UNITS,            SUM,           NULL,            run_units_plain},
     {"twice",       1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
+    {"runs",        1, ANY_ROWS,               IN_RUNS,             SUM,           NULL,            run_runs},
     {"parts",       1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
 };
 

@@ -475,6 +475,7 @@ enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, const 
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
+    matrix = matrix_with_part(matrix, &part);
     const struct cuda_part *p = &matrix->parts[part];
     if (!cuda_type_of(p->dtype)->is_fillable)
         return err_set(err, RC_UNSUPPORTED, "matrix_fill: wanted floats or MXFP4, have %s", dtype_info(p->dtype)->name);

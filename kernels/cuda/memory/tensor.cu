@@ -179,6 +179,14 @@ static struct target target_of(const struct tensor_place &place)
     return {data, part.dtype, place.n_rows, part.row_bytes, place.matrix->n_cols, {0, false}, number};
 }
 
+/* The same place in the matrix that holds its part. */
+static struct tensor_place place_in_run(struct tensor_place place)
+{
+    if (place.matrix)
+        place.matrix = matrix_with_part(place.matrix, &place.part);
+    return place;
+}
+
 static size_t item_bytes(uint32_t dtype)
 {
     return dtype == DTYPE_F32 ? 4 : 2;
@@ -477,7 +485,7 @@ enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struc
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
     const struct tensor_view &from = args->from;
-    struct target to = target_of(args->to);
+    struct target to = target_of(place_in_run(args->to));
     if (!is_float_type(to.dtype))
         return err_set(err, RC_UNSUPPORTED, "tensor_write: wanted a weight of floats");
     const struct work work = work_of(cuda, &from, args->stream);
@@ -542,7 +550,8 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
     struct cuda *cuda = (struct cuda *)ctx;
     struct tensor_state *state = &cuda->tensors;
     device_scope scope(cuda->device);
-    struct target of = target_of(args->of);
+    const struct tensor_place place = place_in_run(args->of);
+    struct target of = target_of(place);
     const struct work work = work_of(cuda, args->from, args->stream);
     cudaStream_t stream = work.stream;
     enum rc rc = state->total ? RC_OK : cuda_take(cuda, MEMORY_WORK, sizeof *state->total, &state->total, err);
@@ -565,8 +574,8 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
             },
             err);
     } else {
-        if (args->of.matrix && args->of.matrix->is_packed)
-            rc = sum_packed(cuda, stream, args->of, of, state->total, err);
+        if (place.matrix && place.matrix->is_packed)
+            rc = sum_packed(cuda, stream, place, of, state->total, err);
         else
             sum_stored(stream, of, state->total);
         rc = rc ? rc : launched(err, "tensor_sum");
