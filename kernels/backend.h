@@ -641,6 +641,8 @@ struct tensor_sum_args {
     const struct tensor_view *from;  /* sum what `of` would hold after a write of this; NULL: sum what `of` holds now */
     void *stream;
     struct tensor_sum *result;
+    bool is_check;                   /* with `from`: only n_non_finite is wanted. A backend that rounds_tensors counts values
+                                      * beyond 2^100, too, where `of` is quantised */
 };
 
 /* ---- other processes -------------------------------------------------------------------------------------------------- */
@@ -850,6 +852,7 @@ struct device_traits {
     uint32_t library_rows;     /* `cublaslt` may compute linears with more rows than this; 0: no library is used */
     uint32_t short_rows;       /* batches of up to short_rows sequences also have a graph for short sequences, ... */
     uint32_t short_tokens;     /* ... with faster attention; it serves while every position is below short_tokens */
+    bool rounds_tensors;       /* tensor_write and tensor_sum round tensors in device memory to the types of quantise.h */
 };
 
 /* Bytes that a context holds, and the device's total and free bytes. */

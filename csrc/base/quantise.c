@@ -1,103 +1,51 @@
 #include "quantise.h"
 
 #include "dtype.h"
+#include "round_number.h"
 
 #include <string.h>
 
 #define HEADER_BYTES 4
-#define MOST_BITS 0x71800000u /* of 2^100 */
-#define LEAST_SCALE 0x1p-100f /* of numbers that are all 0 */
-#define ROUND_TO_INTEGER 0x1.8p23f /* added to a float below 2^22, it leaves the nearest integer in the lowest bits */
-
-static uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 /* Bits of the largest magnitude. Comparing bits orders NaNs last, and the compiler vectorises it. */
 static uint32_t largest(const float *values, size_t n)
 {
     uint32_t most = 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t magnitude = bits_of(values[i]) & 0x7fffffffu;
+        uint32_t magnitude = round_bits(values[i]) & 0x7fffffffu;
         most = magnitude > most ? magnitude : most;
     }
     return most;
 }
 
-static float scale_of(uint32_t largest_bits, float most)
-{
-    float scale = float_of(largest_bits) / most;
-    return scale < LEAST_SCALE ? LEAST_SCALE : scale;
-}
-
-/* For magnitudes of at most 448. Adding 2^14 leaves multiples of 2^-9 in the lowest bits. */
-static uint8_t e4m3_of(float value)
-{
-    uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
-    uint32_t normal = ((magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20) - (120u << 3);
-    uint32_t subnormal = bits_of(float_of(magnitude) + 0x1p14f) - 0x46800000u;
-    return (uint8_t)((bits >> 24 & 0x80) | (magnitude < 0x3c800000u ? subnormal : normal));
-}
-
 static void fp8_numbers(const float *values, size_t n, float scale, uint8_t *to)
 {
     for (size_t i = 0; i < n; i++)
-        to[i] = e4m3_of(values[i] / scale);
+        to[i] = round_e4m3(values[i] / scale);
 }
 
 static void int8_numbers(const float *values, size_t n, float scale, uint8_t *to)
 {
     for (size_t i = 0; i < n; i++)
-        to[i] = (uint8_t)bits_of(values[i] / scale + ROUND_TO_INTEGER);
-}
-
-/* For magnitudes below 2^22. */
-static int32_t nearest(float value)
-{
-    return (int32_t)(bits_of(value + ROUND_TO_INTEGER) - bits_of(ROUND_TO_INTEGER));
-}
-
-/* Maps bits of floats to integers of the same order, and such integers to bits. */
-static int32_t ordered(uint32_t bits)
-{
-    return (int32_t)(bits >> 31 ? bits ^ 0x7fffffffu : bits);
+        to[i] = round_int8(values[i] / scale);
 }
 
 static uint32_t int4_header(const float *values, size_t n)
 {
     int32_t low = 0, high = 0;
     for (size_t i = 0; i < n; i++) {
-        int32_t value = ordered(bits_of(values[i]));
+        int32_t value = round_ordered(round_bits(values[i]));
         low = value < low ? value : low;
         high = value > high ? value : high;
     }
-    float least = float_of((uint32_t)ordered((uint32_t)low)), exact = (float_of((uint32_t)high) - least) / 15;
-    uint16_t upper;
-    exact = exact < LEAST_SCALE ? LEAST_SCALE : exact;
-    dtype_from_float(DTYPE_BF16, &exact, &upper, 1);
-    int32_t zero = nearest(-least / float_of((uint32_t)upper << 16));
-    return (uint32_t)upper << 16 | (uint32_t)(zero > 15 ? 15 : zero);
+    return round_int4_header(low, high);
 }
 
 static void int4_numbers(const float *values, size_t n, uint32_t header, uint8_t *to)
 {
-    float scale = float_of(header & 0xffffff00u);
-    int32_t zero = (int32_t)(header & 0xff);
     uint8_t q[128] = {0};
-    for (size_t i = 0; i < n; i++) {
-        int32_t number = nearest(values[i] / scale) + zero;
-        q[i] = (uint8_t)(number < 0 ? 0 : number > 15 ? 15 : number);
-    }
+    for (size_t i = 0; i < n; i++)
+        q[i] = round_int4(values[i], header);
     for (size_t i = 0; i < (n + 1) / 2; i++)
         to[i] = (uint8_t)(q[2 * i] | q[2 * i + 1] << 4);
 }
@@ -124,16 +72,16 @@ bool quantise_row(uint32_t dtype, const float *row, size_t n, void *to)
     const struct dtype_info *info = dtype_info(dtype);
     enum kind kind = kind_of(dtype);
     uint32_t most = largest(row, n);
-    if (most > MOST_BITS)
+    if (most > ROUND_MOST)
         return false;
-    float of_row = scale_of(most, 448);
+    float of_row = round_scale(most, 448);
     uint8_t *block = to;
     memset(to, 0, dtype_row_bytes(dtype, n));
     for (size_t first = 0, left; first < n; first += info->block_values, block += info->block_bytes) {
         left = n - first < info->block_values ? n - first : info->block_values;
         const float *values = row + first;
-        float scale = kind == FP8 ? of_row : scale_of(largest(values, left), 127);
-        uint32_t header = kind == INT4 ? int4_header(values, left) : bits_of(scale);
+        float scale = kind == FP8 ? of_row : round_scale(largest(values, left), 127);
+        uint32_t header = kind == INT4 ? int4_header(values, left) : round_bits(scale);
         memcpy(block, &header, HEADER_BYTES);
         if (kind == INT4)
             int4_numbers(values, left, header, block + HEADER_BYTES);

@@ -270,6 +270,17 @@ static bool is_quantised(const struct update *u, const struct piece *piece)
     return quantise_has(stored_type(u, piece));
 }
 
+static const struct device_traits *traits_of(const struct update *u, const struct piece *piece)
+{
+    return model_of(u, piece)->backend->traits;
+}
+
+/* Whether rows of a tensor are quantised here, not by the backend. */
+static bool rounds_on_host(const struct update *u, const struct piece *piece, const struct update_tensor *tensor)
+{
+    return tensor->is_host || traits_of(u, piece)->has_host_memory;
+}
+
 /* Checks that a tensor can be written to the entry's weights: shape, type, and a stored type that floats are rounded to. */
 static enum rc check_tensor(const struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
                             struct err *err)
@@ -284,9 +295,9 @@ static enum rc check_tensor(const struct update *u, const struct update_entry *e
         if (!is_float(stored_type(u, piece)) && !is_quantised(u, piece))
             return err_set(err, RC_UNSUPPORTED, "weight '%.160s' is stored as %s, which updates cannot write; load a "
                            "checkpoint of floats", entry->name, dtype_info(stored_type(u, piece))->name);
-        else if (is_quantised(u, piece) && !tensor->is_host && !model_of(u, piece)->backend->traits->has_host_memory)
-            return err_set(err, RC_UNSUPPORTED, "weight '%.160s': quantization rounds on the host; wanted a tensor in host "
-                           "memory, have one of the device", entry->name);
+        else if (is_quantised(u, piece) && !rounds_on_host(u, piece, tensor) && !traits_of(u, piece)->rounds_tensors)
+            return err_set(err, RC_UNSUPPORTED, "weight '%.160s': the backend %s rounds on the host; wanted a tensor in host "
+                           "memory, have one of the device", entry->name, model_of(u, piece)->backend->name);
     return RC_OK;
 }
 
@@ -364,6 +375,7 @@ struct visit {
     const void *quantised;
     uint32_t stored; /* enum dtype of the place */
     void *stream;
+    bool is_check;   /* of the values as given */
 };
 typedef enum rc (*place_visit)(struct model *model, const struct visit *visit, void *ctx, struct err *err);
 
@@ -397,7 +409,7 @@ static bool split_copies(const struct update *u, const struct update_entry *entr
     return is_first;
 }
 
-/* SKIPS_COPIES leaves out rows that a rank before has in the same weight; AS_GIVEN quantises nothing. */
+/* SKIPS_COPIES leaves out rows that a rank before has in the same weight; AS_GIVEN checks the values and quantises nothing. */
 enum visit_flag { SKIPS_COPIES = 1, AS_GIVEN = 2 };
 
 static enum rc visit_piece(struct update *u, const struct update_entry *entry, const struct piece *piece,
@@ -407,7 +419,7 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
     const struct weight *weight = weight_of(u, piece);
     const struct weight_part *part = part_of(u, piece);
     bool is_vector = weight->kind == WEIGHT_VECTOR;
-    bool quantises = tensor && !(flags & AS_GIVEN) && is_quantised(u, piece);
+    bool quantises = tensor && !(flags & AS_GIVEN) && is_quantised(u, piece) && rounds_on_host(u, piece, tensor);
     uint32_t stored = stored_type(u, piece), most_rows = 1 + (uint32_t)(QUANTISED_BYTES / sizeof(float) / weight->cols);
     struct row_dims dims = {1, {INT64_MAX}, {0}};
     if (tensor)
@@ -423,7 +435,7 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
             continue;
         if (!tensor) {
             struct tensor_place place = weights_place(model_of(u, piece)->weights, piece->weight, piece->part, &run);
-            rc = f(model, &(struct visit){&place, NULL, NULL, stored, NULL}, ctx, err);
+            rc = f(model, &(struct visit){&place, NULL, NULL, stored, NULL, false}, ctx, err);
             continue;
         }
         int64_t at = 0, left = (int64_t)run.source_row, step = dims.strides[0] * (int64_t)run.step;
@@ -446,7 +458,7 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
         void *rows = NULL;
         if (!rc && quantises)
             rc = update_quantise(&view, stored, &rows, err);
-        rc = rc ? rc : f(model, &(struct visit){&place, &view, rows, stored, tensor->stream}, ctx, err);
+        rc = rc ? rc : f(model, &(struct visit){&place, &view, rows, stored, tensor->stream, flags & AS_GIVEN}, ctx, err);
         mem_free(rows);
         if (tensor->read && !rc)
             rc = update_finish(u, err); /* the next read overwrites the window */
@@ -466,7 +478,7 @@ static enum rc visit_places(struct update *u, const struct update_entry *entry, 
 static enum rc add_sum(struct model *model, const struct visit *visit, void *total, struct err *err)
 {
     struct tensor_sum sum = {0, 0}, *all = total;
-    struct tensor_sum_args args = {*visit->place, visit->view, visit->stream, &sum};
+    struct tensor_sum_args args = {*visit->place, visit->view, visit->stream, &sum, visit->is_check};
     enum rc rc = visit->quantised
                      ? update_sum_rows(model->backend, model->ctx, &args, visit->stored, visit->quantised, err)
                      : model->backend->tensor_sum(model->ctx, &args, err);
@@ -482,8 +494,8 @@ static enum rc check_values(struct update *u, const struct update_entry *entry, 
     enum rc rc = visit_places(u, entry, tensor, SKIPS_COPIES | AS_GIVEN, add_sum, &sum, err);
     if (rc || !sum.n_non_finite)
         return rc;
-    err_set(err, RC_WEIGHTS, "weight '%.160s': %llu of its values are not finite", entry->name,
-            (unsigned long long)sum.n_non_finite);
+    err_set(err, RC_WEIGHTS, "weight '%.160s': %llu of its values are not finite%s", entry->name,
+            (unsigned long long)sum.n_non_finite, is_quantised(u, first_piece(u, entry)) ? " or beyond 2^100" : "");
     return fault(err, WEIGHTS_MISMATCHED, entry->name);
 }
 

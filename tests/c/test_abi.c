@@ -209,7 +209,7 @@ TEST(the_abi_has_its_number)
     AT(sum, 0) AT(n_non_finite, 8)
 #undef OF
 #define OF tensor_sum_args
-    AT(of, 0) AT(from, 64) AT(stream, 72) AT(result, 80)
+    AT(of, 0) AT(from, 64) AT(stream, 72) AT(result, 80) AT(is_check, 88)
 #undef OF
 #define OF import_args
     AT(device, 0) AT(handle, 8) AT(descriptor, 16) AT(size_bytes, 24) AT(event, 32)
@@ -263,7 +263,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF device_traits
     AT(size_bytes, 0) AT(has_host_memory, 4) AT(default_tokens, 8) AT(default_seqs, 12) AT(quantised_dtype, 16)
-    AT(library_rows, 20) AT(short_rows, 24) AT(short_tokens, 28)
+    AT(library_rows, 20) AT(short_rows, 24) AT(short_tokens, 28) AT(rounds_tensors, 32)
 #undef OF
 #define OF backend_memory
     AT(held_bytes, 0) AT(total_bytes, 32) AT(free_bytes, 40)

@@ -104,6 +104,22 @@ def test_made_up_weights(both: Both) -> None:
     assert read.std() > 0.01
 
 
+def check_rounded(both: Both, dtype: str, n: int, k: int, matrix: object, place: tuple[object, ...]) -> None:
+    """Tensors are rounded on the device: near their values, in any strides, with checksums of what is stored."""
+    x = (0.05 * both.draw(n, k)).astype(both.kind)
+    read, found = np.empty((n, k), np.float32), set()
+    for laid, strides in ((x, (k, 1)), (np.ascontiguousarray(x.T), (1, n))):
+        tensor = both.form(laid), (0, n, k, *strides), both.dtype, True
+        wanted = both.cuda.tensor_sum(place, *tensor)
+        both.cuda.tensor_write(place, *tensor)
+        assert both.cuda.tensor_sum(place) == wanted
+        both.cuda.matrix_read(matrix, 0, n, read)
+        found.add(read.tobytes())
+        step = np.abs(x.astype(np.float32)).max() / (7.5 if "int4" in dtype else 15 if dtype == "fp8" else 127)
+        assert np.abs(read - x.astype(np.float32)).max() <= step
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize(("n", "k"), [(70, 72), (19, 256)])
 @pytest.mark.parametrize("dtype", [*KINDS, *BLOCKS])
 def test_tensors_as_weights(dtype: str, n: int, k: int, both: Both) -> None:
@@ -114,6 +130,8 @@ def test_tensors_as_weights(dtype: str, n: int, k: int, both: Both) -> None:
     device_place, host_place = ((matrix, 0, 0, n, 0, k, 1) for matrix in (device, host))
     assert both.cuda.tensor_sum(device_place) == both.cpu.tensor_sum(host_place)
     if dtype in BLOCKS:
+        if dtype in ("fp8", *GROUPS):
+            check_rounded(both, dtype, n, k, device, device_place)
         return
     memory = both.draw(2 * n, 2 * k).view(np.int32)
     vector = np.zeros(n * k, np.float32)

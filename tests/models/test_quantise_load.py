@@ -110,6 +110,36 @@ def test_update(tiny, prompts, scheme: str, ranks: int) -> None:
         assert llm.weight_checksum() == updated
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scheme", ROUND)
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_update_from_the_device(tiny, cuda: str, case: str, scheme: str, dtype: str) -> None:
+    """Tensors of the device are rounded there, with the bits and the checksums of tensors of the host."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA")
+    sizes = {"hidden_size": 192, "intermediate_size": 320} if case == "llama" else {}
+    path = tiny(case, **sizes).directory
+    host = {name: torch.from_numpy(w * np.float32(1.25)).to(torch.bfloat16) for name, w in tensors_of(path).items()}
+    device = {name: tensor.to(cuda) for name, tensor in host.items()}
+    device = {name: t.t().contiguous().t() if t.ndim == 2 and "down" in name else t for name, t in device.items()}
+    with open_llm(path, device=cuda, dtype=dtype, quantization=scheme) as llm:
+        assert llm.compare_weights(path)
+        llm.update_weights(host)
+        wanted = llm.weight_checksum()
+        llm.update_weights(path)
+        assert llm.weight_checksum() != wanted and not llm.compare_weights(device)
+        llm.update_weights(device)
+        assert llm.weight_checksum() == wanted and llm.compare_weights(device)
+        for bad in (float("nan"), 2.0**101):
+            name = next(name for name in device if "_proj" in name or ".w1." in name)
+            spoiled = device[name].clone()
+            spoiled[3, 5] = bad
+            with pytest.raises(WeightUpdateError, match="1 of its values are not finite or beyond"):
+                llm.update_weights([(name, spoiled)], partial=True)
+        assert llm.weight_checksum() == wanted
+
+
 @pytest.mark.parametrize("scheme", ROUND)
 def test_dummies(tiny, prompts, scheme: str) -> None:
     """Dummy weights are quantised, the same for any number of ranks."""

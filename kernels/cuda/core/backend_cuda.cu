@@ -632,7 +632,8 @@ static const struct device_traits TRAITS = {
     sizeof(struct device_traits),
     false, 8192, 256, DTYPE_BF16, /* its own memory; tokens and sequences of a step; activations over quantised weights */
     64,                           /* most rows of a linear that is never cuBLASLt's */
-    8, 512};                      /* attention_few.cuh */
+    8, 512,                       /* attention_few.cuh */
+    true};                        /* tensor_quantise.cuh */
 
 static struct backend make_table(void)
 {

@@ -40,6 +40,10 @@ static __device__ __forceinline__ uint32_t pack_pair(uint32_t pair, uint32_t tur
  * units.cuh. */
 enum rc cuda_packed_write(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, const void *data,
                           struct err *err);
+/* Memory of the device for rows as a file has them, at most *n_rows, until the next call of these functions; and the pack of
+ * such rows from there. */
+enum rc cuda_packed_room(struct cuda *cuda, size_t row_bytes, uint32_t *n_rows, char **rows, struct err *err);
+enum rc cuda_packed_store(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err);
 /* Unpacks rows, at most *n_rows, into memory of the device that the next call overwrites. Sets *n_rows and the address. */
 enum rc cuda_packed_rows(struct cuda *cuda, const struct matrix *matrix, uint32_t first_row, uint32_t *n_rows, char **rows,
                          struct err *err);

@@ -371,6 +371,17 @@ static enum rc open_packing(struct cuda *cuda, struct err *err)
     return cuda_take(cuda, MEMORY_WORK, PACKING_BYTES + sizeof(uint32_t), &cuda->experts->packing, err);
 }
 
+enum rc cuda_packed_room(struct cuda *cuda, size_t row_bytes, uint32_t *n_rows, char **rows, struct err *err)
+{
+    enum rc rc = open_packing(cuda, err);
+    if (!rc && row_bytes > PACKING_BYTES)
+        return err_set(err, RC_UNSUPPORTED, "tensor: wanted rows of at most %zu bytes, have %zu", PACKING_BYTES, row_bytes);
+    if (!rc)
+        *n_rows = min(*n_rows, (uint32_t)(PACKING_BYTES / row_bytes));
+    *rows = cuda->experts->packing;
+    return rc;
+}
+
 static uint32_t packing_rows(const struct matrix *matrix)
 {
     return (uint32_t)(PACKING_BYTES / matrix->parts[0].file_row_bytes);
@@ -405,7 +416,7 @@ static enum rc pack_mxfp4(struct cuda *cuda, struct matrix *matrix, uint32_t fir
 }
 
 /* Packs the rows in `packing` into rows first_row ... of the matrix. */
-static enum rc pack_chunk(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err)
+enum rc cuda_packed_store(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows, struct err *err)
 {
     return matrix->parts[0].dtype == DTYPE_MXFP4 ? pack_mxfp4(cuda, matrix, first_row, n_rows, err)
                                                  : pack_units(cuda, matrix, first_row, n_rows, err);
@@ -419,7 +430,7 @@ enum rc cuda_packed_write(struct cuda *cuda, struct matrix *matrix, uint32_t fir
     for (uint32_t row = 0, n; row < n_rows && !rc; row += n) {
         n = min(n_rows - row, packing_rows(matrix));
         rc = cuda_upload_rows(cuda, cuda->experts->packing, row_bytes, (const char *)data + row * row_bytes, row_bytes, n, err);
-        rc = rc ? rc : pack_chunk(cuda, matrix, first_row + row, n, err);
+        rc = rc ? rc : cuda_packed_store(cuda, matrix, first_row + row, n, err);
     }
     return rc;
 }
@@ -463,7 +474,7 @@ static enum rc fill_packed(struct cuda *cuda, struct matrix *matrix, uint32_t fi
         rows.n_rows = min(left, packing_rows(matrix));
         matrix_fill_blocks<<<rows.n_rows, 64, 0, cuda->stream>>>((uint8_t *)cuda->experts->packing,
                                                                  matrix->parts[0].file_row_bytes, matrix->n_cols, rows, key);
-        rc = pack_chunk(cuda, matrix, first_row, rows.n_rows, err);
+        rc = cuda_packed_store(cuda, matrix, first_row, rows.n_rows, err);
         rows.source_row += rows.n_rows * rows.step;
         first_row += rows.n_rows;
     }

@@ -5,8 +5,10 @@
  * there. A rank copies pieces of a tensor on another device to its bucket. Bound by memory: 16 GB of bfloat16 that are read and
  * written take 8 ms at 4 TB/s on an H200; from pinned memory by the link, 55 GB/s on PCIe 5 x16. */
 #include "../core/eight.cuh"
+#include "../core/fp8_rows.cuh"
 #include "../core/packed.cuh"
 #include "../core/weight_format.cuh"
+#include "tensor_quantise.cuh"
 
 extern "C" {
 #include "../../../csrc/base/mix.h"
@@ -125,19 +127,23 @@ struct numbering {
     uint64_t first, row_step, col_step;
 };
 
-/* A block takes rows in turn. */
+/* The bits of a magnitude. */
+static __device__ __forceinline__ uint32_t magnitude_of(uint32_t bits, float) { return bits & 0x7fffffffu; }
+template <class T> static __device__ __forceinline__ uint32_t magnitude_of(uint32_t bits, T) { return bits & 0x7fffu; }
+
+/* A block takes rows in turn. most: bits of the largest magnitude that is not counted; 0: that of the largest finite number. */
 template <class T, class S>
 static __global__ void __launch_bounds__(THREADS)
-tensor_sum_rows(const copy_job<S, T> job, const struct numbering number, struct tensor_sum *total)
+tensor_sum_rows(const copy_job<S, T> job, const struct numbering number, uint32_t most, struct tensor_sum *total)
 {
     unsigned long long sum = 0, n = 0;
-    uint32_t infinity = infinity_of(T());
+    most = most ? most : infinity_of(T()) - 1;
     for (uint32_t row = blockIdx.y; row < job.n_rows; row += gridDim.y)
         for (size_t c = (size_t)blockIdx.x * THREADS + threadIdx.x; c < job.n_cols; c += (size_t)gridDim.x * THREADS) {
             S x = job.x[(int64_t)row * job.row_stride + (int64_t)c * job.col_stride];
             uint32_t bits = bits_of(stored_as<T>(x, job.rule));
             sum += mix64(number.first + row * number.row_step + c * number.col_step, bits);
-            n += (bits & infinity) == infinity;
+            n += magnitude_of(bits, T()) > most;
         }
     add_to(total, sum, n);
 }
@@ -227,10 +233,11 @@ template <class S, class T> static void launch_copy(cudaStream_t stream, copy_jo
 }
 
 template <class S, class T>
-static void launch_sum(cudaStream_t stream, const copy_job<S, T> &job, const struct numbering &number, struct tensor_sum *total)
+static void launch_sum(cudaStream_t stream, const copy_job<S, T> &job, const struct numbering &number, uint32_t most,
+                       struct tensor_sum *total)
 {
     dim3 grid(at_most((job.n_cols + THREADS - 1) / THREADS, job.n_rows == 1 ? 1024 : 4), at_most(job.n_rows, 4096));
-    tensor_sum_rows<T, S><<<grid, THREADS, 0, stream>>>(job, number, total);
+    tensor_sum_rows<T, S><<<grid, THREADS, 0, stream>>>(job, number, most, total);
 }
 
 /* Calls f with values of the types of a view and of its target. */
@@ -453,31 +460,120 @@ static enum rc each_piece(struct cuda *cuda, const struct tensor_view &view, int
 
 /* ---- operations ---------------------------------------------------------------------------------------------------------- */
 
-/* Where a call works on a view, and which stream has produced the view. Both are the same but for a view on another device:
- * then the context's stream copies it, after the producer's work and before what the producer does later. */
+/* Where a call works on a view, and which stream has produced the view. Both are the same but for a view on another device, and
+ * for one that is rounded: then the context's stream reads it, after the producer's work and before what the producer does
+ * later. */
 struct work {
     cudaStream_t stream, producer;
     int device;
 };
 
-static struct work work_of(struct cuda *cuda, const struct tensor_view *view, void *stream)
+static struct work work_of(struct cuda *cuda, const struct tensor_view *view, void *stream, bool is_rounded)
 {
     if (!view || view->is_host)
         return {cuda->stream, cuda->stream, cuda->device};
     const cudaStream_t producer = stream ? (cudaStream_t)stream : cudaStreamLegacy;
     const int device = device_of(cuda, *view);
-    return {device == cuda->device ? producer : cuda->stream, producer, device};
+    return {device == cuda->device && !is_rounded ? producer : cuda->stream, producer, device};
 }
 
 static cudaError_t begin_work(struct cuda *cuda, const struct work &work)
 {
     const cudaError_t code = use_stream(cuda, work.stream);
-    return code || work.device == cuda->device ? code : order(work.device, work.producer, cuda->device, work.stream);
+    return code || work.stream == work.producer ? code : order(work.device, work.producer, cuda->device, work.stream);
 }
 
 static cudaError_t end_work(struct cuda *cuda, const struct work &work)
 {
-    return work.device == cuda->device ? cudaSuccess : order(cuda->device, work.stream, work.device, work.producer);
+    return work.stream == work.producer ? cudaSuccess : order(cuda->device, work.stream, work.device, work.producer);
+}
+
+/* ---- rounded to quantised types ------------------------------------------------------------------------------------------ */
+
+/* Calls f with a type that tensors are rounded to; false: it is another one. */
+template <class F> static bool visit_rounding(uint32_t dtype, F f)
+{
+    switch (dtype) {
+    case DTYPE_FP8: f(std::integral_constant<uint32_t, DTYPE_FP8>()); return true;
+    case DTYPE_INT8_G128: f(std::integral_constant<uint32_t, DTYPE_INT8_G128>()); return true;
+    case DTYPE_INT8_G32: f(std::integral_constant<uint32_t, DTYPE_INT8_G32>()); return true;
+    case DTYPE_INT4_G128: f(std::integral_constant<uint32_t, DTYPE_INT4_G128>()); return true;
+    case DTYPE_INT4_G32: f(std::integral_constant<uint32_t, DTYPE_INT4_G32>()); return true;
+    default: return false;
+    }
+}
+
+/* Rounds rows first_row ... of a view on the device to blocks. */
+static enum rc round_rows(struct cuda *cuda, const struct tensor_view &view, uint32_t first_row, uint32_t n_rows,
+                          uint32_t dtype, const struct block_rows &to, struct err *err)
+{
+    const bool has_type = visit_rounding(dtype, [&](auto type) {
+        visit_type(view.dtype, [&](auto x) {
+            using S = decltype(x);
+            const struct float_rows<S> from = {(const S *)view.data + first_row * view.row_stride, view.row_stride,
+                                               view.col_stride, view.n_cols};
+            tensor_write_rounded<S, type()><<<n_rows, QUANTISE_THREADS, 0, cuda->stream>>>(from, to);
+        });
+    });
+    return has_type ? launched(err, "tensor_write")
+                    : err_set(err, RC_UNSUPPORTED, "tensor_write: wanted a weight of floats or of a type that is rounded to");
+}
+
+/* Where chunks of rounded rows lie before they are packed or summed: as the weight's kernels read them. */
+struct chunk {
+    struct block_rows rows;
+    uint32_t n_rows;
+};
+
+static enum rc take_chunk(struct cuda *cuda, uint32_t dtype, uint32_t n_cols, bool is_split, uint32_t n_rows,
+                          struct chunk *chunk, struct err *err)
+{
+    char *rows = NULL;
+    chunk->n_rows = n_rows;
+    chunk->rows.is_split = is_split;
+    chunk->rows.row_bytes = is_split ? fp8_row_bytes(n_cols) : dtype_row_bytes(dtype, n_cols);
+    enum rc rc = cuda_packed_room(cuda, chunk->rows.row_bytes, &chunk->n_rows, &rows, err);
+    chunk->rows.data = (uint8_t *)rows + (is_split ? fp8_lead_bytes(n_cols) : 0);
+    return rc;
+}
+
+/* Writes rows of a view on the device to their place from its row first_row on. */
+static enum rc round_to_place(struct cuda *cuda, const struct tensor_view &view, const struct tensor_place &place,
+                              uint32_t first_row, struct err *err)
+{
+    const struct cuda_part &part = place.matrix->parts[place.part];
+    const uint32_t first = place.first_row + first_row;
+    if (!place.matrix->is_packed)
+        return round_rows(cuda, view, 0, view.n_rows, part.dtype,
+                          {(uint8_t *)part.data + first * part.row_bytes, part.row_bytes, has_fp8_rows(part.dtype)}, err);
+    enum rc rc = RC_OK;
+    struct chunk chunk;
+    for (uint32_t row = 0; row < view.n_rows && !rc; row += chunk.n_rows) {
+        rc = take_chunk(cuda, part.dtype, view.n_cols, false, view.n_rows - row, &chunk, err);
+        rc = rc ? rc : round_rows(cuda, view, row, chunk.n_rows, part.dtype, chunk.rows, err);
+        rc = rc ? rc : cuda_packed_store(cuda, place.matrix, part.first_row + first + row, chunk.n_rows, err);
+    }
+    return rc;
+}
+
+static enum rc write_rounded(struct cuda *cuda, const struct tensor_view &from, const struct tensor_place &place, void *stream,
+                             struct err *err)
+{
+    const struct work work = work_of(cuda, &from, stream, true);
+    cudaError_t code = begin_work(cuda, work);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "tensor_write");
+    linear_changed(place.matrix);
+    enum rc rounded = RC_OK;
+    enum rc rc = each_piece(
+        cuda, from, work.device,
+        [&](const struct tensor_view &piece, uint32_t first_row) {
+            rounded = rounded ? rounded : round_to_place(cuda, piece, place, first_row, err);
+        },
+        err);
+    rc = rounded ? rounded : rc;
+    code = rc ? cudaSuccess : end_work(cuda, work);
+    return code == cudaSuccess ? rc : cuda_fail(err, code, "tensor_write");
 }
 
 enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struct err *err)
@@ -485,10 +581,11 @@ enum rc cuda_tensor_write(void *ctx, const struct tensor_write_args *args, struc
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
     const struct tensor_view &from = args->from;
-    struct target to = target_of(place_in_run(args->to));
+    const struct tensor_place place = place_in_run(args->to);
+    struct target to = target_of(place);
     if (!is_float_type(to.dtype))
-        return err_set(err, RC_UNSUPPORTED, "tensor_write: wanted a weight of floats");
-    const struct work work = work_of(cuda, &from, args->stream);
+        return write_rounded(cuda, from, place, args->stream, err);
+    const struct work work = work_of(cuda, &from, args->stream, false);
     cudaError_t code = begin_work(cuda, work);
     if (code != cudaSuccess)
         return cuda_fail(err, code, "tensor_write");
@@ -523,7 +620,9 @@ static void sum_stored(cudaStream_t stream, const struct target &of, struct tens
                               (int64_t)(of.row_bytes / item_bytes(of.dtype)), 1, false};
     struct target as_is = of;
     as_is.rule = {0, false};
-    visit_type(of.dtype, [&](auto x) { launch_sum(stream, job_of<decltype(x), decltype(x)>(own, as_is), of.number, total); });
+    visit_type(of.dtype, [&](auto x) {
+        launch_sum(stream, job_of<decltype(x), decltype(x)>(own, as_is), of.number, 0, total);
+    });
 }
 
 /* The same for a packed matrix, some rows at a time. */
@@ -545,6 +644,52 @@ static enum rc sum_packed(struct cuda *cuda, cudaStream_t stream, const struct t
     return rc;
 }
 
+/* What a quantised weight would hold after a write of a view on the device. */
+static enum rc sum_rounded(struct cuda *cuda, const struct tensor_view &view, const struct target &of, struct tensor_sum *total,
+                           struct err *err)
+{
+    enum rc rc = RC_OK;
+    struct chunk chunk;
+    for (uint32_t row = 0; row < view.n_rows && !rc; row += chunk.n_rows) {
+        rc = take_chunk(cuda, of.dtype, view.n_cols, has_fp8_rows(of.dtype), view.n_rows - row, &chunk, err);
+        rc = rc ? rc : round_rows(cuda, view, row, chunk.n_rows, of.dtype, chunk.rows, err);
+        struct target piece = of;
+        piece.data = (char *)chunk.rows.data;
+        piece.row_bytes = chunk.rows.row_bytes;
+        piece.n_rows = chunk.n_rows;
+        piece.number.first += row * of.number.row_step;
+        if (!rc)
+            sum_stored(cuda->stream, piece, total);
+    }
+    return rc;
+}
+
+/* Sums a view as the weight would hold it; for a quantised weight and a view of the host, or a check, as given. */
+static enum rc sum_view(struct cuda *cuda, const struct work &work, const struct tensor_sum_args *args, struct target of,
+                        struct err *err)
+{
+    struct tensor_sum *total = cuda->tensors.total;
+    const bool is_quantised = !is_float_type(of.dtype);
+    const uint32_t most = is_quantised && args->is_check ? ROUND_MOST : 0;
+    enum rc rounded = RC_OK;
+    const enum rc rc = each_piece(
+        cuda, *args->from, work.device,
+        [&](const struct tensor_view &piece, uint32_t first_row) {
+            struct target rows = of;
+            rows.number.first += first_row * of.number.row_step;
+            if (is_quantised && !args->is_check && !args->from->is_host) {
+                rounded = rounded ? rounded : sum_rounded(cuda, piece, rows, total, err);
+                return;
+            }
+            rows.dtype = is_quantised ? (uint32_t)DTYPE_F32 : of.dtype;
+            visit_types(piece, rows, [&](auto x, auto y) {
+                launch_sum(work.stream, job_of<decltype(x), decltype(y)>(piece, rows), rows.number, most, total);
+            });
+        },
+        err);
+    return rounded ? rounded : rc;
+}
+
 enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
@@ -552,7 +697,7 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
     device_scope scope(cuda->device);
     const struct tensor_place place = place_in_run(args->of);
     struct target of = target_of(place);
-    const struct work work = work_of(cuda, args->from, args->stream);
+    const struct work work = work_of(cuda, args->from, args->stream, !is_float_type(of.dtype));
     cudaStream_t stream = work.stream;
     enum rc rc = state->total ? RC_OK : cuda_take(cuda, MEMORY_WORK, sizeof *state->total, &state->total, err);
     cudaError_t code = rc ? cudaSuccess : begin_work(cuda, work);
@@ -560,20 +705,9 @@ enum rc cuda_tensor_sum(void *ctx, const struct tensor_sum_args *args, struct er
         code = cudaMemsetAsync(state->total, 0, sizeof *state->total, stream);
     if (rc || code != cudaSuccess)
         return rc ? rc : cuda_fail(err, code, "tensor_sum");
-    if (args->from) {
-        if (!is_float_type(of.dtype))
-            of.dtype = DTYPE_F32;
-        rc = each_piece(
-            cuda, *args->from, work.device,
-            [&](const struct tensor_view &piece, uint32_t first_row) {
-                struct numbering number = of.number;
-                number.first += first_row * number.row_step;
-                visit_types(piece, of, [&](auto x, auto y) {
-                    launch_sum(stream, job_of<decltype(x), decltype(y)>(piece, of), number, state->total);
-                });
-            },
-            err);
-    } else {
+    if (args->from)
+        rc = sum_view(cuda, work, args, of, err);
+    else {
         if (place.matrix && place.matrix->is_packed)
             rc = sum_packed(cuda, stream, place, of, state->total, err);
         else

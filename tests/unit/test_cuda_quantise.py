@@ -1,0 +1,74 @@
+"""The kernel that rounds a trainer's tensors on the device, run thread by thread on the host, against quantise.c."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TYPES = {"FP8": (128, 132), "INT8_G128": (128, 132), "INT8_G32": (32, 36), "INT4_G128": (128, 68), "INT4_G32": (32, 20)}
+"""Values and bytes of a block."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("quantise")
+    flags = ["-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    for name in ("dtype", "quantise"):
+        source = ROOT / f"csrc/base/{name}.c"
+        subprocess.run(["gcc", "-std=c11", *flags, "-c", source, "-o", folder / f"{name}.o"], check=True)
+    sources = [ROOT / "tests/unit/cuda_quantise.cc", folder / "dtype.o", folder / "quantise.o"]
+    subprocess.run([compiler, "-std=c++17", *flags, "-shared", *sources, "-o", folder / "kernel.so"], check=True)
+    return ctypes.CDLL(str(folder / "kernel.so"))
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def rounded(library: ctypes.CDLL, number: int, rows: np.ndarray, n_bytes: int) -> np.ndarray:
+    """Blocks by quantise.c."""
+    floats, to = np.zeros_like(rows), np.zeros((len(rows), n_bytes), np.uint8)
+    sizes = (ctypes.c_size_t(len(rows)), ctypes.c_size_t(rows.shape[1]))
+    library.quantise_rows.restype = ctypes.c_bool
+    assert library.quantise_rows(number, 0, pointer(rows), *sizes, pointer(floats), pointer(to))
+    return to
+
+
+def split(rows: np.ndarray) -> np.ndarray:
+    """Blocks of 132 bytes as fp8_rows.cuh has them: scales, the last first, in whole 128 bytes; then numbers."""
+    blocks = rows.reshape(len(rows), -1, 132)
+    lead = -(-4 * blocks.shape[1] // 128) * 128
+    scales = np.zeros((len(rows), lead), np.uint8)
+    scales[:, lead - 4 * blocks.shape[1] :] = blocks[:, ::-1, :4].reshape(len(rows), -1)
+    return np.concatenate([scales, blocks[:, :, 4:].reshape(len(rows), -1)], 1)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("n_cols", [32, 130, 321, 1344])
+def test_bits(library: ctypes.CDLL, name: str, n_cols: int) -> None:
+    """Rows of many sizes, of zeros, of one value, from dense and from transposed tensors."""
+    number = int(re.findall(rf"DTYPE_{name} = (\d+),", (ROOT / "csrc/base/dtype.h").read_text())[0])
+    rng = np.random.default_rng(n_cols)
+    rows = (rng.standard_normal((6, n_cols)) * 10.0 ** rng.integers(-9, 9, (6, 1))).astype(np.float32)
+    rows[1], rows[2], rows[3, ::2] = 0, 0.3, np.abs(rows[3, ::2]) * 1e-4
+    n_values, n_bytes = TYPES[name]
+    want = rounded(library, number, rows, -(-n_cols // n_values) * n_bytes)
+    for is_split in (False, True) if n_bytes == 132 else (False,):
+        lead = -(-4 * -(-n_cols // 128) // 128) * 128 if is_split else 0
+        laid = split(want) if is_split else want
+        for stored in (rows, np.asfortranarray(rows)):
+            have = np.zeros_like(laid)
+            strides = [ctypes.c_int64(stride // 4) for stride in stored.strides]
+            library.quantise_by_kernel(
+                number, pointer(stored), *strides, len(rows), n_cols, ctypes.c_void_p(have.ctypes.data + lead),
+                ctypes.c_uint64(laid.shape[1]), is_split,
+            )  # fmt: skip
+            assert have.tobytes() == laid.tobytes()
