@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from packed_files import LAYOUTS as LAYOUTS_OF_ROWS
 from packed_files import answers, change, configure, open_llm
 
 from llmpy import CheckpointError, SamplingParams, UnsupportedError, _core
@@ -105,6 +106,7 @@ def test_families(make: Callable[..., Path], case: str, prompts, device: str) ->
 # Of stacked experts [n, rows, columns], or of Llama 4 [n, columns, rows]: what has a scale.
 STACKED = [
     ("granite_moe", "blocks"), ("granite_moe", "rows"), ("granite_moe", "matrices"), ("granite_moe", "one"),
+    ("granite_moe", "int8"),
     ("llama4", "columns"), ("llama4", "columns-turned"), ("llama4", "matrices"), ("llama4", "one"),
 ]  # fmt: skip
 
@@ -124,10 +126,11 @@ def quantise_stacked(source: Path, to: Path, kind: str) -> Path:
         blocks = (n, rows // 128, cols // 128) if rows % 128 + cols % 128 == 0 else (n, 1, 1)
         shape = {
             "blocks": blocks, "rows": (n, rows, 1), "matrices": (n,), "one": (), "columns": (n, 1, cols),
-            "columns-turned": (n, cols, 1),
+            "columns-turned": (n, cols, 1), "int8": (n, rows, 1),
         }[kind]  # fmt: skip
         scales = np.asarray(rng.uniform(1e-4, 4e-4, shape)).astype(np.float32)
-        stored = (250 * rng.standard_normal(value.shape)).clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)
+        numbers = (250 * rng.standard_normal(value.shape)).clip(-448, 448)
+        stored = (numbers / 4).astype(np.int8) if kind == "int8" else numbers.astype(ml_dtypes.float8_e4m3fn)
         packed[name], packed[f"{name}_scale"] = stored, scales
         wide = scales.repeat(rows // shape[1], 1).repeat(cols // shape[2], 2) if kind == "blocks" else scales
         wide = scales.reshape(n, 1, cols) if kind == "columns-turned" else wide
@@ -135,7 +138,8 @@ def quantise_stacked(source: Path, to: Path, kind: str) -> Path:
         plain[name] = stored.astype(np.float32) * wide
     safetensors.numpy.save_file(packed, to / "packed" / file.name)
     safetensors.numpy.save_file(plain, to / "plain" / file.name)
-    configure(to / "packed", quantization_config={"quant_method": "fbgemm_fp8"} if "columns" in kind else COMPRESSED)
+    scheme = {"quant_method": "fbgemm_fp8"} if "columns" in kind else COMPRESSED
+    configure(to / "packed", quantization_config=LAYOUTS_OF_ROWS["int8"].config if kind == "int8" else scheme)
     return to
 
 
@@ -151,7 +155,8 @@ def test_stacked_experts(tiny, tmp_path: Path, case: str, kind: str, prompts, de
     if device == "cpu":
         assert answers(path / "packed", prompts, **options, tensor_parallel_size=2) == wanted
         with open_llm(path / "packed") as llm:
-            assert [info["dtype"] for info in llm.weight_info() if len(info["shape"]) == 3].count("fp8") > 1
+            wanted = "int8_g128" if kind == "int8" else "fp8"
+            assert [info["dtype"] for info in llm.weight_info() if len(info["shape"]) == 3].count(wanted) > 1
 
 
 UP = "model.layers.0.block_sparse_moe.input_linear.weight"  # [4, 128, 128]
