@@ -30,7 +30,7 @@ struct link {
 };
 
 template <class T, bool HAS_PARTS>
-static __global__ void __launch_bounds__(FILL_THREADS) link_fill(const __grid_constant__ own_part own)
+static __global__ void __launch_bounds__(FILL_THREADS) gather_fill(const __grid_constant__ own_part own)
 {
     wait_for_input();
     if (HAS_PARTS)
@@ -136,7 +136,7 @@ template <class T> static void fill(struct cuda *cuda, const struct gather_args 
     own.to[own.n_to++] = (T *)cuda->link->sums + first;
     own.is_by_rows = false;
     own.is_aligned = own.is_aligned && first * sizeof(T) % 16 == 0;
-    launch(cuda, own.n_parts ? link_fill<T, true> : link_fill<T, false>, FILL_BLOCKS, FILL_THREADS, 0, own);
+    launch(cuda, own.n_parts ? gather_fill<T, true> : gather_fill<T, false>, FILL_BLOCKS, FILL_THREADS, 0, own);
 }
 
 template <class T> static enum rc gather_rows(struct cuda *cuda, const struct gather_args *args, struct err *err)
