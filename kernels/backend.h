@@ -249,10 +249,19 @@ struct scale_logits_args {
     struct view logits;         /* float32 for every type of activations */
 };
 
+#define NO_LOGIT -1e30f /* of an id that is never drawn; adding biases keeps it finite */
+
+/* out column i = x column sources[i], or NO_LOGIT if that is -1. float32 for every type of activations. */
+struct spread_logits_args {
+    uint32_t n_rows;
+    struct view x, out;
+    const float *sources;       /* [out.width] whole numbers below x.width */
+};
+
 /* out row i = x row rows[i] */
 struct select_args {
     uint32_t n_selected;
-    const int32_t *rows;
+    const int32_t *rows;        /* NULL: row i */
     struct view x, out;
 };
 

@@ -267,6 +267,10 @@ class Backend:
         """Scales and caps float32 logits in place."""
         self._rows("scale_logits", {}, {"logits": logits}, item_bytes=4, scale=scale, softcap=softcap)
 
+    def spread_logits(self, x: Array, sources: Array, out: Array) -> None:
+        """Logits of some ids to the columns of all ids."""
+        self._rows("spread_logits", {"x": x}, {"out": out}, {"sources": sources}, item_bytes=4)
+
     def head_linear(
         self, matrix: Matrix, x: Array, out: Array, n_heads: int, head_rows: int, first_row: int, used_rows: int,
         is_transposed: bool = False,

@@ -1,6 +1,6 @@
 #include "drafting.h"
 
-#include "draft_model.h"
+#include "draft_program.h"
 #include "grammar.h"
 
 #define RATE_STEP 0.1f     /* weight of the newest draft in its place's rate, unless there were few before it */
@@ -17,21 +17,21 @@
 enum rc drafter_create(struct drafter *d, const struct engine_config *config, struct err *err)
 {
     enum rc rc = RC_OK;
-    if (config->drafts.method == DRAFT_MODEL)
-        rc = draft_model_create(config, &d->own, err);
+    if (config->drafts.method >= DRAFT_MODEL)
+        rc = draft_program_create(config, &d->own, err);
     else if (config->drafts.method != DRAFT_NONE && !config->draft_source)
         rc = draft_source_create(&config->drafts, &d->own, err);
     d->source = config->draft_source ? config->draft_source : d->own;
     d->adapts = !config->drafts.k;
     d->is_recurrent = config->layout.n_state_pages > 0;
-    d->overlaps = config->runner.is_async && !config->is_serial;
+    d->overlaps = config->runner.is_async && !config->is_serial && config->drafts.method != DRAFT_HEAD;
     return rc;
 }
 
 void drafter_destroy(struct drafter *d)
 {
     if (d->own && d->own->draft)
-        draft_model_destroy(d->own);
+        draft_program_destroy(d->own);
     else
         draft_source_destroy(d->own);
 }

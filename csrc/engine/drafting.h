@@ -23,7 +23,8 @@ struct drafter {
     const struct draft_source *source; /* NULL: no speculation */
     struct draft_source *own;          /* the same, if the engine made it */
     bool adapts, is_recurrent;
-    bool overlaps;                     /* a step without drafts is scheduled while the step before is computed */
+    bool overlaps;                     /* a step without drafts is scheduled while the step before is computed; a head reads
+                                        * the states of every step before the next one overwrites them */
     struct step_costs costs;
     struct draft_pace paces[N_BATCH_SIZES];
     uint32_t batch_size;               /* of the last step, as in N_BATCH_SIZES */

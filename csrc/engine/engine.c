@@ -114,7 +114,7 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
     e->context.drafts = e->drafter.source;
     if (!rc)
         rc = scheduler_create(&e->scheduler, &e->context, e->statistics, err);
-    e->max_in_flight = config->runner.is_async && !config->is_serial ? 2 : 1;
+    e->max_in_flight = e->drafter.overlaps ? 2 : 1;
     for (uint32_t slot = 0; slot < 2 && !rc; slot++)
         rc = flight_create(e, slot, err);
     if (rc) {
@@ -595,7 +595,7 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
                                         : RC_OK;
     flight->record = describe_step(e, b, &before, begun);
     flight->n_kv_events = kv_events_count(e->scheduler.events);
-    flight->started = e->config.drafts.method == DRAFT_MODEL ? begun : seconds_now();
+    flight->started = e->config.drafts.method >= DRAFT_MODEL ? begun : seconds_now();
     e->n_started++;
     e->awaited_seconds = 0;
     flight->record.n_in_flight = in_flight(e);

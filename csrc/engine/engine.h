@@ -20,7 +20,7 @@ enum engine_policy { POLICY_FCFS = 0, POLICY_PRIORITY = 1 };
  * copied back from the host tier. */
 enum preemption { PREEMPTION_AUTO = 0, PREEMPTION_RECOMPUTE, PREEMPTION_SWAP };
 
-/* The model of DRAFT_MODEL. Its pages have the numbers of the engine's (draft_model.h). */
+/* The model of DRAFT_MODEL, or the head of DRAFT_HEAD. Its pages have the numbers of the engine's (draft_program.h). */
 struct drafter_model {
     struct runner runner;
     struct kv_layout layout;

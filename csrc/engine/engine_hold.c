@@ -131,7 +131,7 @@ static enum rc check_sleep(struct engine *e, uint32_t level, uint32_t parts, str
 /* The model that drafts. NULL: there is none. */
 static const struct runner *drafter_of(const struct engine *e)
 {
-    return e->config.drafts.method == DRAFT_MODEL ? &e->config.drafter.runner : NULL;
+    return e->config.drafts.method >= DRAFT_MODEL ? &e->config.drafter.runner : NULL;
 }
 
 /* The drafter's memory could not be brought back to the state of the model's. */

@@ -81,7 +81,7 @@ struct drafts {
     uint32_t n_results, n_accepted; /* results of that step taken up so far; drafts of it that are accepted */
     bool has_more;                 /* another token of the same step follows the one being accepted */
     uint32_t n_idle;               /* tokens since the last drafts, if their number adapts */
-    uint32_t n_computed, n_drawn;  /* DRAFT_MODEL: leading positions that the drafter has computed; its drafts of this step */
+    uint32_t n_computed, n_drawn;  /* leading positions that the drafter's program has computed; its drafts of this step */
 };
 
 struct sequence {

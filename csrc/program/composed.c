@@ -106,6 +106,22 @@ static enum rc composed_scale_logits(void *ctx, const struct scale_logits_args *
     return rc ? rc : c->backend->upload(c->ctx, args->logits.data, host.logits.data, size_bytes, err);
 }
 
+static enum rc composed_spread_logits(void *ctx, const struct spread_logits_args *args, struct err *err)
+{
+    struct composed *c = ctx;
+    struct spread_logits_args host = *args;
+    size_t size_bytes = span(args->n_rows, args->out.stride, args->out.width) * sizeof(float);
+    c->used = 0;
+    enum rc rc = fetch(c, &host.x.data, span(args->n_rows, args->x.stride, args->x.width) * sizeof(float), err);
+    if (!rc)
+        rc = fetch(c, &host.sources, args->out.width * sizeof(float), err);
+    if (!rc && !(host.out.data = room(c, size_bytes, err)))
+        rc = RC_INTERNAL;
+    if (!rc)
+        rc = c->cpu->spread_logits(c->cpu_ctx, &host, err);
+    return rc ? rc : c->backend->upload(c->ctx, args->out.data, host.out.data, size_bytes, err);
+}
+
 static enum rc composed_position_scale(void *ctx, const struct position_scale_args *args, struct err *err)
 {
     struct composed *c = ctx;
@@ -210,7 +226,8 @@ static bool runs(const struct program *p, size_t entry)
         return p->n_ropes;
     for (uint32_t i = 0; i < p->n_ops; i++)
         if (op_entry(p->ops[i].code) == entry ||
-            (op_scales_logits(&p->ops[i]) && entry == offsetof(struct backend, scale_logits)))
+            (op_scales_logits(&p->ops[i]) && entry == offsetof(struct backend, scale_logits)) ||
+            (op_spreads_logits(&p->ops[i]) && entry == offsetof(struct backend, spread_logits)))
             return true;
     return false;
 }
@@ -234,7 +251,7 @@ static size_t scratch_bytes(const struct program *p, const struct composed_sizes
     for (uint32_t r = 0; r < p->n_ropes; r++)
         n_freqs = p->ropes[r].n_freqs > n_freqs ? p->ropes[r].n_freqs : n_freqs;
     size_t values = 4 * (rows + 1) * (widest + ALIGNMENT), table = (rows + 1) * (2 * n_freqs + 1),
-           logits = (size_t)sizes->max_logits_rows * sizes->vocab_stride;
+           logits = (2 * (size_t)sizes->max_logits_rows + 1) * sizes->vocab_stride;
     return (values + table + logits) * sizeof(float) + sizes->page_bytes + 8 * ALIGNMENT;
 }
 

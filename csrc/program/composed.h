@@ -11,7 +11,7 @@
 #include <stddef.h>
 
 #define COMPOSED_ENTRIES(ROW) \
-    ROW(rope_table) ROW(scale_logits) ROW(position_scale) ROW(route) ROW(sample) ROW(copy_pages)
+    ROW(rope_table) ROW(scale_logits) ROW(spread_logits) ROW(position_scale) ROW(route) ROW(sample) ROW(copy_pages)
 
 struct composed;
 

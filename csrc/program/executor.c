@@ -38,6 +38,8 @@ static enum rc begin_batch(struct running *run, const struct captured *captured)
     run->view.host_seq_first_row = b->seq_first_row;
     run->view.shares_new_keys = b->shares_new_keys;
     run->has_adapters = b->has_adapters;
+    run->is_carried = b->is_carried;
+    run->source_rows = b->source_rows;
     if (!m->staged) {
         run->row_adapter = b->row_adapter;
         struct batch_arrays host = {b->token_ids,     b->positions,   b->row_seq,
@@ -57,6 +59,10 @@ static enum rc begin_batch(struct running *run, const struct captured *captured)
         .row_adapters = b->has_adapters ? b->row_adapter : NULL, .has_adapters = b->has_adapters,
     };
     enum rc rc = RUN_ENTRY(m, begin, &args, run->err);
+    if (!rc && program_is_head(m->program)) {
+        run->source_rows = m->source_rows;
+        rc = m->backend->upload(m->ctx, m->source_rows, b->source_rows, b->n_rows * sizeof *b->source_rows, run->err);
+    }
     if (rc || !b->has_types)
         return rc;
     run->token_types = m->token_types;
@@ -97,7 +103,7 @@ static enum rc run_program(struct running *run)
 {
     struct model *m = run->m;
     enum rc rc = rope_tables_run(run);
-    for (uint32_t i = 0; i < m->plan.n_steps && !rc; i++) {
+    for (uint32_t i = run->is_carried ? m->plan.first_carried : 0; i < m->plan.n_steps && !rc; i++) {
         const struct step *step = &m->plan.steps[i];
         if (!run->n_wanted_rows && (step->on_selected || step->code == STEP_SELECT))
             continue;
@@ -129,7 +135,8 @@ static struct batch_view view_of_graph(const struct model *m, const struct captu
 static enum rc warm(struct model *m, struct captured *graph, struct err *err)
 {
     const uint32_t n = graph->n_rows;
-    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters};
+    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters,
+                          .source_rows = m->source_rows, .is_carried = program_is_head(m->program)};
     struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = m->each_row,
                               .to = m->arrays, .has_adapters = graph->has_adapters};
     use_arrays(&run, &m->arrays, n, n, n, 0);
@@ -142,7 +149,8 @@ static enum rc warm(struct model *m, struct captured *graph, struct err *err)
 static enum rc capture(struct model *m, struct captured *graph, struct err *err)
 {
     const uint32_t n = graph->n_rows;
-    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters};
+    struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters,
+                          .source_rows = m->source_rows, .is_carried = program_is_head(m->program)};
     use_arrays(&run, &m->arrays, n, n, n, 0);
     enum rc rc = m->backend->graph_begin(m->ctx, err);
     if (rc)
@@ -196,6 +204,8 @@ enum rc graphs_warm(struct model *m, struct err *err)
     uint32_t most = m->options.max_num_seqs, n_sizes = N_DRAFT_ROWS;
     /* A process group that has ended cannot be freed while a graph holds its calls. */
     bool has_group = m->options.n_here && m->options.n_here < m->options.n_ranks;
+    if (program_is_head(m->program) && !m->plan.first_carried)
+        return RC_OK; /* every batch of such a head reads rows of its model */
     if (!m->backend->graph_begin || !m->backend->begin || !entries_allow_graphs(&m->entries) || m->options.is_eager ||
         m->options.is_synchronous || has_group)
         return RC_OK;
@@ -237,7 +247,7 @@ static bool is_within(const struct batch *b, uint32_t max_tokens)
 static const struct captured *graph_for(const struct model *m, const struct batch *b)
 {
     bool shares = b->n_seqs != b->n_rows || b->shares_new_keys;
-    if (b->n_logits_rows != b->n_rows)
+    if (b->n_logits_rows != b->n_rows || b->is_carried != program_is_head(m->program))
         return NULL;
     for (uint32_t i = 0; i < m->n_graphs; i++)
         if (m->graphs[i].n_rows >= b->n_rows && m->graphs[i].shares_new_keys == shares &&

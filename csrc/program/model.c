@@ -116,7 +116,7 @@ static void size_buffers(struct model *m)
     m->table_stride = kv_layout_stride(&m->layout, o->max_model_len);
     if (m->backend->begin || !m->backend->traits->has_host_memory)
         m->staged_bytes = sizeof(int32_t) *
-                          (6 * array_values(m) +
+                          (7 * array_values(m) +
                            (size_t)kv_layout_n_tables(&m->layout) * (o->max_num_seqs + 1) * m->table_stride);
 }
 
@@ -124,7 +124,8 @@ static void lay_arrays(struct model *m)
 {
     int32_t *at = (int32_t *)m->staged;
     int32_t **arrays[] = {&m->arrays.token_ids,     &m->arrays.positions,   &m->arrays.row_seq,
-                          &m->arrays.seq_first_row, &m->arrays.logits_rows, &m->token_types, &m->arrays.tables};
+                          &m->arrays.seq_first_row, &m->arrays.logits_rows, &m->token_types,
+                          &m->source_rows,      &m->arrays.tables};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++, at += array_values(m))
         *arrays[i] = at;
 }
@@ -164,7 +165,8 @@ static enum rc fill_device(struct model *m, struct err *err)
     enum rc rc = m->backend->memory(m->ctx, &have, err);
     if (rc)
         return rc;
-    uint64_t planned = m->plan.arena_values * m->item_bytes + m->logits_bytes + m->staged_bytes;
+    uint64_t planned = m->plan.arena_values * m->item_bytes + m->logits_bytes + m->staged_bytes +
+                       (uint64_t)m->options.max_num_batched_tokens * program_kept_width(m->program) * m->item_bytes;
     for (uint32_t r = 0; r < m->program->n_ropes; r++)
         planned += m->program->ropes[r].n_freqs * sizeof(float) * (1 + 2 * (uint64_t)m->options.max_num_batched_tokens);
     planned += m->options.beside_bytes;
@@ -295,13 +297,31 @@ static enum rc choose_entries(struct model *m, struct err *err)
     return entries_choose(m->backend, m->ctx, m->program, &sizes, &m->entries, err);
 }
 
+static bool spreads_logits(const struct program *p)
+{
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (op_spreads_logits(&p->ops[i]))
+            return true;
+    return false;
+}
+
+static size_t kept_bytes(const struct model *m)
+{
+    return (size_t)m->options.max_num_batched_tokens * m->kept_stride * m->item_bytes;
+}
+
 static enum rc create_buffers(struct model *m, struct err *err)
 {
     enum rc rc = buffer(m, m->plan.arena_values * m->item_bytes, &m->arena, err);
     if (!rc)
         rc = m->logits_bytes ? buffer(m, m->logits_bytes, &m->logits, err) : RC_OK;
+    if (!rc && spreads_logits(m->program))
+        rc = buffer(m, m->logits_bytes, &m->head_logits, err);
     if (!rc && m->staged_bytes)
         rc = buffer(m, m->staged_bytes, &m->staged, err);
+    m->kept_stride = (program_kept_width(m->program) + 15) & ~15u;
+    if (!rc && m->kept_stride)
+        rc = buffer(m, kept_bytes(m), &m->kept, err);
     if (!rc)
         rc = create_ropes(m, err);
     if (!rc)
@@ -418,6 +438,10 @@ void model_destroy(struct model *m)
         m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_values * m->item_bytes);
         if (m->logits)
             m->backend->buffer_destroy(m->ctx, m->logits, m->logits_bytes);
+        if (m->head_logits)
+            m->backend->buffer_destroy(m->ctx, m->head_logits, m->logits_bytes);
+        if (m->kept)
+            m->backend->buffer_destroy(m->ctx, m->kept, kept_bytes(m));
         if (m->staged)
             m->backend->buffer_destroy(m->ctx, m->staged, m->staged_bytes);
         m->backend->buffer_destroy(m->ctx, m->pool, (size_t)m->n_pages * m->layout.page_bytes);
@@ -441,6 +465,13 @@ void model_destroy(struct model *m)
 }
 
 /* ---- introspection ------------------------------------------------------------------------------------------------------- */
+
+const void *model_kept(const struct model *m, uint32_t *width, uint32_t *stride)
+{
+    *width = program_kept_width(m->program);
+    *stride = m->kept_stride;
+    return m->kept;
+}
 
 const struct lora *model_lora(const struct model *m)
 {

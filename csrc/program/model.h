@@ -56,6 +56,8 @@ enum rc model_read_states(void *ctx, const struct batch *batch, uint32_t first, 
 uint64_t model_allocations(void *ctx);
 bool model_is_async(const struct model *model);
 
+/* The rows that steps keep, in device memory; NULL: none. width and stride: in items of activations. */
+const void *model_kept(const struct model *model, uint32_t *width, uint32_t *stride);
 const struct lora *model_lora(const struct model *model); /* without adapters if the model serves none */
 const struct kv_layout *model_layout(const struct model *model);
 const struct program *model_program(const struct model *model);

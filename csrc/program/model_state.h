@@ -32,13 +32,16 @@ struct model {
     char *arena;                  /* items have the type of activations */
     uint32_t item_bytes;          /* of one item of the arena */
     float *logits;                /* [max_logits_rows][vocab_stride] */
+    float *head_logits;           /* the same, before they are spread over all token ids; NULL: they are not */
     float **rope_freqs, **rope_tables; /* [n_ropes] */
     void *pool;
     void *slots;                  /* [n_slots][page_bytes] host memory; NULL: there is none */
     uint32_t n_slots;
+    char *kept;                   /* [max_num_batched_tokens][kept_stride] rows that operations keep; NULL: none */
+    uint32_t kept_stride;
     char *staged;                 /* the batch's integers in device memory; NULL if steps read them in host memory */
     struct batch_arrays arrays;   /* inside `staged` */
-    int32_t *token_types;         /* inside `staged` */
+    int32_t *token_types, *source_rows; /* inside `staged` */
     uint32_t table_stride;
     struct captured *graphs;      /* [n_graphs] sorted by n_rows; at equal n_rows, graphs with a max_tokens limit come first */
     uint32_t n_graphs;

@@ -137,6 +137,11 @@ bool op_scales_logits(const struct op *op)
     return op->code == OP_LOGITS && (op->logits.scale != 1 || op->logits.softcap != 0);
 }
 
+bool op_spreads_logits(const struct op *op)
+{
+    return op->code == OP_LOGITS && op->weight[2] != NO_INDEX;
+}
+
 bool operation_is_known(const struct backend *b, const struct op *op)
 {
     return backend_has(b, OPS[op->code].entry) || entry_is_composed(OPS[op->code].entry);

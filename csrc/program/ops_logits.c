@@ -1,14 +1,26 @@
 /* ops_logits.c: the logits of the wanted rows, and what is sampled from them. */
 #include "ops.h"
 
+/* Whether a weight is a constant of vocab_size row numbers below n_rows, or -1. */
+static bool is_map(const struct weight *weight, uint32_t vocab_size, uint32_t n_rows)
+{
+    bool fits = weight->kind == WEIGHT_VECTOR && weight->values && weight->rows == vocab_size;
+    for (uint32_t i = 0; fits && i < weight->rows; i++)
+        fits = weight->values[i] >= -1 && weight->values[i] < (float)n_rows &&
+               weight->values[i] == (float)(int32_t)weight->values[i];
+    return fits;
+}
+
 const char *check_logits(const struct program *p, const struct op *op)
 {
     const struct weight *weight = &p->weights[op->weight[0]];
-    uint32_t least = p->is_of_rank ? 1 : p->vocab_size, first_id = op->logits.first_id;
+    uint32_t least = p->is_of_rank || op->weight[2] != NO_INDEX ? 1 : p->vocab_size, first_id = op->logits.first_id;
     if (width_of(p, op->in[0]) != weight->cols || weight->rows < least || (uint64_t)first_id + weight->rows > p->vocab_size)
         return "the head is [vocab_size][hidden], or has a rank's rows of it";
     if (op->weight[1] != NO_INDEX && !is_vector(p, op->weight[1], weight->rows))
         return "the bias is a vector of a number for each row of the head";
+    if (op->weight[2] != NO_INDEX && !is_map(&p->weights[op->weight[2]], p->vocab_size, weight->rows))
+        return "the constant has a row of the head, or -1, for each token id";
     return op->logits.scale > 0 && op->logits.softcap >= 0 ? NULL : "the factor is above 0, the cap not below";
 }
 
@@ -53,14 +65,18 @@ static enum rc compute(struct running *run, const struct step *step, struct view
 {
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN];
-    bool is_shared = ranks_share_logits(m, op);
-    struct view y = ranks_logits(m, op);
+    bool is_shared = ranks_share_logits(m, op), is_mapped = op->weight[2] != NO_INDEX;
+    struct view y = ranks_logits(m, op), all = {m->logits, m->program->vocab_size, m->vocab_stride};
+    if (is_mapped)
+        y.data = m->head_logits;
     x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
     enum rc rc = is_shared && row ? ranks_meet(run, (struct meet_args){0}) : RC_OK; /* rank 0 has sampled the rows before */
     if (!rc)
         rc = linear_run(run, step, n, x, y);
     if (!rc && op_scales_logits(op))
         rc = RUN_ENTRY(m, scale_logits, (&(struct scale_logits_args){n, op->logits.scale, op->logits.softcap, y}), run->err);
+    if (!rc && is_mapped)
+        rc = RUN_ENTRY(m, spread_logits, (&(struct spread_logits_args){n, y, all, vector_of(m, op, 2)}), run->err);
     return rc || !is_shared ? rc : ranks_join_logits(run, op, n);
 }
 

@@ -40,13 +40,20 @@ static bool gathers_rows(const struct step *step)
     return is_gather(step) && step->ops[ROLE_MAIN]->gather.kind == GATHER_ROWS;
 }
 
+/* Whether the step keeps a value of all rows. */
+static bool keeps_all_rows(const struct step *step)
+{
+    const struct op *op = step->ops[ROLE_MAIN];
+    return step->code == STEP_OPERATION && op->code == OP_KEEP && op->keep.of_all;
+}
+
 /* After the last operation that crosses rows, all steps work row by row. So the wanted rows of each value that is read from
  * there on are selected, and the steps compute the wanted rows only. */
 static void insert_selection(struct planner *b)
 {
     uint32_t at = 0;
     for (uint32_t i = 0; i < b->n_nodes; i++)
-        if (crosses_rows(&b->nodes[i].step) || gathers_rows(&b->nodes[i].step))
+        if (crosses_rows(&b->nodes[i].step) || gathers_rows(&b->nodes[i].step) || keeps_all_rows(&b->nodes[i].step))
             at = i;
     uint32_t first = ++at, n_roots = b->n_roots;
     for (uint32_t root = 0; root < n_roots; root++) {
@@ -213,6 +220,9 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
     if (!plan->steps)
         return err_set(err, RC_MEMORY, "plan: out of memory");
     plan->n_steps = b->n_nodes;
+    for (uint32_t i = 0; i < b->n_nodes; i++)
+        if (b->nodes[i].step.ops[ROLE_MAIN] && b->nodes[i].step.ops[ROLE_MAIN]->code == OP_CARRY)
+            plan->first_carried = i;
     for (uint32_t i = 0; i < b->n_nodes; i++) {
         struct node *node = &b->nodes[i];
         for (uint32_t j = 0; j < OP_INPUTS; j++)

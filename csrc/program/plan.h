@@ -49,6 +49,7 @@ struct step {
 struct plan {
     struct step *steps;
     uint32_t n_steps;
+    uint32_t first_carried; /* the first step of batches that go on from drafts; 0: there are no steps before it */
     size_t arena_values;
 };
 

@@ -20,6 +20,22 @@ bool program_takes_whole_prompts(const struct program *p)
     return has_op(p, OP_ROW_ATTENTION);
 }
 
+uint32_t program_kept_width(const struct program *p)
+{
+    uint32_t width = 0;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *op = &p->ops[i];
+        uint32_t end = op->code == OP_KEEP ? op->keep.first + p->values[op->in[0]].width : 0;
+        width = end > width ? end : width;
+    }
+    return width;
+}
+
+bool program_is_head(const struct program *p)
+{
+    return has_op(p, OP_KEPT);
+}
+
 uint32_t program_states_width(const struct program *p)
 {
     const struct op *last = &p->ops[p->n_ops - 1];
@@ -47,6 +63,8 @@ static const char *check_weights(const struct program *p)
             rows += p->weights[w].parts[i].rows;
         if (p->weights[w].values)
             rows += p->weights[w].kind == WEIGHT_VECTOR && !p->weights[w].n_parts ? p->weights[w].rows : 0;
+        if (p->weights[w].lent)
+            rows += p->weights[w].kind == WEIGHT_MATRIX && !p->weights[w].n_parts ? p->weights[w].rows : 0;
         if (!rows || rows != p->weights[w].rows || !p->weights[w].cols)
             return "a weight's parts add up to its rows";
         if (p->weights[w].has_unit_rows && p->weights[w].kind != WEIGHT_MATRIX)

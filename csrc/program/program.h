@@ -77,6 +77,7 @@ struct weight {
     float *values;        /* [rows] values of a vector that has no parts, so no tensor of the checkpoint; else NULL */
     uint32_t quantised;   /* enum dtype of a matrix that is quantised at load and update if its tensors are floats; 0: is not */
     bool has_unit_rows;   /* each row of the matrix is divided by its length after it is written */
+    uint32_t lent;        /* of a matrix without parts: 1 + the number of this weight in the model that lends it; else 0 */
 };
 
 struct rope {
@@ -121,12 +122,15 @@ bool op_crosses_rows(uint32_t code);
 bool op_is_by_column(uint32_t code);
 size_t op_entry(uint32_t code); /* offset in struct backend of the function that the operation requires */
 bool op_scales_logits(const struct op *op); /* logits with a factor or a cap, which need the function scale_logits */
+bool op_spreads_logits(const struct op *op); /* logits of some token ids, which need the function spread_logits */
 /* The requirement that the operation does not meet, or NULL. written: nonzero for values that earlier operations write. */
 const char *op_check(const struct program *program, const struct op *op, const uint8_t *written);
 /* A program ends with its logits, with the states that pooling reads, or with both in this order. */
 bool program_has_logits(const struct program *program);
 uint32_t program_states_width(const struct program *program); /* 0: the program has no states */
 uint32_t program_n_token_types(const struct program *program); /* 0: the program reads no token types */
+uint32_t program_kept_width(const struct program *program); /* 0: the program keeps no rows */
+bool program_is_head(const struct program *program); /* it reads rows that another program keeps */
 bool program_takes_whole_prompts(const struct program *program); /* rows attend to later rows, so prompts are not split */
 /* RC_INVALID with a text that names the operation and the requirement that it does not meet. */
 enum rc program_check(const struct program *program, struct err *err);

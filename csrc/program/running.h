@@ -14,6 +14,8 @@ struct running {
     bool has_adapters;               /* a row has an adapter, or a graph for such batches is captured */
     const int32_t *row_adapter;      /* [n_rows] slots of the rows' adapters in host memory; NULL: `begin` has brought them */
     const int32_t *token_types;      /* [n_rows]; NULL: all are 0 */
+    const int32_t *source_rows;      /* [n_rows] of a head */
+    bool is_carried;                 /* as in struct batch; graphs of heads are of such batches */
     uint32_t n_wanted_rows, n_logits_rows; /* wanted_rows: first for logits, then for states */
     struct err *err;
 };

@@ -63,7 +63,7 @@ static enum rc tap_open(struct tap *t, const struct model *model, struct err *er
     uint32_t most = model->options.max_num_batched_tokens < MOST_ROWS ? model->options.max_num_batched_tokens : MOST_ROWS;
     uint32_t n_tokens = t->n_tokens;
     t->m = *model;
-    t->m.arena = NULL;
+    t->m.arena = t->m.kept = NULL;
     t->m.pool = t->m.staged = NULL;
     memset(&t->m.plan, 0, sizeof t->m.plan);
     t->n_rows = n_tokens < most || program_takes_whole_prompts(model->program) ? n_tokens : most;

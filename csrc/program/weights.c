@@ -503,6 +503,29 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     return rc;
 }
 
+/* Uses a matrix of the lender, which outlives these weights. */
+static enum rc borrow(struct loader *l, uint32_t w, struct err *err)
+{
+    const struct weight *weight = &l->weights->program->weights[w];
+    const struct weights *lender = l->options->lender;
+    const struct weight *lent = lender && weight->lent <= lender->program->n_weights
+                                    ? &lender->program->weights[weight->lent - 1] : NULL;
+    if (!lent || lent->kind != WEIGHT_MATRIX || lent->rows != weight->rows || lent->cols != weight->cols)
+        return err_set(err, RC_INVALID, "weight %u: wanted a lender with a matrix of %u rows and %u columns, have none", w,
+                       weight->rows, weight->cols);
+    l->weights->stored[w].matrix = lender->stored[weight->lent - 1].matrix;
+    l->weights->stored[w].dtypes[0] = lender->stored[weight->lent - 1].dtypes[0];
+    return RC_OK;
+}
+
+static enum rc load_weight(struct loader *l, uint32_t w, struct err *err)
+{
+    const struct weight *weight = &l->weights->program->weights[w];
+    if (weight->lent)
+        return borrow(l, w, err);
+    return weight->kind == WEIGHT_MATRIX ? load_matrix(l, w, err) : load_vector(l, w, err);
+}
+
 /* Fails before anything is allocated if the weights do not fit the device's free memory. */
 static enum rc check_room(const struct loader *l, struct err *err)
 {
@@ -551,7 +574,7 @@ static enum rc load_all(struct loader *l, struct err *err)
     l->converted = (char *)l->floats + l->floats_bytes;
     l->gathered = (char *)l->converted + l->floats_bytes;
     for (uint32_t w = 0; w < p->n_weights && !rc; w++)
-        rc = p->weights[w].kind == WEIGHT_MATRIX ? load_matrix(l, w, err) : load_vector(l, w, err);
+        rc = load_weight(l, w, err);
     mem_free(l->floats);
     return rc;
 }
@@ -577,7 +600,7 @@ void weights_destroy(struct weights *w)
     if (!w)
         return;
     for (uint32_t i = 0; w->stored && i < w->program->n_weights; i++) {
-        if (w->stored[i].matrix)
+        if (w->stored[i].matrix && !w->program->weights[i].lent)
             w->backend->matrix_destroy(w->ctx, w->stored[i].matrix);
         if (w->stored[i].vector)
             w->backend->buffer_destroy(w->ctx, w->stored[i].vector, w->program->weights[i].rows * sizeof(float));

@@ -15,6 +15,7 @@ struct weights_options {
     bool is_dummy;        /* no checkpoint: seeded, non-zero values */
     bool is_mxfp4;        /* dummy weights of experts are MXFP4 */
     uint64_t seed;
+    const struct weights *lender; /* has the weights that the program borrows; NULL: it borrows none */
     /* Called after every part; false stops the load with RC_INVALID. May be NULL. */
     bool (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_ctx;

@@ -49,6 +49,7 @@ PyObject *py_backend_operations(PyObject *module, PyObject *args)
         Py_CLEAR(found);
     ROW(rope_table)
     ROW(scale_logits)
+    ROW(spread_logits)
     ROW(sample)
 #undef ROW
     return found;

@@ -491,11 +491,11 @@ static int engine_cache_seed(const struct item *item, void *place)
 static int engine_draft_method(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix",
-                                        [DRAFT_MODEL] = "draft"};
+                                        [DRAFT_MODEL] = "draft", [DRAFT_HEAD] = "head"};
     struct engine_config *config = place;
-    uint32_t number = name_index(item->value, NAMES, 4);
+    uint32_t number = name_index(item->value, NAMES, 5);
     config->drafts.method = (enum draft_method)number;
-    return number < 4 ? 0 : refuse(item, "'', 'ngram', 'suffix' or 'draft'");
+    return number < 5 ? 0 : refuse(item, "'', 'ngram', 'suffix', 'draft' or 'head'");
 }
 
 /* A _core.Model; the engine object keeps it alive. */

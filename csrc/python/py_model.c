@@ -93,6 +93,17 @@ static int parse_beside(PyObject *options, struct model_options *o)
     return bad ? -1 : 0;
 }
 
+static struct team *team_of(PyObject *object);
+
+/* The option `lender`: the model whose weights the program borrows. */
+static int parse_lender(PyObject *options, struct model_options *o)
+{
+    PyObject *given = PyDict_GetItemString(options, "lender");
+    struct team *team = given && given != Py_None ? team_of(given) : NULL;
+    o->weights.lender = team ? model_weights(team_model(team, 0)) : NULL;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static int parse_options(PyObject *options, struct model_options *o)
 {
     PyObject *draft_rows = PyDict_GetItemString(options, "max_draft_rows");
@@ -110,7 +121,7 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->has_one_group = get_flag(options, "one_group");
     o->isa = get_text(options, "isa");
     if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || parse_adapters(options, o) ||
-        parse_beside(options, o) ||
+        parse_beside(options, o) || parse_lender(options, o) ||
         get_dtype(options, "dtype", false, &o->weights.dtype) || get_dtype(options, "kv_dtype", true, &o->kv_dtype))
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
@@ -369,6 +380,8 @@ int py_model_get(PyObject *self, struct model_parts *parts)
                    program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL,
                    model_lora(model)->adapters, model_n_host_slots(model), team_move, team_poll_moves},
     };
+    parts->runner.kept = model_kept(model, &parts->runner.kept_width, &parts->runner.kept_stride);
+    parts->runner.is_head = program_is_head(model_program(model));
     return 0;
 }
 

@@ -250,6 +250,14 @@ static int parse_quantised(PyObject *item, struct weight *weight)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* The number of the weight in the model that lends it. */
+static int parse_lent(PyObject *item, struct weight *weight)
+{
+    PyObject *number = PyDict_Check(item) ? PyDict_GetItemString(item, "lent") : NULL;
+    weight->lent = number && number != Py_None ? 1 + (uint32_t)PyLong_AsUnsignedLong(number) : 0;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static int parse_weight(PyObject *item, struct weight *weight)
 {
     uint32_t size[2] = {0, 1};
@@ -274,7 +282,8 @@ static int parse_weight(PyObject *item, struct weight *weight)
     else
         PyErr_Clear();
     Py_XDECREF(offset);
-    if (PyErr_Occurred() || parse_values(item, weight) < 0 || parse_quantised(item, weight) < 0)
+    if (PyErr_Occurred() || parse_values(item, weight) < 0 || parse_quantised(item, weight) < 0 ||
+        parse_lent(item, weight) < 0)
         return -1;
     if (PyMapping_HasKeyString(item, "unit_rows")) {
         PyObject *unit_rows = PyMapping_GetItemString(item, "unit_rows");

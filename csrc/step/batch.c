@@ -69,6 +69,7 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
     b->token_types = mem_calloc(max_rows, sizeof *b->token_types);
     b->row_seq = mem_calloc(max_rows, sizeof *b->row_seq);
     b->row_adapter = mem_calloc(max_rows, sizeof *b->row_adapter);
+    b->source_rows = mem_calloc(max_rows, sizeof *b->source_rows);
     b->seq_first_row = mem_calloc((size_t)max_seqs + 1, sizeof *b->seq_first_row);
     b->copies = mem_calloc(max_copies, sizeof *b->copies);
     b->logits_rows = mem_calloc(max_rows, sizeof *b->logits_rows);
@@ -78,8 +79,8 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
     b->top_ids = mem_calloc(n_top, sizeof *b->top_ids);
     b->top_values = mem_calloc(n_top, sizeof *b->top_values);
     b->top_ranks = mem_calloc(n_top, sizeof *b->top_ranks);
-    if (b->token_ids && b->positions && b->token_types && b->row_seq && b->row_adapter && b->seq_first_row && b->copies &&
-        b->logits_rows && b->state_rows && b->tasks && b->results && b->top_ids && b->top_values && b->top_ranks)
+    if (b->token_ids && b->positions && b->token_types && b->row_seq && b->row_adapter && b->source_rows && b->seq_first_row &&
+        b->copies && b->logits_rows && b->state_rows && b->tasks && b->results && b->top_ids && b->top_values && b->top_ranks)
         return RC_OK;
     batch_destroy(b);
     return err_set(err, RC_MEMORY, "batch: out of memory for %u rows and %u sequences; lower max_num_batched_tokens", max_rows,
@@ -88,8 +89,8 @@ enum rc batch_create(struct batch *b, const struct page_tables *tables, uint32_t
 
 void batch_destroy(struct batch *b)
 {
-    void *arrays[] = {b->token_ids, b->positions, b->token_types, b->row_seq, b->row_adapter, b->seq_first_row, b->copies,
-                      b->logits_rows, b->state_rows, b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks};
+    void *arrays[] = {b->token_ids, b->positions, b->token_types, b->row_seq, b->row_adapter, b->source_rows, b->seq_first_row,
+                      b->copies, b->logits_rows, b->state_rows, b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         mem_free(arrays[i]);
     *b = (struct batch){0};

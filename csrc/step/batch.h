@@ -37,6 +37,10 @@ struct batch {
     bool has_adapters;
     const void *const *adapter_images; /* [n_adapter_slots] to load before the rows are computed; NULL: the slot stays */
     uint32_t n_adapter_slots;
+    int32_t *source_rows;    /* [max_rows] of a head: the kept row of each row; no row of others has one */
+    const void *kept;        /* of a head: the rows that its model has kept, at kept_stride */
+    uint32_t kept_stride;
+    bool is_carried;         /* source_rows are of the head's own kept rows: the batch goes on from drafts */
     int32_t *seq_first_row;  /* [max_seqs + 1]; every sequence of a step has at least one row */
     uint32_t max_rows, max_seqs;
     const struct page_tables *tables;

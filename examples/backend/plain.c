@@ -323,11 +323,11 @@ static enum rc add(void *ctx, const struct add_args *args, struct err *err)
 
 static enum rc select_rows(void *ctx, const struct select_args *args, struct err *err)
 {
-    const int32_t *rows = at(args->rows);
+    const int32_t *rows = args->rows ? at(args->rows) : NULL;
     (void)err;
     for (uint32_t i = 0; i < args->n_selected; i++)
         for (uint32_t c = 0; c < args->out.width; c++)
-            put(ctx, args->out, i, c, get(ctx, args->x, (uint32_t)rows[i], c));
+            put(ctx, args->out, i, c, get(ctx, args->x, rows ? (uint32_t)rows[i] : i, c));
     return RC_OK;
 }
 

@@ -5,6 +5,7 @@
  *   select          out row i = x row rows[i]
  *   take            out column i = x column columns[i]
  *   position_scale  out = x * (1 + slope * log1p((position + first) / every))
+ *   spread_logits   out column i = x column sources[i], or NO_LOGIT
  *   scale_logits    logits = cap * tanh(scale * logits / cap), or scale * logits if cap is 0
  * Bound by bytes (12 a value), except for the exponentials of act. Rows are cut into chunks of columns, so that all threads
  * share one wide row. */
@@ -109,7 +110,8 @@ static void add_chunk(const void *job_args, uint32_t row, uint32_t column, uint3
 static void select_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct select_args *args = job_args;
-    memcpy(element(&args->out, row, column), element(&args->x, (uint32_t)args->rows[row], column), n * sizeof(float));
+    uint32_t from = args->rows ? (uint32_t)args->rows[row] : row;
+    memcpy(element(&args->out, row, column), element(&args->x, from, column), n * sizeof(float));
 }
 
 static void position_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
@@ -127,6 +129,15 @@ static void take_chunk(const void *job_args, uint32_t row, uint32_t column, uint
     float *out = element(&args->out, row, column);
     for (uint32_t i = 0; i < n; i++)
         out[i] = x[(uint32_t)args->columns[column + i]];
+}
+
+static void spread_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
+{
+    const struct spread_logits_args *args = job_args;
+    const float *x = element(&args->x, row, 0), *sources = args->sources + column;
+    float *out = element(&args->out, row, column);
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = sources[i] < 0 ? NO_LOGIT : x[(uint32_t)sources[i]];
 }
 
 static void scale_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
@@ -181,4 +192,10 @@ enum rc K(scale_logits)(struct cpu *cpu, const struct scale_logits_args *args, s
 {
     (void)err;
     return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->logits.width, scale_chunk});
+}
+
+enum rc K(spread_logits)(struct cpu *cpu, const struct spread_logits_args *args, struct err *err)
+{
+    (void)err;
+    return run_chunks(cpu, (struct rows_job){0, args, args->n_rows, args->out.width, spread_chunk});
 }

@@ -1,4 +1,4 @@
-"""The second model of `speculative_config={"method": "draft", "model": ...}`, which proposes drafts.
+"""The second model, or the head, that `speculative_config={"method": ..., "model": ...}` names, and that proposes drafts.
 
 Its pages have the numbers of the first model's, so both pools have equally many. Its size must be known before the first model
 takes the rest of the device's memory, and it is loaded when the number of pages is known.
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import ConfigError, ModelNotFoundError, UnsupportedError
-from .speculation import NAME
+from .speculation import HEADS, NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..config import EngineConfig
+    from ..hub import ModelFiles
+    from ..models import Spec
+    from ..models.config import Raw
     from ..text.tokenizer import Tokenizer
 
 OTHER_BYTES = 1 << 30
@@ -28,40 +31,66 @@ class Drafter:
     Args:
         config: Options of the first model, with its types.
         options: The core's options of the first model.
-        vocab_size: Rows of the first model's vocabulary.
+        target: The first model's program. A head adds what it reads.
         tokenizer: The first model's; None = its option left it out.
     """
 
     def __init__(
-        self, config: EngineConfig, options: dict[str, Any], vocab_size: int, tokenizer: Tokenizer | None
+        self, config: EngineConfig, options: dict[str, Any], target: Spec, tokenizer: Tokenizer | None
     ) -> None:
-        from .. import hub, models
+        from .. import hub
         from ..models import quantized
 
         assert config.speculative_config is not None
         _refuse_ranks(config)
         self.name = config.speculative_config["model"]
+        self.is_head = config.speculative_config["method"] in HEADS
+        self.longest: int | None = None
+        """Most positions; None: a head has no limit of its own."""
+        self.checkpoint: _core.Checkpoint | None = None
         dummy = config.load_format == "dummy"
         files = hub.resolve(self.name, None, config.hf_token, weights=not dummy)
-        wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
-        self.checkpoint = None if dummy and files.kind != "gguf" else models.open_checkpoint(files, None)
-        compiled = models.load(files, self.checkpoint, max_model_len=wanted)
+        raw = self._write_head(config, files, target) if self.is_head else self._write_model(config, files, target, tokenizer)
         if dummy:
             self.checkpoint = None
-        self.spec, self.longest = compiled.spec, compiled.config.max_position_embeddings
-        if not compiled.generates:
-            raise ConfigError(f"{NAME}: {self.name} makes no tokens; choose a model that generates", option=NAME)
-        self._check_vocabulary(vocab_size, tokenizer, files)
         self.options = {
             **options,
             "one_group": True,
             "adapters": None,
             "max_draft_rows": 0,
             "hosts": None,
-            "dummy_mxfp4": dummy and quantized.dummies_are_mxfp4(compiled.config.raw),
+            "dummy_mxfp4": dummy and quantized.dummies_are_mxfp4(raw),
         }
         self.page_bytes = _core.page_bytes(self.spec, self.options)
         self.num_bytes = OTHER_BYTES + sum(path.stat().st_size for path in files.weights)
+
+    def _write_head(self, config: EngineConfig, files: ModelFiles, target: Spec) -> Raw:
+        """Writes the program of a head; returns its configuration."""
+        from .. import models
+        from ..models import draft_heads
+
+        assert config.speculative_config is not None
+        if files.kind == "gguf":
+            raise UnsupportedError(f"{NAME}: {self.name}: a head in a GGUF file is not supported; give its directory")
+        self.checkpoint = None if config.load_format == "dummy" else models.open_checkpoint(files, None)
+        self.spec, found = draft_heads.load(config.speculative_config["method"], files, self.checkpoint, target)
+        return found.raw
+
+    def _write_model(
+        self, config: EngineConfig, files: ModelFiles, target: Spec, tokenizer: Tokenizer | None
+    ) -> Raw:
+        """Writes the program of a second model; returns its configuration."""
+        from .. import models
+
+        wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
+        is_dummy = config.load_format == "dummy" and files.kind != "gguf"
+        self.checkpoint = None if is_dummy else models.open_checkpoint(files, None)
+        compiled = models.load(files, self.checkpoint, max_model_len=wanted)
+        self.spec, self.longest = compiled.spec, compiled.config.max_position_embeddings
+        if not compiled.generates:
+            raise ConfigError(f"{NAME}: {self.name} makes no tokens; choose a model that generates", option=NAME)
+        self._check_vocabulary(target["vocab_size"], tokenizer, files)
+        return compiled.config.raw
 
     def _check_vocabulary(self, vocab_size: int, tokenizer: Tokenizer | None, files: Any) -> None:
         """Each id must mean the same text in both models."""
@@ -91,20 +120,24 @@ class Drafter:
         """Loads the drafter with as many pages as the model has."""
         chosen = model.describe()
         length = int(chosen["max_model_len"])
-        if length > self.longest:
+        if self.longest is not None and length > self.longest:
             message = (
                 f"max_model_len must be at most {self.longest}, the max_position_embeddings of the drafter {self.name}, "
                 f"got {length}; lower max_model_len"
             )
             raise ConfigError(message, option="max_model_len", value=length)
         own = {"kv_cache_bytes": int(chosen["num_pages"]) * self.page_bytes, "max_model_len": length, "fit_model_len": False}
-        return _core.Model([self.spec], self.checkpoint, {**self.options, "beside": None, **own}, on_progress)
+        lender = model if self.is_head else None
+        options = {**self.options, "beside": None, "lender": lender, **own}
+        return _core.Model([self.spec], self.checkpoint, options, on_progress)
 
 
 def _refuse_ranks(config: EngineConfig) -> None:
+    assert config.speculative_config is not None
+    method = config.speculative_config["method"]
     for name in ("tensor_parallel_size", "data_parallel_size", "nnodes"):
         if getattr(config, name) > 1:
             raise UnsupportedError(
-                f"{NAME} with the method 'draft' is not supported yet with {name}={getattr(config, name)}; "
+                f"{NAME} with the method {method!r} is not supported yet with {name}={getattr(config, name)}; "
                 f"use {name}=1, or the method 'ngram' or 'suffix'"
             )

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from ..config import EngineConfig
 
 NAME = "speculative_config"
-METHODS = ("ngram", "suffix", "draft")
-LATER = ("eagle", "eagle3", "medusa", "mtp")
-"""Methods that need heads on the states of the first model."""
+HEADS = ("eagle", "eagle3")
+"""Methods whose drafter is a head on the hidden states of the model."""
+METHODS = ("ngram", "suffix", "draft", *HEADS)
+LATER = ("medusa", "mtp")
+"""Methods that may come later."""
 VLLM_METHODS = {"draft_model": "draft"}
 VLLM_KEYS = {"num_speculative_tokens": "k", "prompt_lookup_min": "min", "prompt_lookup_max": "max"}
 MOST_DRAFTS, LONGEST_MATCH, MOST_LENGTHS = 16, 32, 8
@@ -35,13 +37,13 @@ _LENGTH = integer(1, LONGEST_MATCH)
 RULES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "ngram": {"k": _count, "min": _LENGTH, "max": _LENGTH},
     "suffix": {"k": _count, "shared": _shared},
-    "draft": {"k": _count, "model": text},
+    **{method: {"k": _count, "model": text} for method in ("draft", *HEADS)},
 }
 """Keys of each method beside `method`, and their rules."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ngram": {"k": 4, "min": 2, "max": 4},
     "suffix": {"k": "auto", "shared": SHARED_BYTES},
-    "draft": {"k": 4},
+    **{method: {"k": 4} for method in ("draft", *HEADS)},
 }
 
 
@@ -49,7 +51,7 @@ def _method(found: Mapping[str, Any]) -> str:
     name = str(found.get("method"))
     name = VLLM_METHODS.get(name, name)
     if name in LATER or name.endswith("_mtp"):
-        later(NAME, {"method": name}, "use the method 'ngram', 'suffix' or 'draft'")
+        later(NAME, {"method": name}, "use another method: " + ", ".join(METHODS))
     if name not in METHODS:
         refuse(NAME, "a dict with a 'method' among " + ", ".join(METHODS), dict(found))
     return name
@@ -78,8 +80,8 @@ def speculation(name: str, value: object) -> dict[str, Any]:
         given[own] = rules[own](f"{name}: {key}", item)
     if method == "ngram":
         _complete_lengths(given)
-    if method == "draft" and "model" not in given:
-        refuse(NAME, "a dict with the 'model' of the method 'draft'", dict(value))
+    if "model" in rules and "model" not in given:
+        refuse(NAME, f"a dict with the 'model' of the method {method!r}", dict(value))
     return {"method": method, **DEFAULTS[method], **given}
 
 
@@ -93,8 +95,8 @@ def _complete_lengths(given: dict[str, Any]) -> None:
 
 
 def has_model(config: EngineConfig) -> bool:
-    """Whether a second model proposes drafts."""
-    return config.speculative_config is not None and config.speculative_config["method"] == "draft"
+    """Whether a second model or a head proposes drafts."""
+    return config.speculative_config is not None and config.speculative_config["method"] in ("draft", *HEADS)
 
 
 def most_draft_rows(config: EngineConfig) -> int:
@@ -113,7 +115,7 @@ def core_options(config: Mapping[str, Any] | None) -> dict[str, Any]:
     if config is None:
         return {}
     return {
-        "draft_method": config["method"],
+        "draft_method": "head" if config["method"] in HEADS else config["method"],
         "draft_k": 0 if config["k"] == "auto" else config["k"],
         "draft_min": config.get("min", 0),
         "draft_max": config.get("max", 0),

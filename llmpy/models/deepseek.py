@@ -12,7 +12,7 @@ from .registry import architecture
 from .rope import Parameters, Rope
 
 CHECKPOINTS = "DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V3, DeepSeek-R1"
-LIMITS = "V3 and R1 are released in FP8 and run as they are; layers that only predict further tokens are left out"
+LIMITS = "V3 and R1 are released in FP8 and run as they are; layers that predict further tokens run as drafters alone (`speculative_config`)"
 DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
@@ -58,10 +58,13 @@ def deepseek_v2(cfg: ModelConfig, m: Model) -> None:
     },
 )
 def deepseek_v3(cfg: ModelConfig, m: Model) -> None:
-    """DeepSeek-V3 decoder: V2 with another router; layers for multi-token prediction are not used."""
-    interleaved = cfg.get("rope_interleave", True)
-    rope = replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=interleaved)
-    write(cfg, m, rope, mixture.deepseek3(cfg, "mlp.gate"))
+    """DeepSeek-V3 decoder: V2 with another router."""
+    write(cfg, m, rope_of_v3(cfg), mixture.deepseek3(cfg, "mlp.gate"))
+
+
+def rope_of_v3(cfg: ModelConfig) -> Rope:
+    """The rope of DeepSeek-V3."""
+    return replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=cfg.get("rope_interleave", True))
 
 
 def write(cfg: ModelConfig, m: Model, rope: Rope, routing: Routing) -> None:
@@ -69,11 +72,16 @@ def write(cfg: ModelConfig, m: Model, rope: Rope, routing: Routing) -> None:
     stem = m.stem("model.", "embed_tokens")
     x = m.embed(f"{stem}embed_tokens")
     for i, layer in enumerate(m.layers(f"{stem}layers", cfg.num_layers)):
-        x = x + attention(cfg, layer, layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps), rope)
-        h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
-        x = x + (usual.mlp(cfg, layer, h) if i < cfg.get("first_k_dense_replace", 0) else experts(cfg, layer, h, routing))
+        x = decoder_layer(cfg, layer, x, rope, None if i < cfg.get("first_k_dense_replace", 0) else routing)
     m.ignore(f"{stem}layers.{cfg.num_layers}.*")
     heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)
+
+
+def decoder_layer(cfg: ModelConfig, layer: Block, x: Value, rope: Rope, routing: Routing | None) -> Value:
+    """Latent attention, then a mixture; routing None: a dense MLP."""
+    x = x + attention(cfg, layer, layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps), rope)
+    h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
+    return x + (usual.mlp(cfg, layer, h) if routing is None else experts(cfg, layer, h, routing))
 
 
 def experts(cfg: ModelConfig, layer: Block, x: Value, routing: Routing) -> Value:

@@ -319,11 +319,13 @@ class Interpreter:
     Attributes:
         spec: The program.
         values: Every value of the last run, by its number, [n, width].
+        kept: What `keep` operations of the last run have kept, by first column; of a head what its model has kept, under 0.
     """
 
     def __init__(self, spec: Spec, read: Read) -> None:
         self.spec = spec
         self.values: list[Array] = []
+        self.kept: dict[int, Array] = {}
         self._weights = [_weight(weight, read) for weight in spec["weights"]]
 
     def logits(self, token_ids: Sequence[int]) -> Array:
@@ -354,7 +356,11 @@ class Interpreter:
         if name == "states":
             return x
         if name == "logits":
-            return _logits(x, [self._weights[i] for i in op["weights"]], **op["attributes"])
+            weights = [self._weights[i] for i in op["weights"] if i >= 0]
+            if len(op["weights"]) < 3:
+                return _logits(x, weights, **op["attributes"])
+            rows = weights.pop().astype(int)
+            return np.where(rows < 0, -1e30, _logits(x, weights, **op["attributes"])[:, rows])
         raise ValueError(f"operation {name!r} does not end a program")
 
     def _embed(self, op: Operands, inputs: Mapping[str, NDArray[np.int64]]) -> list[Array]:
@@ -426,6 +432,15 @@ class Interpreter:
             return [_selective_scan(x, weights[0], weights[1], weights[2] if len(weights) > 2 else 0.0)]
         if name == "delta":
             return [_delta(op, x, *weights)]
+        if name == "concat":
+            return [np.concatenate(x, 1)]
+        if name == "keep":
+            self.kept[int(given["first"])] = x[0]
+            return []
+        if name == "kept":
+            return [self.kept[0]]
+        if name == "carry":
+            return [x[0]]
         if name == "take":
             return [x[0][:, weights[0].astype(int)]]
         if name == "position_scale":

@@ -22,6 +22,7 @@ class Weight(TypedDict):
 
     unit_rows: the rows of the matrix are divided by their lengths after they are written.
     quantised: type of a matrix that is quantised at load; absent: as in the file.
+    lent: number of this weight in the program of the model that lends it; the matrix has no parts then.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Weight(TypedDict):
     values: bytes | None
     unit_rows: bool
     quantised: NotRequired[str]
+    lent: NotRequired[int]
 
 
 class RopeSpec(TypedDict):

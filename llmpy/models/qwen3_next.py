@@ -6,7 +6,7 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "Qwen3-Next-80B-A3B"
-LIMITS = "layers that only predict further tokens are left out; GGUF files of the first layout (`ssm_in`) are refused"
+LIMITS = "layers that predict further tokens run as drafters alone (`speculative_config`); GGUF files of the first layout (`ssm_in`) are refused"
 
 
 @architecture(
@@ -38,13 +38,18 @@ def qwen3_next(cfg: ModelConfig, m: Model) -> None:
     kinds, dense = cfg.raw.get("layer_types"), cfg.raw.get("mlp_only_layers") or []
     x = m.embed("model.embed_tokens")
     for i, layer in enumerate(m.layers("model.layers", cfg.num_layers)):
-        h = layer.rms_norm(x, "input_layernorm", eps, offset=1.0)
         is_full = kinds[i] == "full_attention" if isinstance(kinds, list) else (i + 1) % step == 0
-        x = x + (attention(cfg, layer, h) if is_full else delta_net(cfg, layer, h))
-        h = layer.rms_norm(x, "post_attention_layernorm", eps, offset=1.0)
         is_sparse = i not in dense and (i + 1) % cfg.size("decoder_sparse_step", 1) == 0  # type: ignore[operator]
-        x = x + (experts(cfg, layer, h) if is_sparse else usual.mlp(cfg, layer, h))
+        x = decoder_layer(cfg, layer, x, is_full=is_full, is_sparse=is_sparse)
     heads.head(cfg, m, m.rms_norm(x, "model.norm", eps, offset=1.0), "model.")
+
+
+def decoder_layer(cfg: ModelConfig, layer: Block, x: Value, *, is_full: bool, is_sparse: bool) -> Value:
+    """Attention or a delta net, then a mixture or a dense MLP."""
+    h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps, offset=1.0)
+    x = x + (attention(cfg, layer, h) if is_full else delta_net(cfg, layer, h))
+    h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps, offset=1.0)
+    return x + (experts(cfg, layer, h) if is_sparse else usual.mlp(cfg, layer, h))
 
 
 def delta_net(cfg: ModelConfig, layer: Block, x: Value) -> Value:

@@ -30,6 +30,7 @@ def config(value: Any) -> Any:
             {"method": "draft_model", "model": "small", "num_speculative_tokens": 2},
             {"method": "draft", "k": 2, "model": "small"},
         ),
+        ({"method": "eagle3", "model": "head"}, {"method": "eagle3", "k": 4, "model": "head"}),
         ({"method": "suffix"}, SUFFIX),
         ({"method": "suffix", "shared": False, "num_speculative_tokens": 16}, {"method": "suffix", "k": 16, "shared": 0}),
         ({"method": "suffix", "shared": "1MiB"}, {"method": "suffix", "k": "auto", "shared": 1 << 20}),
@@ -44,7 +45,7 @@ def test_forms(given: Any, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "speculative_config must be a dict with a 'method' among ngram, suffix, draft, got {}"),
+        ({}, "speculative_config must be a dict with a 'method' among ngram, suffix, draft, eagle, eagle3, got {}"),
         ({"method": "magic"}, "must be a dict with a 'method' among"),
         ({"method": "ngram", "k": 0}, "speculative_config: k must be from 1 to 16"),
         ({"method": "ngram", "k": 17}, "speculative_config: k must be from 1 to 16"),
@@ -53,6 +54,7 @@ def test_forms(given: Any, wanted: Any) -> None:
         ({"method": "ngram", "k": 3, "num_speculative_tokens": 3}, "one of 'k' and 'num_speculative_tokens', got both"),
         ({"method": "suffix", "shared": -1}, "shared must be a size"),
         ({"method": "draft"}, "must be a dict with the 'model' of the method 'draft'"),
+        ({"method": "eagle3", "k": 2}, "must be a dict with the 'model' of the method 'eagle3'"),
     ],
 )
 def test_bad_values(given: Any, message: str) -> None:
@@ -73,7 +75,7 @@ def test_unknown_keys_are_named(key: str) -> None:
         config({"method": "ngram", key: 1})
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mtp", "deepseek_mtp"])
+@pytest.mark.parametrize("method", ["medusa", "mtp", "deepseek_mtp"])
 def test_later_methods(method: str) -> None:
     with pytest.raises(UnsupportedError, match=f"^speculative_config=.*{method}"):
         config({"method": method, "model": "head", "k": 2})

@@ -347,7 +347,7 @@ static enum rc sample(void *ctx, const struct sample_args *args, struct err *err
         (void)ctx, (void)args; \
         return err_set(err, RC_INTERNAL, "the program has no " #name); \
     }
-NOTHING(rope_table) NOTHING(position_scale) NOTHING(scale_logits) NOTHING(route) NOTHING(copy_pages)
+NOTHING(rope_table) NOTHING(position_scale) NOTHING(scale_logits) NOTHING(spread_logits) NOTHING(route) NOTHING(copy_pages)
 
 static enum rc note_meeting(enum rc rc)
 {
@@ -412,6 +412,7 @@ static const struct backend BACKEND = {
     .memory = tell_memory, .graph_begin = graph_begin, .graph_end = graph_end, .graph_launch = graph_launch,
     .graph_destroy = graph_destroy, .begin = begin, .embed = embed, .linear = linear, .select = select_rows,
     .sample = sample, .rope_table = no_rope_table, .position_scale = no_position_scale, .scale_logits = no_scale_logits,
+    .spread_logits = no_spread_logits,
     .route = no_route, .copy_pages = no_copy_pages, .comm = &COMM,
 };
 

@@ -123,9 +123,11 @@ static struct weight_part BIAS[] = {PART("a.q.bias", 4, 0), PART("a.k.bias", 2, 
 static float SLOPES[] = {1, 2};
 static struct weight_part CURVE[] = {PART("alpha", 1, 0), CONSTANT("beta", 0.5f)};
 static struct weight WEIGHTS[] = {
-    {WEIGHT_MATRIX, 6, 8, 2, QK, 0, NULL, 0, false},   {WEIGHT_VECTOR, 8, 1, 1, NORM, 1, NULL, 0, false},
-    {WEIGHT_VECTOR, 6, 1, 2, BIAS, 0, NULL, 0, false}, {WEIGHT_VECTOR, 2, 1, 0, NULL, 0, SLOPES, 0, false},
-    {WEIGHT_VECTOR, 2, 1, 2, CURVE, 0, NULL, 0, false}};
+    {.kind = WEIGHT_MATRIX, .rows = 6, .cols = 8, .n_parts = 2, .parts = QK},
+    {.kind = WEIGHT_VECTOR, .rows = 8, .cols = 1, .n_parts = 1, .parts = NORM, .offset = 1},
+    {.kind = WEIGHT_VECTOR, .rows = 6, .cols = 1, .n_parts = 2, .parts = BIAS},
+    {.kind = WEIGHT_VECTOR, .rows = 2, .cols = 1, .values = SLOPES},
+    {.kind = WEIGHT_VECTOR, .rows = 2, .cols = 1, .n_parts = 2, .parts = CURVE}};
 static char *IGNORED[] = {"lm_head.weight", "*.rotary_emb.inv_freq"};
 static struct rope ROPE;
 static struct program PROGRAM = {

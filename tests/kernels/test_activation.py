@@ -180,6 +180,22 @@ def test_logits(width: int, scale: float, cap: float, open_backend: Open) -> Non
         assert part.tobytes() == out[first : first + rows].tobytes()
 
 
+@pytest.mark.parametrize(("width", "few"), [(1, 1), (131, 25), (3000, 7), (3000, 2999)])
+def test_logits_of_some_ids(width: int, few: int, open_backend: Open) -> None:
+    backend, random = open_backend(2), np.random.default_rng(width)
+    x = random.standard_normal((9, few + 3)).astype(np.float32)
+    ids, sources = random.permutation(width)[:few], np.full(width, -1, np.float32)
+    sources[ids] = np.arange(few)
+    out, alone = np.full((9, width + 3), -7, np.float32), np.full((1, width), np.nan, np.float32)
+    backend.spread_logits(x[:, :few], sources, out[:, :width])
+    wanted = np.full((9, width), -1e30, np.float32)
+    wanted[:, ids] = x[:, :few]
+    assert backend.allocations == 0 and (out[:, width:] == -7).all()
+    assert out[:, :width].tobytes() == wanted.tobytes()
+    backend.spread_logits(x[4:5, :few], sources, alone)
+    assert alone.tobytes() == wanted[4:5].tobytes()
+
+
 def test_products_and_factors(open_backend: Open) -> None:
     """`gated` with identity is a product, and a row of factors scales columns, each with one rounding."""
     backend, random = open_backend(2), np.random.default_rng(0)

@@ -257,12 +257,12 @@ kernel void add(global const float *a, uint a_stride, global const float *b, uin
         out[r * out_stride + c] = a[r * a_stride + c] + b[r * b_stride + c];
 }
 
-kernel void select_rows(global const float *x, uint x_stride, global const int *rows, global float *out, uint out_stride,
-                        uint width)
+kernel void select_rows(global const float *x, uint x_stride, global const int *rows, uint is_all, global float *out,
+                        uint out_stride, uint width)
 {
     size_t c = get_global_id(0), r = get_global_id(1);
     if (c < width)
-        out[r * out_stride + c] = x[(size_t)rows[r] * x_stride + c];
+        out[r * out_stride + c] = x[(is_all ? r : (size_t)rows[r]) * x_stride + c];
 }
 
 kernel void take(global const float *x, uint x_stride, global const float *columns, global float *out, uint out_stride,

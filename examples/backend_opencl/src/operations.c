@@ -85,8 +85,8 @@ static enum rc add(void *ctx, const struct add_args *args, struct err *err)
 
 static enum rc select_rows(void *ctx, const struct select_args *args, struct err *err)
 {
-    return launch(ctx, KERNEL_select_rows, args->out.width, args->n_selected, GROUP, err, "puppuu", args->x.data,
-                  args->x.stride, args->rows, args->out.data, args->out.stride, args->out.width);
+    return launch(ctx, KERNEL_select_rows, args->out.width, args->n_selected, GROUP, err, "pupupuu", args->x.data,
+                  args->x.stride, args->rows, (uint32_t)!args->rows, args->out.data, args->out.stride, args->out.width);
 }
 
 static enum rc take(void *ctx, const struct take_args *args, struct err *err)

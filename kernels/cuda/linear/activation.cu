@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(THREADS) select_rows(rows<T> x, const i
     uint32_t row = blockIdx.x, column = own_column();
     start_next();
     wait_for_input();
-    load_part<IS_ALIGNED>(x.at((uint32_t)chosen[row], 0), column, out.width, values);
+    load_part<IS_ALIGNED>(x.at(chosen ? (uint32_t)chosen[row] : row, 0), column, out.width, values);
     store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, values);
 }
 
@@ -143,6 +143,21 @@ static __global__ void __launch_bounds__(THREADS) scale_logits_rows(rows<float> 
     for (uint32_t i = 0; i < 8; i++)
         x[i] = HAS_CAP ? cap * tanhf(x[i] * scale / cap) : x[i] * scale;
     store_part<IS_ALIGNED>(logits.at(row, 0), column, logits.width, x);
+}
+
+template <bool IS_ALIGNED>
+static __global__ void __launch_bounds__(THREADS) spread_logits_rows(rows<float> from, rows<float> out, const float *sources)
+{
+    float x[8];
+    uint32_t row = blockIdx.x, column = own_column();
+    start_next();
+    wait_for_input();
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) {
+        float source = column + i < out.width ? sources[column + i] : -1.0f;
+        x[i] = source < 0 ? NO_LOGIT : *from.at(row, (uint32_t)source);
+    }
+    store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, x);
 }
 
 static dim3 grid_of(uint32_t n_rows, uint32_t width)
@@ -253,4 +268,15 @@ enum rc cuda_scale_logits(void *ctx, const struct scale_logits_args *args, struc
     launch(cuda, args->softcap != 0 ? capped : plain, grid_of(args->n_rows, args->logits.width), THREADS, 0,
            rows<float>(args->logits), args->scale, args->softcap);
     return launched(err, "scale_logits");
+}
+
+enum rc cuda_spread_logits(void *ctx, const struct spread_logits_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    if (!args->n_rows)
+        return RC_OK;
+    launch(cuda, has_eights<float>(args->out) ? spread_logits_rows<true> : spread_logits_rows<false>,
+           grid_of(args->n_rows, args->out.width), THREADS, 0, rows<float>(args->x), rows<float>(args->out), args->sources);
+    return launched(err, "spread_logits");
 }

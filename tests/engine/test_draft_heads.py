@@ -1,0 +1,248 @@
+"""Heads that draft from the model's hidden states: they change no bit of an output, and draft what their formulas say."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from head_files import Array, eagle, eagle3, eagle3_rows, eagle_rows, write_head
+from safetensors.numpy import load_file
+from speculating import PAGE, open_llm, run, texts
+
+from llmpy import LLM
+from llmpy.errors import CheckpointError, UnsupportedError
+
+Make = Callable[[str, str], Path]
+Rows = Callable[[Array, Array, Array], tuple[Array, Array]]
+ENGINES: list[dict[str, Any]] = [
+    {},
+    {"max_num_batched_tokens": 21, "max_num_seqs": 3},
+    {"kv_cache_memory_bytes": 2 * 18 * PAGE, "max_model_len": 160},
+    {"enable_prefix_caching": False, "block_size": 32},
+]
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return found
+
+
+def chain(rows: Rows, embedding: Array, states: Array, ids: list[int], k: int, allowed: list[int]) -> list[int]:
+    """The k greedy drafts behind the known ids."""
+    known, own, drafts = list(ids), np.zeros((0, 64)), []
+    for _ in range(k):
+        x, logits = rows(states[: len(ids) - 1], embedding[known[1:]], own)
+        own = x[len(ids) - 2 :]
+        drafts.append(allowed[int(np.argmax(logits[-1][allowed]))])
+        known.append(drafts[-1])
+    return drafts
+
+
+def expected_steps(
+    rows: Rows, embedding: Array, states: Array, ids: list[int], n: int, k: int, allowed: list[int]
+) -> list[tuple[int, int]]:
+    """Drafts and accepted drafts of each step behind the n known ids, of which the last one is the first that was drawn."""
+    steps = []
+    while n < len(ids):
+        most = min(k, len(ids) - n - 1)
+        drafts = chain(rows, embedding, states, ids[:n], most, allowed)
+        accepted = next((i for i, draft in enumerate(drafts) if draft != ids[n + i]), most)
+        steps.append((most, accepted))
+        n += accepted + 1
+    return steps
+
+
+def check_drafts(path: Path, head: dict[str, Any], taps: list[str], rows: Rows, embedding: Array) -> None:
+    """Greedy answers with two allowed ids take the very steps that the drafts of the reference give."""
+    found = []
+    with open_llm(path, speculative_config=head, enable_prefix_caching=False) as llm:
+        for seed in range(8):
+            rng, n_before = np.random.default_rng(seed), llm.stats().num_steps
+            prompt, allowed = rng.integers(3, 131, 7 + 4 * seed).tolist(), sorted({4 + seed % 5, 20 + seed})
+            options: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "allowed_token_ids": allowed, "ignore_eos": True}
+            [output] = llm.generate([prompt], **options, use_tqdm=False)
+            log = llm.step_log()[1 + n_before - llm.stats().num_steps :]
+            ids = prompt + list(output.outputs[0].token_ids)
+            [states] = llm.tap([ids], taps)
+            kept = np.concatenate([states[name] for name in taps], 1).astype(np.float64)
+            wanted = expected_steps(rows, embedding, kept, ids, len(prompt) + 1, head["k"], allowed)
+            assert [(step.draft_rows, step.accepted_drafts) for step in log] == wanted
+            found += wanted
+    assert 0.1 < sum(n for _, n in found) / sum(n for n, _ in found) < 0.9
+
+
+def wide(tensors: dict[str, Array]) -> dict[str, Array]:
+    """The tensors in float64, for the reference."""
+    return {name: x.astype(np.float64) if x.dtype.kind == "f" else x for name, x in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes"), [(None, {}), ([*range(4, 9), *range(20, 40)], {}), (None, {"norm_before_residual": True})], ids=str
+)
+def test_eagle3_drafts_what_the_formulas_say(
+    ids: list[int] | None, changes: dict[str, Any], tiny_model: Make, tmp_path: Path
+) -> None:
+    path = tiny_model("llama", "float32")
+    folder, tensors = eagle3(tmp_path / "head", ids, **changes)
+    w, config, target = wide(tensors), config_of(folder), wide(load_file(path / "model.safetensors"))
+    head = {"method": "eagle3", "model": str(folder), "k": 3}
+    names = ["model.layers.1", "model.layers.0", "model.embed_tokens"]  # inputs of layers 2, 1, 0
+    rows: Rows = lambda states, e, own: eagle3_rows(w, states, e, config, own)  # noqa: E731
+    check_drafts(path, head, names, rows, target["model.embed_tokens.weight"])
+
+
+def test_eagle_drafts_what_the_formulas_say(tiny_model: Make, tmp_path: Path) -> None:
+    path = tiny_model("llama", "float32")
+    folder, tensors = eagle(tmp_path / "head")
+    w, config, target = wide(tensors), config_of(folder), wide(load_file(path / "model.safetensors"))
+    lm_head = target["model.embed_tokens.weight"]
+    rows: Rows = lambda states, e, own: eagle_rows(w, states, e, config, own, lm_head)  # noqa: E731
+    check_drafts(path, {"method": "eagle", "model": str(folder), "k": 4}, ["model.norm"], rows, w["embed_tokens.weight"])
+
+
+HEADS: dict[str, Callable[[Path], tuple[Path, dict[str, Array]]]] = {"eagle3": eagle3, "eagle": eagle}
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A head of each method for tiny models of 64 columns."""
+    folder = tmp_path_factory.mktemp("heads")
+    return {method: str(write(folder / method)[0]) for method, write in HEADS.items()}
+
+
+def check_bits(path: Path, wanted: list[Any], **options: Any) -> None:
+    """All requests twice, the second time with a full cache."""
+    with open_llm(path, **options) as llm:
+        assert run(llm) == wanted
+        assert run(llm) == wanted
+        llm.check()
+        stats = llm.stats()
+        assert 0 < stats.accepted_rows < stats.draft_rows
+        assert stats.allocations_since_warmup == 0
+        assert stats.num_unfinished == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+
+
+def test_bits_with_and_without(tiny_model: Make, heads: dict[str, str]) -> None:
+    """Greedy and sampled requests of every kind: batched, chunked, preempted, and with full caches."""
+    path = tiny_model("llama", "float32")
+    with open_llm(path, enable_prefix_caching=False) as llm:
+        wanted = run(llm)
+    for i, engine in enumerate(ENGINES):
+        for method in list(heads) if not i else [list(heads)[i % len(heads)]]:
+            check_bits(path, wanted, speculative_config={"method": method, "model": heads[method], "k": 4 - i % 2}, **engine)
+    check_bits(path, wanted, speculative_config={"method": "eagle3", "model": heads["eagle3"], "k": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "method"), [("qwen2-mixed", "bfloat16", "eagle"), ("mixtral", "float32", "eagle3")]
+)
+def test_bits_of_other_families(family: str, dtype: str, method: str, tiny_model: Make, heads: dict[str, str]) -> None:
+    path = tiny_model(family, dtype)
+    with open_llm(path, enable_prefix_caching=False) as llm:
+        wanted = run(llm)
+    head = {"method": method, "model": heads[method]}
+    check_bits(path, wanted, speculative_config=head, max_num_batched_tokens=24, max_num_seqs=4)
+
+
+def test_bits_of_recurrent_models(recurrent_model: Path, heads: dict[str, str]) -> None:
+    config = config_of(recurrent_model)
+    head = {"method": "eagle3", "model": heads["eagle3"], "k": 3}
+    if config["vocab_size"] != 131 or config["hidden_size"] != 64:
+        pytest.skip("heads of another size")
+    with open_llm(recurrent_model, enable_prefix_caching=False) as llm:
+        if not llm.num_cache_groups:
+            with pytest.raises(UnsupportedError, match="full attention"):
+                open_llm(recurrent_model, speculative_config=head)
+            return
+        wanted = run(llm)
+    check_bits(recurrent_model, wanted, speculative_config=head)
+
+
+def agreeing(folder: Path, path: Path) -> tuple[Path, Path]:
+    """A model whose next token depends on the last one alone, and a head of EAGLE that computes the same."""
+    target, config = load_file(path / "model.safetensors"), config_of(path)
+    for name, x in target.items():
+        target[name] = 0 * x if name.endswith(("o_proj.weight", "down_proj.weight")) else x
+    rows = target["model.embed_tokens.weight"]
+    target["model.embed_tokens.weight"] = (rows / np.sqrt((rows**2).mean(1, keepdims=True))).astype(np.float32)
+    target["model.norm.weight"] = np.ones(64, np.float32)
+    model, _ = write_head(folder / "model", config | {"rms_norm_eps": 1e-12}, target)
+    head, tensors = eagle(folder / "head")
+    tensors = {name: 0 * x if name.endswith(("o_proj.weight", "down_proj.weight")) else x for name, x in tensors.items()}
+    tensors["fc.weight"], tensors["fc.bias"] = np.eye(64, 128, dtype=np.float32), np.zeros(64, np.float32)
+    tensors["embed_tokens.weight"] = target["model.embed_tokens.weight"]
+    return model, write_head(folder / "same", config_of(head), tensors)[0]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_a_head_that_agrees_is_always_right(engine: dict[str, Any], tiny_model: Make, tmp_path: Path) -> None:
+    """Also at temperature 1, with penalties, several samples, chunked prompts, hits and preemptions: the draws are coupled."""
+    path, head = agreeing(tmp_path, tiny_model("llama", "float32"))
+    with open_llm(path, speculative_config={"method": "eagle", "model": str(head), "k": 4}, **engine) as llm:
+        run(llm)
+        run(llm)
+        stats = llm.stats()
+        assert 0 < stats.accepted_rows == stats.draft_rows
+        n_before = stats.num_steps
+        llm.generate([[7, 8, 9]], temperature=1, seed=1, max_tokens=41, ignore_eos=True, use_tqdm=False)
+        assert llm.stats().num_steps - n_before == 1 + 8  # the prompt's, then five tokens a step
+
+
+def test_sleep_updates_and_taps(tiny_model: Make, heads: dict[str, str]) -> None:
+    """The head keeps its weights over sleep, takes new ones by its own names, and reads new ones of the model."""
+    path = tiny_model("llama", "float32")
+    with open_llm(path, speculative_config={"method": "eagle3", "model": heads["eagle3"], "k": 3}) as llm:
+        before, stats = run(llm), llm.stats()
+        llm.reset_prefix_cache()
+        for level in (1, 2):
+            llm.sleep(level, "keep")
+            llm.wake_up()
+            llm.update_weights(path)
+            ids = llm.enqueue([[5, 6, 7]], temperature=0, max_tokens=9)
+            llm.step()
+            llm.tap([[5, 6, 7, 8]], ["model.norm"])
+            assert len(llm.wait_for_completion()) == len(ids)
+            llm.reset_prefix_cache()
+            assert run(llm) == before
+        again = llm.stats()
+        assert again.draft_rows > 3 * stats.draft_rows - 9
+        report = llm.update_drafter(heads["eagle3"])
+        assert report.num_tensors == len(load_file(Path(heads["eagle3"]) / "model.safetensors"))
+        assert run(llm) == before
+
+
+def test_grammars_and_stop_strings(tmp_path: Path, write_model: Any) -> None:
+    pytest.importorskip("llguidance")
+    (tmp_path / "model").mkdir()
+    path = write_model(tmp_path / "model")
+    config = config_of(path)
+    sizes = {"vocab_size": config["vocab_size"], "hidden_size": config["hidden_size"]}
+    head, _ = eagle(tmp_path / "head", **sizes)
+    with LLM(path, device="cpu", kv_cache_memory_bytes="16MiB", enable_prefix_caching=False) as llm:
+        wanted = texts(llm)
+    config = {"method": "eagle", "model": str(head)}
+    with LLM(path, device="cpu", kv_cache_memory_bytes="32MiB", speculative_config=config, max_num_seqs=3) as llm:
+        assert texts(llm) == wanted
+        assert texts(llm) == wanted
+        stats = llm.stats()
+        assert 0 < stats.accepted_rows < stats.draft_rows
+        assert stats.allocations_since_warmup == 0
+
+
+def test_what_does_not_fit_is_refused(tiny_model: Make, heads: dict[str, str], tmp_path: Path) -> None:
+    path = tiny_model("llama", "float32")
+    head = {"method": "eagle3", "model": heads["eagle3"]}
+    with pytest.raises(UnsupportedError, match="layers of full attention"):
+        open_llm(tiny_model("mistral-window", "float32"), speculative_config=head)
+    with pytest.raises(UnsupportedError, match="'eagle3' is not supported yet with tensor_parallel_size=2"):
+        open_llm(path, 2, speculative_config=head)
+    with pytest.raises(CheckpointError, match=r"d2t: wanted 3 different token ids"):
+        open_llm(path, speculative_config=head | {"model": str(eagle3(tmp_path / "out", [5, 6, 131])[0])})
+    other = str(eagle3(tmp_path / "other", hidden_size=48)[0])
+    with pytest.raises(CheckpointError, match=r"embed_tokens.weight: wanted \[131, 48\], have nothing"):
+        open_llm(path, speculative_config=head | {"model": other})
+    with pytest.raises(UnsupportedError, match="input of layer 7, the model has 3 layers"):
+        other = str(eagle3(tmp_path / "deep", eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 7]})[0])
+        open_llm(path, speculative_config=head | {"model": other})

@@ -1,0 +1,124 @@
+"""Tiny random heads in the published layouts of files, and their drafts in NumPy, written from the papers' formulas."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+Array = NDArray[Any]
+EPS = 1e-5
+HEAD: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "rms_norm_eps": EPS, "rope_theta": 10000.0, "hidden_act": "silu", "vocab_size": 131,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def matrix(rng: np.random.Generator, *shape: int) -> Array:
+    return (rng.standard_normal(shape) * (0.5 if len(shape) == 1 else shape[-1] ** -0.5)).astype(np.float32)
+
+
+def layer_of(rng: np.random.Generator, prefix: str, config: dict[str, Any], width: int) -> dict[str, Array]:
+    """A decoder layer of Llama's kind whose attention reads rows of `width`."""
+    hidden, size, inner = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    q, kv = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    shapes = {
+        "self_attn.q_proj": (q, width), "self_attn.k_proj": (kv, width), "self_attn.v_proj": (kv, width),
+        "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    out = {f"{prefix}{name}.weight": matrix(rng, *shape) for name, shape in shapes.items()}
+    return out | {f"{prefix}post_attention_layernorm.weight": 1 + matrix(rng, hidden)}
+
+
+def write_head(
+    path: Path, config: dict[str, Any], tensors: dict[str, Array], dtype: Any = np.float32
+) -> tuple[Path, dict[str, Array]]:
+    path.mkdir()
+    save_file({name: x if x.dtype.kind in "ib" else x.astype(dtype) for name, x in tensors.items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+    return path, tensors
+
+
+def eagle3(path: Path, draft_ids: list[int] | None = None, **changes: Any) -> tuple[Path, dict[str, Array]]:
+    """A head of EAGLE-3 that drafts the given ids."""
+    rng = np.random.default_rng(5)
+    ids = np.asarray(sorted(draft_ids or range(HEAD["vocab_size"])))
+    config = HEAD | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(ids)} | changes
+    hidden = config["hidden_size"]
+    tensors = layer_of(rng, "midlayer.", config, 2 * hidden)
+    for name in ("midlayer.hidden_norm", "midlayer.input_layernorm", "norm"):
+        tensors[f"{name}.weight"] = 1 + matrix(rng, hidden)
+    tensors |= {"fc.weight": matrix(rng, hidden, 3 * HEAD["hidden_size"]), "lm_head.weight": matrix(rng, len(ids), hidden)}
+    if draft_ids is not None:
+        tensors["d2t"] = ids - np.arange(len(ids))
+        tensors["t2d"] = np.isin(np.arange(HEAD["vocab_size"]), ids)
+    return write_head(path, config, tensors)
+
+
+def eagle(path: Path, **changes: Any) -> tuple[Path, dict[str, Array]]:
+    """A head of EAGLE-1, with an embedding of its own."""
+    rng = np.random.default_rng(6)
+    config = HEAD | {"architectures": ["LlamaForCausalLM"]} | changes
+    hidden = config["hidden_size"]
+    tensors = layer_of(rng, "layers.0.", config, hidden) | {"fc.weight": matrix(rng, hidden, 2 * hidden)}
+    tensors |= {"fc.bias": matrix(rng, hidden), "embed_tokens.weight": matrix(rng, config["vocab_size"], hidden) * 8}
+    return write_head(path, config, tensors)
+
+
+# ---- the drafts in NumPy ----
+
+
+def rms(x: Array, weight: Array, eps: float = EPS) -> Array:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def turned(x: Array, theta: float) -> Array:
+    """Heads [n, heads, size] turned by their positions 0, 1, ..."""
+    half = x.shape[-1] // 2
+    angles = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    return np.concatenate([x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin], -1)
+
+
+def decoder(w: dict[str, Array], prefix: str, config: dict[str, Any], x: Array, residual: Array) -> Array:
+    """Attention and MLP of a layer behind its first norm, for all rows."""
+    size, n = config["head_dim"], len(x)
+    q, k, v = ((x @ w[f"{prefix}self_attn.{name}_proj.weight"].T).reshape(n, -1, size) for name in "qkv")
+    q, k = turned(q, config["rope_theta"]), turned(k, config["rope_theta"])
+    group = q.shape[1] // k.shape[1]
+    scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, group, 1)) * size**-0.5
+    scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = np.einsum("hqk,khd->qhd", weights, np.repeat(v, group, 1)).reshape(n, -1)
+    y = residual + mixed @ w[f"{prefix}self_attn.o_proj.weight"].T
+    h = rms(y, w[f"{prefix}post_attention_layernorm.weight"])
+    gate, up = (h @ w[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return y + (gate / (1 + np.exp(-gate)) * up) @ w[f"{prefix}mlp.down_proj.weight"].T
+
+
+def eagle3_rows(w: dict[str, Array], states: Array, e: Array, config: dict[str, Any], own: Array) -> tuple[Array, Array]:
+    """States to go on from and logits of all rows. states: the model's three [n, 192]; own: the head's, behind those."""
+    h = np.concatenate([states @ w["fc.weight"].T, own])
+    normed = rms(h, w["midlayer.hidden_norm.weight"])
+    both = np.concatenate([rms(e, w["midlayer.input_layernorm.weight"]), normed], 1)
+    x = decoder(w, "midlayer.", config, both, normed if config.get("norm_before_residual") else h)
+    few = rms(x, w["norm.weight"]) @ w["lm_head.weight"].T
+    if "d2t" not in w:
+        return x, few
+    logits = np.full((len(x), config["vocab_size"]), -np.inf)
+    logits[:, np.arange(few.shape[1]) + w["d2t"]] = few
+    return x, logits
+
+
+def eagle_rows(
+    w: dict[str, Array], states: Array, e: Array, config: dict[str, Any], own: Array, lm_head: Array
+) -> tuple[Array, Array]:
+    h = np.concatenate([states, own])
+    x = np.concatenate([e, h], 1) @ w["fc.weight"].T + w["fc.bias"]
+    x = decoder(w, "layers.0.", config, x, x)
+    return x, x @ lm_head.T
