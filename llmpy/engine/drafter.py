@@ -32,24 +32,28 @@ class Drafter:
         config: Options of the first model, with its types.
         options: The core's options of the first model.
         target: The first model's program. A head adds what it reads.
+        files, checkpoint: The first model's, in which the layers of "mtp" are.
         tokenizer: The first model's; None = its option left it out.
     """
 
     def __init__(
-        self, config: EngineConfig, options: dict[str, Any], target: Spec, tokenizer: Tokenizer | None
-    ) -> None:
-        from .. import hub
+        self, config: EngineConfig, options: dict[str, Any], target: Spec, tokenizer: Tokenizer | None, files: ModelFiles,
+        checkpoint: _core.Checkpoint | None,
+    ) -> None:  # fmt: skip
+        from .. import hub, models
         from ..models import quantized
 
         assert config.speculative_config is not None
         _refuse_ranks(config)
-        self.name = config.speculative_config["model"]
+        self.name = config.speculative_config.get("model", config.model)
         self.is_head = config.speculative_config["method"] in HEADS
         self.longest: int | None = None
         """Most positions; None: a head has no limit of its own."""
-        self.checkpoint: _core.Checkpoint | None = None
-        dummy = config.load_format == "dummy"
-        files = hub.resolve(self.name, None, config.hf_token, weights=not dummy)
+        self.checkpoint = checkpoint
+        dummy, is_own = config.load_format == "dummy", "model" not in config.speculative_config
+        if not is_own:
+            files = hub.resolve(self.name, None, config.hf_token, weights=not dummy)
+            self.checkpoint = None if dummy and files.kind != "gguf" else models.open_checkpoint(files, None)
         raw = self._write_head(config, files, target) if self.is_head else self._write_model(config, files, target, tokenizer)
         if dummy:
             self.checkpoint = None
@@ -62,17 +66,16 @@ class Drafter:
             "dummy_mxfp4": dummy and quantized.dummies_are_mxfp4(raw),
         }
         self.page_bytes = _core.page_bytes(self.spec, self.options)
-        self.num_bytes = OTHER_BYTES + sum(path.stat().st_size for path in files.weights)
+        file_bytes = sum(path.stat().st_size for path in files.weights)
+        self.num_bytes = OTHER_BYTES + (_part_bytes(self.spec) if is_own else file_bytes)
 
     def _write_head(self, config: EngineConfig, files: ModelFiles, target: Spec) -> Raw:
         """Writes the program of a head; returns its configuration."""
-        from .. import models
         from ..models import draft_heads
 
         assert config.speculative_config is not None
         if files.kind == "gguf":
             raise UnsupportedError(f"{NAME}: {self.name}: a head in a GGUF file is not supported; give its directory")
-        self.checkpoint = None if config.load_format == "dummy" else models.open_checkpoint(files, None)
         self.spec, found = draft_heads.load(config.speculative_config["method"], files, self.checkpoint, target)
         return found.raw
 
@@ -83,8 +86,6 @@ class Drafter:
         from .. import models
 
         wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
-        is_dummy = config.load_format == "dummy" and files.kind != "gguf"
-        self.checkpoint = None if is_dummy else models.open_checkpoint(files, None)
         compiled = models.load(files, self.checkpoint, max_model_len=wanted)
         self.spec, self.longest = compiled.spec, compiled.config.max_position_embeddings
         if not compiled.generates:
@@ -130,6 +131,11 @@ class Drafter:
         lender = model if self.is_head else None
         options = {**self.options, "beside": None, "lender": lender, **own}
         return _core.Model([self.spec], self.checkpoint, options, on_progress)
+
+
+def _part_bytes(spec: Spec) -> int:
+    """Bytes of the matrices of a program, 2 a value."""
+    return sum(2 * part.rows * weight["cols"] for weight in spec["weights"] for part in weight["parts"])
 
 
 def _refuse_ranks(config: EngineConfig) -> None:

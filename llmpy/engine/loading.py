@@ -144,7 +144,9 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.weight_type = compiled.config.dtype
     config = _resolve_dtypes(config, compiled.config.dtype).replace(vocab_limit=_vocab_limit(config, result))
     options = _model_options(config, compiled.config)
-    drafts = Drafter(config, options, compiled.spec, result.tokenizer) if speculation.has_model(config) else None
+    drafts = None
+    if speculation.has_model(config):
+        drafts = Drafter(config, options, compiled.spec, result.tokenizer, files, checkpoint)
     result.programs = _programs(config, compiled.spec)
     options["hosts"] = _hosts.core_option(config, options, result.programs, [] if dummy else files.weights)
     options["beside"] = None if drafts is None else drafts.beside

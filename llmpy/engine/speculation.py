@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ..config import EngineConfig
 
 NAME = "speculative_config"
-HEADS = ("eagle", "eagle3")
+HEADS = ("eagle", "eagle3", "mtp")
 """Methods whose drafter is a head on the hidden states of the model."""
 METHODS = ("ngram", "suffix", "draft", *HEADS)
-LATER = ("medusa", "mtp")
+LATER = ("medusa",)
 """Methods that may come later."""
 VLLM_METHODS = {"draft_model": "draft"}
 VLLM_KEYS = {"num_speculative_tokens": "k", "prompt_lookup_min": "min", "prompt_lookup_max": "max"}
@@ -37,20 +37,22 @@ _LENGTH = integer(1, LONGEST_MATCH)
 RULES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "ngram": {"k": _count, "min": _LENGTH, "max": _LENGTH},
     "suffix": {"k": _count, "shared": _shared},
-    **{method: {"k": _count, "model": text} for method in ("draft", *HEADS)},
+    **{method: {"k": _count, "model": text} for method in ("draft", "eagle", "eagle3")},
+    "mtp": {"k": _count},
 }
 """Keys of each method beside `method`, and their rules."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ngram": {"k": 4, "min": 2, "max": 4},
     "suffix": {"k": "auto", "shared": SHARED_BYTES},
-    **{method: {"k": 4} for method in ("draft", *HEADS)},
+    **{method: {"k": 4} for method in ("draft", "eagle", "eagle3")},
+    "mtp": {"k": 1},
 }
 
 
 def _method(found: Mapping[str, Any]) -> str:
     name = str(found.get("method"))
-    name = VLLM_METHODS.get(name, name)
-    if name in LATER or name.endswith("_mtp"):
+    name = "mtp" if name.endswith("_mtp") else VLLM_METHODS.get(name, name)
+    if name in LATER:
         later(NAME, {"method": name}, "use another method: " + ", ".join(METHODS))
     if name not in METHODS:
         refuse(NAME, "a dict with a 'method' among " + ", ".join(METHODS), dict(found))

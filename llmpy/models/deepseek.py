@@ -12,7 +12,7 @@ from .registry import architecture
 from .rope import Parameters, Rope
 
 CHECKPOINTS = "DeepSeek-V2, DeepSeek-V2-Lite, DeepSeek-V3, DeepSeek-R1"
-LIMITS = "V3 and R1 are released in FP8 and run as they are; layers that predict further tokens run as drafters alone (`speculative_config`)"
+LIMITS = "V3 and R1 are released in FP8 and run as they are; layers that predict further tokens only draft (`mtp`)"
 DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",

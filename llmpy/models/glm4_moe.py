@@ -6,7 +6,7 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7"
-LIMITS = "layers that predict further tokens run as drafters alone (`speculative_config`)"
+LIMITS = "layers that predict further tokens only draft (`mtp`)"
 
 
 @architecture(

@@ -6,7 +6,7 @@ from .config import ModelConfig
 from .registry import architecture
 
 CHECKPOINTS = "Qwen3-Next-80B-A3B"
-LIMITS = "layers that predict further tokens run as drafters alone (`speculative_config`); GGUF files of the first layout (`ssm_in`) are refused"
+LIMITS = "layers that predict further tokens only draft (`mtp`); GGUF files of the first layout (`ssm_in`) are refused"
 
 
 @architecture(

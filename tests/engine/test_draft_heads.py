@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from head_files import Array, eagle, eagle3, eagle3_rows, eagle_rows, write_head
+from head_files import MTP, Array, eagle, eagle3, eagle3_rows, eagle_rows, mtp_model, mtp_rows, write_head
 from safetensors.numpy import load_file
 from speculating import PAGE, open_llm, run, texts
 
 from llmpy import LLM
 from llmpy.errors import CheckpointError, UnsupportedError
+from llmpy.models import ModelConfig, registry
 
 Make = Callable[[str, str], Path]
 Rows = Callable[[Array, Array, Array], tuple[Array, Array]]
@@ -40,18 +41,17 @@ def chain(rows: Rows, embedding: Array, states: Array, ids: list[int], k: int, a
     return drafts
 
 
-def expected_steps(
-    rows: Rows, embedding: Array, states: Array, ids: list[int], n: int, k: int, allowed: list[int]
-) -> list[tuple[int, int]]:
-    """Drafts and accepted drafts of each step behind the n known ids, of which the last one is the first that was drawn."""
-    steps = []
-    while n < len(ids):
-        most = min(k, len(ids) - n - 1)
+def expected(
+    rows: Rows, embedding: Array, states: Array, ids: list[int], n: int, proposed: list[int], allowed: list[int]
+) -> list[int]:
+    """Accepted drafts of each step with so many drafts, from n known ids on until all ids are known."""
+    found = []
+    for most in proposed:
         drafts = chain(rows, embedding, states, ids[:n], most, allowed)
-        accepted = next((i for i, draft in enumerate(drafts) if draft != ids[n + i]), most)
-        steps.append((most, accepted))
-        n += accepted + 1
-    return steps
+        found.append(next((i for i, draft in enumerate(drafts) if draft != ids[n + i]), most))
+        n += found[-1] + 1
+    assert n == len(ids)
+    return found
 
 
 def check_drafts(path: Path, head: dict[str, Any], taps: list[str], rows: Rows, embedding: Array) -> None:
@@ -67,9 +67,10 @@ def check_drafts(path: Path, head: dict[str, Any], taps: list[str], rows: Rows, 
             ids = prompt + list(output.outputs[0].token_ids)
             [states] = llm.tap([ids], taps)
             kept = np.concatenate([states[name] for name in taps], 1).astype(np.float64)
-            wanted = expected_steps(rows, embedding, kept, ids, len(prompt) + 1, head["k"], allowed)
-            assert [(step.draft_rows, step.accepted_drafts) for step in log] == wanted
-            found += wanted
+            proposed, accepted = [step.draft_rows for step in log], [step.accepted_drafts for step in log]
+            assert accepted == expected(rows, embedding, kept, ids, len(prompt) + 1, proposed, allowed)
+            found += list(zip(proposed, accepted, strict=True))
+    assert max(n for n, _ in found) == head["k"]
     assert 0.1 < sum(n for _, n in found) / sum(n for n, _ in found) < 0.9
 
 
@@ -100,6 +101,25 @@ def test_eagle_drafts_what_the_formulas_say(tiny_model: Make, tmp_path: Path) ->
     lm_head = target["model.embed_tokens.weight"]
     rows: Rows = lambda states, e, own: eagle_rows(w, states, e, config, own, lm_head)  # noqa: E731
     check_drafts(path, {"method": "eagle", "model": str(folder), "k": 4}, ["model.norm"], rows, w["embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("architecture", MTP)
+def test_layers_of_the_model_draft_what_the_formulas_say(architecture: str, tmp_path: Path) -> None:
+    """The references differ from the models in everything but the decoder layer, which other tests compare."""
+    path, tensors = mtp_model(tmp_path / "model", architecture)
+    raw, w = config_of(path), wide(tensors)
+    config = ModelConfig(registry.find(architecture).fields(raw), "config.json")
+    embedding = w.get("model.layers.2.embed_tokens.weight", w["model.embed_tokens.weight"])
+    rows: Rows = lambda states, e, own: mtp_rows(w, architecture, config, states, e, own)  # noqa: E731
+    check_drafts(path, {"method": "mtp", "k": 2}, ["model.norm"], rows, embedding)
+
+
+@pytest.mark.parametrize("architecture", MTP)
+def test_bits_of_models_with_such_layers(architecture: str, tmp_path: Path) -> None:
+    path, _ = mtp_model(tmp_path / "model", architecture)
+    with open_llm(path, enable_prefix_caching=False) as llm:
+        wanted = run(llm)
+    check_bits(path, wanted, speculative_config={"method": "deepseek_mtp", "k": 2}, max_num_batched_tokens=24, max_num_seqs=4)
 
 
 HEADS: dict[str, Callable[[Path], tuple[Path, dict[str, Array]]]] = {"eagle3": eagle3, "eagle": eagle}

@@ -8,6 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from llmpy import hub, models
+from llmpy.models import ModelConfig, deepseek, draft_heads, glm4_moe, mixture, qwen3_next
+from llmpy.models.blocks import Block
+from llmpy.models.interpret import Interpreter
+
 Array = NDArray[Any]
 EPS = 1e-5
 HEAD: dict[str, Any] = {
@@ -122,3 +127,78 @@ def eagle_rows(
     x = np.concatenate([e, h], 1) @ w["fc.weight"].T + w["fc.bias"]
     x = decoder(w, "layers.0.", config, x, x)
     return x, x @ lm_head.T
+
+
+# ---- layers that predict further tokens ----
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 131, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "rms_norm_eps": EPS, "rope_theta": 10000.0,
+    "hidden_act": "silu", "tie_word_embeddings": False, "moe_intermediate_size": 48, "num_experts_per_tok": 2,
+    "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+DEEPSEEK = {
+    "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+    "num_nextn_predict_layers": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+MTP: dict[str, dict[str, Any]] = {
+    "DeepseekV3ForCausalLM": DEEPSEEK | {
+        "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+        "num_key_value_heads": 4,
+    },
+    "Glm4MoeForCausalLM": DEEPSEEK | {"use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5},
+    "Qwen3NextForCausalLM": {
+        "num_experts": 4, "shared_expert_intermediate_size": 40, "full_attention_interval": 2, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "norm_topk_prob": True,
+    },
+}  # fmt: skip
+
+
+def mtp_model(path: Path, architecture: str) -> tuple[Path, dict[str, Array]]:
+    """A model with a layer that predicts further tokens in its checkpoint; every tensor is random."""
+    rng = np.random.default_rng(8)
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(SIZES | MTP[architecture] | {"architectures": [architecture]}))
+    files = hub.resolve(path, weights=False)
+    target = models.load(files, None).spec
+    head, _ = draft_heads.load("mtp", files, None, target)
+    shapes = {part.source: part.shape for spec in (target, head) for weight in spec["weights"] for part in weight["parts"]}
+    if architecture == "DeepseekV3ForCausalLM":
+        shapes |= {f"model.layers.2.{name}.weight": (131, 64) for name in ("embed_tokens", "shared_head.head")}
+    tensors = {}
+    for name, shape in shapes.items():
+        is_norm = len(shape) == 1 and "norm" in name
+        offset = 1 if is_norm and architecture != "Qwen3NextForCausalLM" else 0
+        tensors[name] = (matrix(rng, *shape) * (0.4 if len(shape) == 1 else 1) + offset).astype(np.float32)
+        tensors[name] *= 8 if "embed_tokens" in name else 1
+    save_file(tensors, path / "model.safetensors")
+    return path, tensors
+
+
+def mtp_rows(
+    w: dict[str, Array], architecture: str, config: ModelConfig, states: Array, e: Array, own: Array
+) -> tuple[Array, Array]:
+    """The decoder layer is that of the family, in float64 by the interpreter; the rest is written out here."""
+    is_qwen = architecture == "Qwen3NextForCausalLM"
+    prefix, offset = ("mtp.", 1) if is_qwen else ("model.layers.2.", 0)
+    norms = ["enorm", "hnorm", "eh_proj", "shared_head.norm"]
+    norms = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"] if is_qwen else norms
+    of_embedding, of_state, fc, last = (w[f"{prefix}{name}.weight"] for name in norms)
+    h = np.concatenate([states, own])
+    x = np.concatenate([rms(e, of_embedding + offset), rms(h, of_state + offset)], 1) @ fc.T
+    layer = "mtp.layers.0." if is_qwen else prefix
+    head = draft_heads.Head(config, None, "", {"weights": [], "ops": [], "values": []})  # type: ignore[typeddict-item]
+    block, kept = Block(head, layer), head.kept(64)
+    if is_qwen:
+        y = qwen3_next.decoder_layer(config, block, kept, is_full=True, is_sparse=True)
+    elif architecture == "Glm4MoeForCausalLM":
+        y = glm4_moe.decoder_layer(config, block, kept, is_dense=False)
+    else:
+        y = deepseek.decoder_layer(config, block, kept, deepseek.rope_of_v3(config), mixture.deepseek3(config, "mlp.gate"))
+    head.states(y)
+    interpreter = Interpreter(head.spec, lambda name, shape: w[name].astype(np.float32).reshape(shape))
+    interpreter.kept = {0: x}
+    x = interpreter.states([0] * len(x))
+    normed = rms(x, last + offset)
+    lm_head = w["model.layers.2.shared_head.head.weight" if "model.layers.2.shared_head.head.weight" in w else "lm_head.weight"]
+    return normed if is_qwen else x, normed @ lm_head.T
