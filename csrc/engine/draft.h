@@ -17,7 +17,7 @@
 struct scheduler;
 struct sequence;
 
-enum draft_method { DRAFT_NONE = 0, DRAFT_NGRAM, DRAFT_SUFFIX, DRAFT_MODEL, DRAFT_HEAD };
+enum draft_method { DRAFT_NONE = 0, DRAFT_NGRAM, DRAFT_SUFFIX, DRAFT_MODEL, DRAFT_HEAD, DRAFT_HEADS };
 
 /* Drafts computed and accepted, by place: 0 is the first behind the known tokens. */
 struct draft_counts {

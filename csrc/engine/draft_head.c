@@ -1,6 +1,7 @@
 /* draft_head.c: drafts of a head. The head's row at position t has the token at t + 1 and the model's hidden state at t, which
  * the model's step has kept. So a first pass after every step computes the rows of that step whose next token is known by now.
- * The last of them draws the first draft. Each further pass goes on from the head's own state and the draft before. */
+ * The last of them draws the first draft. Each further pass goes on from the head's own state and the draft before.
+ * Of DRAFT_HEADS each head reads the last state alone and draws the draft at its own place. */
 #include "draft_program.h"
 
 static uint32_t min(uint32_t a, uint32_t b)
@@ -81,7 +82,7 @@ static void copy_pages(struct draft_program *d, const struct batch *step)
 enum rc draft_by_head(void *ctx, struct scheduler *s, struct err *err)
 {
     struct draft_program *d = ctx;
-    const struct runner *runner = &d->config->drafter.runner;
+    const struct runner *runner = &d->config->drafter.runners[0];
     uint32_t most = 0;
     pass_begin(d);
     copy_pages(d, s->batch);
@@ -102,6 +103,45 @@ enum rc draft_by_head(void *ctx, struct scheduler *s, struct err *err)
     for (uint32_t n = 1; n < most && !rc; n++) {
         go_on(d, s, n);
         rc = pass_run(d, runner, err);
+    }
+    note_rows(d, s);
+    return rc;
+}
+
+/* The row of the last step that has the state before a sequence's last known token. False: the step has none. */
+static bool find_last_row(const struct draft_program *d, const struct sequence *q, uint32_t *row)
+{
+    const struct slot_rows *rows = &d->rows[q->slot];
+    if (!d->last || rows->owner != q)
+        return false;
+    uint32_t place = d->place[rows->slot], first = (uint32_t)d->last->seq_first_row[place],
+             from = (uint32_t)d->last->positions[first], position = sequence_n_known(q) - 2;
+    *row = first + position - from;
+    return position >= from && *row < (uint32_t)d->last->seq_first_row[place + 1];
+}
+
+enum rc draft_by_heads(void *ctx, struct scheduler *s, struct err *err)
+{
+    struct draft_program *d = ctx;
+    const struct drafter_model *drafter = &d->config->drafter;
+    enum rc rc = RC_OK;
+    if (d->last)
+        find_places(d);
+    for (uint32_t n = 0; n < drafter->n_runners && !rc; n++) {
+        pass_begin(d);
+        for (uint32_t slot = 0; slot < d->tables.max_seqs; slot++) {
+            struct sequence *q = s->slots[slot];
+            uint32_t row;
+            if (!q || !q->drafts.memory)
+                continue;
+            q->drafts.n_drawn = n ? q->drafts.n_drawn : 0;
+            if (q->drafts.n <= n || q->drafts.n_drawn != n || !find_last_row(d, q, &row) || !pass_has_mask(q, n))
+                continue;
+            pass_add_rows(d, s, q, sequence_n_known(q) - 2, 1, 1);
+            d->batch->source_rows[d->batch->n_rows - 1] = (int32_t)row;
+            pass_add_draw(d, q, n);
+        }
+        rc = pass_run(d, &drafter->runners[n], err);
     }
     note_rows(d, s);
     return rc;

@@ -19,7 +19,7 @@ static void add_known(struct draft_program *d, const struct scheduler *s, struct
 enum rc draft_by_model(void *ctx, struct scheduler *s, struct err *err)
 {
     struct draft_program *d = ctx;
-    const struct runner *runner = &d->config->drafter.runner;
+    const struct runner *runner = &d->config->drafter.runners[0];
     uint32_t most = 1;
     pass_begin(d);
     for (uint32_t slot = 0; slot < d->tables.max_seqs; slot++) {

@@ -142,11 +142,12 @@ static enum rc check(const struct engine_config *c, uint32_t *group, struct err 
     if (*group == c->layout.n_groups)
         return err_set(err, RC_UNSUPPORTED, "speculative_config: a drafter with layers of its own wants a model with layers of "
                        "full attention, whose cached blocks it shares; use the method 'ngram' or 'suffix'");
-    if (drafter->layout.n_groups != 1 || drafter->layout.n_state_pages || drafter->runner.lacks_logits ||
-        drafter->runner.takes_whole_prompts)
+    if (drafter->layout.n_groups != 1 || drafter->layout.n_state_pages || drafter->runners[0].lacks_logits ||
+        drafter->runners[0].takes_whole_prompts)
         return err_set(err, RC_UNSUPPORTED, "speculative_config: wanted a drafter that generates tokens by "
                        "attention alone, without recurrent layers; choose another model");
-    if (drafter->layout.block_tokens != c->layout.block_tokens || drafter->n_pages < c->n_pages ||
+    bool has_pages = c->drafts.method != DRAFT_HEADS; /* such heads cache nothing */
+    if (drafter->layout.block_tokens != c->layout.block_tokens || (has_pages && drafter->n_pages < c->n_pages) ||
         drafter->max_model_len != c->max_model_len)
         return err_set(err, RC_INTERNAL, "drafter: wanted %u pages of %u tokens and max_model_len %u, have %u of %u and %u",
                        c->n_pages, c->layout.block_tokens, c->max_model_len, drafter->n_pages, drafter->layout.block_tokens,
@@ -171,8 +172,9 @@ enum rc draft_program_create(const struct engine_config *config, struct draft_so
     if (!d)
         return err_set(err, RC_MEMORY, "speculative_config: out of memory");
     *d = (struct draft_program){.config = config, .group = group};
-    bool is_head = config->drafts.method == DRAFT_HEAD;
-    d->source = (struct draft_source){d, memory_bytes, begin, NULL, accept, NULL, is_head ? draft_by_head : draft_by_model};
+    static enum rc (*const draft[])(void *ctx, struct scheduler *scheduler, struct err *err) = {
+        [DRAFT_MODEL] = draft_by_model, [DRAFT_HEAD] = draft_by_head, [DRAFT_HEADS] = draft_by_heads};
+    d->source = (struct draft_source){d, memory_bytes, begin, NULL, accept, NULL, draft[config->drafts.method]};
     *source = &d->source;
     d->drawing = mem_calloc(config->max_num_seqs, sizeof *d->drawing);
     d->rows = mem_calloc(config->max_num_seqs, sizeof *d->rows);
@@ -183,7 +185,7 @@ enum rc draft_program_create(const struct engine_config *config, struct draft_so
                                 kv_layout_stride(&config->drafter.layout, config->max_model_len), err);
     for (uint32_t slot = 0; slot < 2 && !rc; slot++) {
         struct batch *b = &d->batches[slot];
-        rc = batch_create(b, &d->tables, config->max_num_batched_tokens, 0, is_head ? scheduler_max_copies(config) : 0, err);
+        rc = batch_create(b, &d->tables, config->max_num_batched_tokens, 0, scheduler_max_copies(config), err);
         b->slot = slot;
         b->kept = config->runner.kept;
         b->kept_stride = config->runner.kept_stride;

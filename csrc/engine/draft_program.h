@@ -52,5 +52,6 @@ enum rc pass_run(struct draft_program *drafter, const struct runner *runner, str
 /* struct draft_source: draft */
 enum rc draft_by_model(void *ctx, struct scheduler *scheduler, struct err *err);
 enum rc draft_by_head(void *ctx, struct scheduler *scheduler, struct err *err);
+enum rc draft_by_heads(void *ctx, struct scheduler *scheduler, struct err *err);
 
 #endif

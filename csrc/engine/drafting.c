@@ -24,7 +24,7 @@ enum rc drafter_create(struct drafter *d, const struct engine_config *config, st
     d->source = config->draft_source ? config->draft_source : d->own;
     d->adapts = !config->drafts.k;
     d->is_recurrent = config->layout.n_state_pages > 0;
-    d->overlaps = config->runner.is_async && !config->is_serial && config->drafts.method != DRAFT_HEAD;
+    d->overlaps = config->runner.is_async && !config->is_serial && config->drafts.method < DRAFT_HEAD;
     return rc;
 }
 

@@ -20,9 +20,11 @@ enum engine_policy { POLICY_FCFS = 0, POLICY_PRIORITY = 1 };
  * copied back from the host tier. */
 enum preemption { PREEMPTION_AUTO = 0, PREEMPTION_RECOMPUTE, PREEMPTION_SWAP };
 
-/* The model of DRAFT_MODEL, or the head of DRAFT_HEAD. Its pages have the numbers of the engine's (draft_program.h). */
+/* The model of DRAFT_MODEL, or the head of DRAFT_HEAD. Its pages have the numbers of the engine's (draft_program.h).
+ * DRAFT_HEADS: a head for each place of a draft; the heads are alike, but for the weights. */
 struct drafter_model {
-    struct runner runner;
+    struct runner runners[MAX_DRAFTS];
+    uint32_t n_runners;
     struct kv_layout layout;
     uint32_t n_pages, vocab_size, max_model_len;
 };

@@ -128,10 +128,19 @@ static enum rc check_sleep(struct engine *e, uint32_t level, uint32_t parts, str
     return RC_OK;
 }
 
-/* The model that drafts. NULL: there is none. */
-static const struct runner *drafter_of(const struct engine *e)
+/* Allocates or frees parts of the first n programs that draft. All of them, or after a failure none. */
+static enum rc drafters_do(struct engine *e, uint32_t parts, uint32_t n, bool releases, struct err *err)
 {
-    return e->config.drafts.method >= DRAFT_MODEL ? &e->config.drafter.runner : NULL;
+    enum rc rc = RC_OK;
+    struct err again = {0};
+    uint32_t i = 0;
+    for (; i < n && parts && !rc; i++) {
+        const struct runner *drafter = &e->config.drafter.runners[i];
+        rc = releases ? drafter->release(drafter->ctx, parts, true, err) : drafter->restore(drafter->ctx, parts, err);
+    }
+    if (rc && drafters_do(e, parts, i - 1, !releases, &again))
+        err->rc = rc = RC_DEVICE;
+    return rc;
 }
 
 /* The drafter's memory could not be brought back to the state of the model's. */
@@ -145,24 +154,24 @@ static enum rc unlike(struct err *err)
  * the host, because updates do not bring them. */
 static enum rc release(struct engine *e, uint32_t parts, bool keeps, struct err *err)
 {
-    const struct runner *model = &e->config.runner, *drafter = drafter_of(e);
-    uint32_t own = drafter ? parts & ~parts_asleep(atomic_load(&e->holds)) : 0;
+    const struct runner *model = &e->config.runner;
+    uint32_t own = parts & ~parts_asleep(atomic_load(&e->holds)), n = e->config.drafter.n_runners;
     struct err again = {0};
-    enum rc rc = own ? drafter->release(drafter->ctx, own, true, err) : RC_OK;
+    enum rc rc = drafters_do(e, own, n, true, err);
     if (rc || !(rc = model->release(model->ctx, parts, keeps, err)))
         return rc;
-    return own && drafter->restore(drafter->ctx, own, &again) ? unlike(err) : rc;
+    return drafters_do(e, own, n, false, &again) ? unlike(err) : rc;
 }
 
 /* Allocates parts of both models again, or none. */
 static enum rc restore(struct engine *e, uint32_t parts, struct err *err)
 {
-    const struct runner *model = &e->config.runner, *drafter = drafter_of(e);
+    const struct runner *model = &e->config.runner;
     struct err again = {0};
-    enum rc rc = drafter ? drafter->restore(drafter->ctx, parts, err) : RC_OK;
+    enum rc rc = drafters_do(e, parts, e->config.drafter.n_runners, false, err);
     if (rc || !(rc = model->restore(model->ctx, parts, err)))
         return rc;
-    return drafter && drafter->release(drafter->ctx, parts, true, &again) ? unlike(err) : rc;
+    return drafters_do(e, parts, e->config.drafter.n_runners, true, &again) ? unlike(err) : rc;
 }
 
 enum rc engine_sleep(struct engine *e, uint32_t level, uint32_t parts, struct err *err)

@@ -491,21 +491,30 @@ static int engine_cache_seed(const struct item *item, void *place)
 static int engine_draft_method(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix",
-                                        [DRAFT_MODEL] = "draft", [DRAFT_HEAD] = "head"};
+                                        [DRAFT_MODEL] = "draft", [DRAFT_HEAD] = "head", [DRAFT_HEADS] = "heads"};
     struct engine_config *config = place;
-    uint32_t number = name_index(item->value, NAMES, 5);
+    uint32_t number = name_index(item->value, NAMES, 6);
     config->drafts.method = (enum draft_method)number;
-    return number < 5 ? 0 : refuse(item, "'', 'ngram', 'suffix', 'draft' or 'head'");
+    return number < 6 ? 0 : refuse(item, "'', 'ngram', 'suffix', 'draft', 'head' or 'heads'");
 }
 
-/* A _core.Model; the engine object keeps it alive. */
+/* A tuple of _core.Models; the engine object keeps them alive. */
 static int engine_drafter(const struct item *item, void *place)
 {
     struct engine_config *config = place;
-    struct model_parts parts;
-    if (py_model_get(item->value, &parts) < 0)
-        return -1;
-    config->drafter = (struct drafter_model){parts.runner, parts.layout, parts.n_pages, parts.vocab_size, parts.max_model_len};
+    struct drafter_model *drafter = &config->drafter;
+    if (!PyTuple_Check(item->value) || PyTuple_Size(item->value) < 1 || PyTuple_Size(item->value) > (Py_ssize_t)MAX_DRAFTS)
+        return refuse(item, "a tuple of 1 to 16 models");
+    for (Py_ssize_t i = 0; i < PyTuple_Size(item->value); i++) {
+        struct model_parts parts;
+        if (py_model_get(PyTuple_GetItem(item->value, i), &parts) < 0)
+            return -1;
+        drafter->runners[drafter->n_runners++] = parts.runner;
+        drafter->layout = parts.layout;
+        drafter->n_pages = parts.n_pages;
+        drafter->vocab_size = parts.vocab_size;
+        drafter->max_model_len = parts.max_model_len;
+    }
     return 0;
 }
 

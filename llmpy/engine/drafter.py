@@ -65,9 +65,9 @@ class Drafter:
             "hosts": None,
             "dummy_mxfp4": dummy and quantized.dummies_are_mxfp4(raw),
         }
-        self.page_bytes = _core.page_bytes(self.spec, self.options)
+        self.page_bytes = sum(_core.page_bytes(spec, self.options) for spec in self.specs)
         file_bytes = sum(path.stat().st_size for path in files.weights)
-        self.num_bytes = OTHER_BYTES + (_part_bytes(self.spec) if is_own else file_bytes)
+        self.num_bytes = OTHER_BYTES + (_part_bytes(self.specs[0]) if is_own else file_bytes)
 
     def _write_head(self, config: EngineConfig, files: ModelFiles, target: Spec) -> Raw:
         """Writes the program of a head; returns its configuration."""
@@ -76,7 +76,10 @@ class Drafter:
         assert config.speculative_config is not None
         if files.kind == "gguf":
             raise UnsupportedError(f"{NAME}: {self.name}: a head in a GGUF file is not supported; give its directory")
-        self.spec, found = draft_heads.load(config.speculative_config["method"], files, self.checkpoint, target)
+        method, k = config.speculative_config["method"], config.speculative_config["k"]
+        self.specs, found = draft_heads.load(method, files, self.checkpoint, target, k=0 if k == "auto" else k)
+        if method == "medusa" and k != "auto" and len(self.specs) < k:
+            raise ConfigError(f"{NAME}: k must be at most {len(self.specs)}, the heads of {self.name}, got {k}", option=NAME)
         return found.raw
 
     def _write_model(
@@ -87,7 +90,7 @@ class Drafter:
 
         wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
         compiled = models.load(files, self.checkpoint, max_model_len=wanted)
-        self.spec, self.longest = compiled.spec, compiled.config.max_position_embeddings
+        self.specs, self.longest = [compiled.spec], compiled.config.max_position_embeddings
         if not compiled.generates:
             raise ConfigError(f"{NAME}: {self.name} makes no tokens; choose a model that generates", option=NAME)
         self._check_vocabulary(target["vocab_size"], tokenizer, files)
@@ -99,8 +102,8 @@ class Drafter:
 
         wanted = "choose a drafter with the model's vocabulary"
         if tokenizer is None:
-            if self.spec["vocab_size"] != vocab_size:
-                have = f"{NAME}: {self.name} has {self.spec['vocab_size']} token ids, the model {vocab_size}"
+            if self.specs[0]["vocab_size"] != vocab_size:
+                have = f"{NAME}: {self.name} has {self.specs[0]['vocab_size']} token ids, the model {vocab_size}"
                 raise ConfigError(f"{have}; {wanted}", option=NAME)
             return
         try:
@@ -117,8 +120,8 @@ class Drafter:
         """The core's option of the first model: bytes of this one, and its bytes for each page."""
         return self.num_bytes, self.page_bytes
 
-    def open(self, model: _core.Model, on_progress: Callable[[int, int], None] | None) -> _core.Model:
-        """Loads the drafter with as many pages as the model has."""
+    def open(self, model: _core.Model, on_progress: Callable[[int, int], None] | None) -> tuple[_core.Model, ...]:
+        """Loads the drafter with as many pages as the model has. Medusa has a core model for each head."""
         chosen = model.describe()
         length = int(chosen["max_model_len"])
         if self.longest is not None and length > self.longest:
@@ -127,10 +130,10 @@ class Drafter:
                 f"got {length}; lower max_model_len"
             )
             raise ConfigError(message, option="max_model_len", value=length)
-        own = {"kv_cache_bytes": int(chosen["num_pages"]) * self.page_bytes, "max_model_len": length, "fit_model_len": False}
-        lender = model if self.is_head else None
-        options = {**self.options, "beside": None, "lender": lender, **own}
-        return _core.Model([self.spec], self.checkpoint, options, on_progress)
+        options = {**self.options, "beside": None, "lender": model if self.is_head else None}
+        options |= {"max_model_len": length, "fit_model_len": False}
+        options["kv_cache_bytes"] = int(chosen["num_pages"]) * (self.page_bytes // len(self.specs))
+        return tuple(_core.Model([spec], self.checkpoint, options, on_progress) for spec in self.specs)
 
 
 def _part_bytes(spec: Spec) -> int:

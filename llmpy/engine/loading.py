@@ -38,7 +38,7 @@ class Loaded:
         config: Resolved options.
         name: Short name of the model.
         model, engine: Objects of the core.
-        drafter: The model that proposes drafts; None = there is none.
+        drafter: The models that propose drafts; () = there are none.
         tokenizer: The tokenizer; None if it was not wanted.
         token_bytes: Text bytes of every token; None if a text is not the concatenation of its tokens' bytes.
         eos_token_ids: End-of-sequence ids of generation config, config and tokenizer together.
@@ -71,7 +71,7 @@ class Loaded:
     weight_type: str
     model: _core.Model
     engine: _core.Engine
-    drafter: _core.Model | None
+    drafter: tuple[_core.Model, ...]
     tokenizer: Tokenizer | None
     token_bytes: list[bytes] | None
     eos_token_ids: list[int]
@@ -155,7 +155,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.model = cores.make_model(config, result.programs[own.start : own.stop], weights, options, on_progress)
     if config.node_rank:
         _follow(result.model)
-    result.drafter = None if drafts is None else drafts.open(result.model, on_progress)
+    result.drafter = () if drafts is None else drafts.open(result.model, on_progress)
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
     result.engine = cores.make_engine(result.model, _engine_options(result))
@@ -442,5 +442,5 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
         "banned_token_ids": [token for token in config.banned_token_ids if token < loaded.vocab_size],
         "special_token_ids": [] if loaded.tokenizer is None else loaded.tokenizer.special_ids,
         **speculation.core_options(config.speculative_config),
-        **({} if loaded.drafter is None else {"drafter": loaded.drafter}),
+        **({"drafter": loaded.drafter} if loaded.drafter else {}),
     }

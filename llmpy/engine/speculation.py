@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse_names
 from ..errors import ConfigError
-from ..options import integer, later, parse_size, refuse, text
+from ..options import integer, parse_size, refuse, text
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
 
 NAME = "speculative_config"
-HEADS = ("eagle", "eagle3", "mtp")
+HEADS = ("eagle", "eagle3", "mtp", "medusa")
 """Methods whose drafter is a head on the hidden states of the model."""
 METHODS = ("ngram", "suffix", "draft", *HEADS)
-LATER = ("medusa",)
-"""Methods that may come later."""
+WITH_MODEL = ("draft", "eagle", "eagle3", "medusa")
+"""Methods whose drafter has files of its own."""
 VLLM_METHODS = {"draft_model": "draft"}
 VLLM_KEYS = {"num_speculative_tokens": "k", "prompt_lookup_min": "min", "prompt_lookup_max": "max"}
 MOST_DRAFTS, LONGEST_MATCH, MOST_LENGTHS = 16, 32, 8
@@ -37,14 +37,14 @@ _LENGTH = integer(1, LONGEST_MATCH)
 RULES: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "ngram": {"k": _count, "min": _LENGTH, "max": _LENGTH},
     "suffix": {"k": _count, "shared": _shared},
-    **{method: {"k": _count, "model": text} for method in ("draft", "eagle", "eagle3")},
+    **{method: {"k": _count, "model": text} for method in WITH_MODEL},
     "mtp": {"k": _count},
 }
 """Keys of each method beside `method`, and their rules."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ngram": {"k": 4, "min": 2, "max": 4},
     "suffix": {"k": "auto", "shared": SHARED_BYTES},
-    **{method: {"k": 4} for method in ("draft", "eagle", "eagle3")},
+    **{method: {"k": 4} for method in WITH_MODEL},
     "mtp": {"k": 1},
 }
 
@@ -52,8 +52,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 def _method(found: Mapping[str, Any]) -> str:
     name = str(found.get("method"))
     name = "mtp" if name.endswith("_mtp") else VLLM_METHODS.get(name, name)
-    if name in LATER:
-        later(NAME, {"method": name}, "use another method: " + ", ".join(METHODS))
     if name not in METHODS:
         refuse(NAME, "a dict with a 'method' among " + ", ".join(METHODS), dict(found))
     return name
@@ -64,7 +62,6 @@ def speculation(name: str, value: object) -> dict[str, Any]:
 
     Raises:
         ConfigError: The method or a key is unknown, or a value is bad.
-        UnsupportedError: The method may come later.
     """
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a dict, but is of type {type(value).__name__}")
@@ -112,12 +109,15 @@ def most_draft_rows(config: EngineConfig) -> int:
     return min(_core.MOST_GRAPH_ROWS, seqs * (1 + (_core.ADAPTIVE_DRAFTS if k == "auto" else k)), tokens)
 
 
+_CORE_METHODS = {**dict.fromkeys(HEADS, "head"), "medusa": "heads"}
+
+
 def core_options(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """The core's options of drafts."""
     if config is None:
         return {}
     return {
-        "draft_method": "head" if config["method"] in HEADS else config["method"],
+        "draft_method": _CORE_METHODS.get(config["method"], config["method"]),
         "draft_k": 0 if config["k"] == "auto" else config["k"],
         "draft_min": config.get("min", 0),
         "draft_max": config.get("max", 0),

@@ -275,23 +275,35 @@ _MTP: dict[str, Callable[[ModelConfig, Head], None]] = {
     "Qwen3NextForCausalLM": _qwen3_next_mtp,
 }
 
+def medusa(cfg: ModelConfig, m: Head, number: int) -> None:
+    """Head `number` of Medusa: residual layers on the state that the model's lm_head reads, and an lm_head."""
+    x = m.kept(cfg.hidden_size)
+    stem = "medusa_head." if m.has("medusa_head.0.0.linear.weight") else ""
+    is_split = m.has("blocks.0.layers.0.weight")
+    n_layers = cfg.size("medusa_num_layers" if "medusa_num_layers" in cfg.raw else "num_hidden_layers", 1)
+    for i in range(n_layers):
+        name = f"blocks.{number}.layers.{i}" if is_split else f"{stem}{number}.{i}.linear"
+        x = x + m.act(m.linear(x, name, cfg.hidden_size, bias=not is_split or m.has(f"{name}.bias")), "silu")
+    m.own_logits(x, f"lm_heads.{number}" if is_split else f"{stem}{number}.{n_layers}", cfg.vocab_size, None)
+
+
 WRITERS = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp}
 
 
 def load(
-    method: str, files: ModelFiles, checkpoint: _core.Checkpoint | None, target: Spec, *, max_model_len: int | None = None
-) -> tuple[Spec, ModelConfig]:
+    method: str, files: ModelFiles, checkpoint: _core.Checkpoint | None, target: Spec, *, k: int = 0
+) -> tuple[list[Spec], ModelConfig]:
     """Writes the program of a head, and adds what it reads to the program of the model.
 
     Args:
-        method: A key of `WRITERS`.
+        method: A key of `WRITERS`, or "medusa".
         files: The head's files and its config.json; of "mtp" the model's.
         checkpoint: The head's tensors, or the model's; None: dummies.
         target: The program of the model; it is changed.
-        max_model_len: As in `models.load`.
+        k: Most heads of Medusa; 0: all.
 
     Returns:
-        The head's program and its configuration.
+        The head's program and its configuration. Medusa has a program for each place of a draft.
 
     Raises:
         UnsupportedError, CheckpointError: As `models.load`.
@@ -304,7 +316,15 @@ def load(
         fields = registry.find(ModelConfig(raw, where).architecture).fields(raw)
     else:
         fields = {**DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
-    config = ModelConfig({**fields, "vocab_size": target["vocab_size"]}, where, max_model_len)
-    head = Head(config, None if checkpoint is None else checkpoint.tensors(), file, target)
+    config = ModelConfig({**fields, "vocab_size": target["vocab_size"]}, where)
+    tensors = None if checkpoint is None else checkpoint.tensors()
+    if method == "medusa":
+        config.raw |= {"hidden_size": keep_output(target), "num_attention_heads": 1}  # no attention
+        n_heads = config.size("num_heads" if "num_heads" in raw else "medusa_num_heads", 1)
+        heads = [Head(config, tensors, file, target) for _ in range(min(n_heads, k or n_heads))]
+        for number, each in enumerate(heads):
+            medusa(config, each, number)
+        return [each.finish(("*",)) for each in heads], config
+    head = Head(config, tensors, file, target)
     WRITERS[method](config, head, checkpoint)
-    return head.finish(("*",) if method == "mtp" else ("*.rotary_emb.inv_freq",)), config
+    return [head.finish(("*",) if method == "mtp" else ("*.rotary_emb.inv_freq",))], config

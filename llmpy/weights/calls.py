@@ -55,7 +55,7 @@ class Weights:
         device: Name of the engine's device.
         frontend: Holds the labels of the weights.
         claim: A context manager that keeps other threads from running the engine; raises if the engine is closed or in use.
-        drafter: The core's model that drafts, or None.
+        drafter: The core's models that draft.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Weights:
         device: str,
         frontend: Frontend,
         claim: Callable[[], AbstractContextManager[None]],
-        drafter: _core.Model | None = None,
+        drafter: tuple[_core.Model, ...] = (),
     ) -> None:
         self.drafter = drafter
         self.model, self.runner, self.frontend, self.claim = model, runner, frontend, claim
@@ -80,9 +80,11 @@ class Weights:
 
     def check_drafter(self) -> _core.Model:
         """The drafter; raises if there is none."""
-        if self.drafter is None:
+        if not self.drafter:
             raise UnsupportedError("update_drafter() wants an engine with a drafter: speculative_config with method 'draft'")
-        return self.drafter
+        if len(self.drafter) > 1:
+            raise UnsupportedError("update_drafter() is not supported yet for the heads of the method 'medusa'")
+        return self.drafter[0]
 
     def check_updatable(self, what: str) -> None:
         """Raises if no update could restore the weights.

@@ -49,7 +49,7 @@ LATER = [
     ("quantization", "awq"), ("load_format", "borrow"),
     ("kv_cache_dtype", "fp8_e5m2"), ("logprobs_mode", "raw_logits"), ("max_logprobs", -1),
     ("enable_return_routed_experts", True),
-    ("pipeline_parallel_size", 2), ("speculative_config", {"method": "medusa", "model": "m"}),
+    ("pipeline_parallel_size", 2),
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llmpy import ConfigError, EngineConfig, SamplingParams, UnsupportedError
+from llmpy import ConfigError, EngineConfig, SamplingParams
 from llmpy.engine.speculation import SHARED_BYTES, core_options
 
 SUFFIX = {"method": "suffix", "k": "auto", "shared": SHARED_BYTES}
@@ -32,6 +32,7 @@ def config(value: Any) -> Any:
         ),
         ({"method": "eagle3", "model": "head"}, {"method": "eagle3", "k": 4, "model": "head"}),
         ({"method": "mtp"}, {"method": "mtp", "k": 1}),
+        ({"method": "medusa", "model": "head", "k": 3}, {"method": "medusa", "k": 3, "model": "head"}),
         ({"method": "deepseek_mtp", "num_speculative_tokens": 2}, {"method": "mtp", "k": 2}),
         ({"method": "suffix"}, SUFFIX),
         ({"method": "suffix", "shared": False, "num_speculative_tokens": 16}, {"method": "suffix", "k": 16, "shared": 0}),
@@ -47,7 +48,7 @@ def test_forms(given: Any, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "speculative_config must be a dict with a 'method' among ngram, suffix, draft, eagle, eagle3, mtp, got {}"),
+        ({}, "'method' among ngram, suffix, draft, eagle, eagle3, mtp, medusa, got {}"),
         ({"method": "magic"}, "must be a dict with a 'method' among"),
         ({"method": "ngram", "k": 0}, "speculative_config: k must be from 1 to 16"),
         ({"method": "ngram", "k": 17}, "speculative_config: k must be from 1 to 16"),
@@ -77,16 +78,13 @@ def test_unknown_keys_are_named(key: str) -> None:
         config({"method": "ngram", key: 1})
 
 
-@pytest.mark.parametrize("method", ["medusa"])
-def test_later_methods(method: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"^speculative_config=.*{method}"):
-        config({"method": method, "model": "head", "k": 2})
-
-
 def test_options_of_the_core() -> None:
     assert core_options(None) == {}
     assert core_options(SUFFIX)["draft_k"] == 0
     assert core_options(config({"method": "ngram", "k": 3}))["draft_k"] == 3
+    methods = {"draft": "draft", "eagle": "head", "eagle3": "head", "medusa": "heads"}
+    assert {name: core_options(config({"method": name, "model": "m"}))["draft_method"] for name in methods} == methods
+    assert core_options(config({"method": "mtp"}))["draft_method"] == "head"
 
 
 def test_a_request_can_do_without() -> None:

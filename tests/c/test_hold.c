@@ -560,7 +560,8 @@ TEST(a_drafter_sleeps_with_its_model)
     uint32_t both = PART_WEIGHTS | PART_POOL;
     REQUIRE(small_open(&b, false));
     b.engine->config.drafts.method = DRAFT_MODEL;
-    b.engine->config.drafter.runner = (struct runner){.ctx = &drafter, .release = sleeper_release, .restore = sleeper_restore};
+    b.engine->config.drafter.n_runners = 1;
+    b.engine->config.drafter.runners[0] = (struct runner){.ctx = &drafter, .release = sleeper_release, .restore = sleeper_restore};
     b.fake.no_room_for = PART_WEIGHTS;
     CHECK_EQ(engine_sleep(b.engine, 1, both, &err), RC_DEVICE_MEMORY);
     CHECK(!drafter.asleep && drafter.n_releases == 1 && !engine_holds(b.engine));

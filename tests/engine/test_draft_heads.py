@@ -7,16 +7,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-from head_files import MTP, Array, eagle, eagle3, eagle3_rows, eagle_rows, mtp_model, mtp_rows, write_head
+from head_files import (
+    MTP,
+    Array,
+    eagle,
+    eagle3,
+    eagle3_rows,
+    eagle_rows,
+    medusa,
+    medusa_logits,
+    mtp_model,
+    mtp_rows,
+    write_head,
+)  # fmt: skip
 from safetensors.numpy import load_file
 from speculating import PAGE, open_llm, run, texts
 
 from llmpy import LLM
-from llmpy.errors import CheckpointError, UnsupportedError
+from llmpy.errors import CheckpointError, ConfigError, UnsupportedError
 from llmpy.models import ModelConfig, registry
 
 Make = Callable[[str, str], Path]
 Rows = Callable[[Array, Array, Array], tuple[Array, Array]]
+"""From the model's states, embeddings of the next tokens and the head's own states: states to go on from, and logits."""
+Draft = Callable[[Array, list[int], int, list[int]], list[int]]
+"""From the model's states, known ids, a number and allowed ids: so many greedy drafts."""
 ENGINES: list[dict[str, Any]] = [
     {},
     {"max_num_batched_tokens": 21, "max_num_seqs": 3},
@@ -30,31 +45,33 @@ def config_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def chain(rows: Rows, embedding: Array, states: Array, ids: list[int], k: int, allowed: list[int]) -> list[int]:
-    """The k greedy drafts behind the known ids."""
-    known, own, drafts = list(ids), np.zeros((0, 64)), []
-    for _ in range(k):
-        x, logits = rows(states[: len(ids) - 1], embedding[known[1:]], own)
-        own = x[len(ids) - 2 :]
-        drafts.append(allowed[int(np.argmax(logits[-1][allowed]))])
-        known.append(drafts[-1])
-    return drafts
+def chain(rows: Rows, embedding: Array) -> Draft:
+    """Drafts of a head that goes on from its own states."""
+
+    def draft(states: Array, ids: list[int], k: int, allowed: list[int]) -> list[int]:
+        known, own, drafts = list(ids), np.zeros((0, 64)), []
+        for _ in range(k):
+            x, logits = rows(states[: len(ids) - 1], embedding[known[1:]], own)
+            own = x[len(ids) - 2 :]
+            drafts.append(allowed[int(np.argmax(logits[-1][allowed]))])
+            known.append(drafts[-1])
+        return drafts
+
+    return draft
 
 
-def expected(
-    rows: Rows, embedding: Array, states: Array, ids: list[int], n: int, proposed: list[int], allowed: list[int]
-) -> list[int]:
+def expected(draft: Draft, states: Array, ids: list[int], n: int, proposed: list[int], allowed: list[int]) -> list[int]:
     """Accepted drafts of each step with so many drafts, from n known ids on until all ids are known."""
     found = []
     for most in proposed:
-        drafts = chain(rows, embedding, states, ids[:n], most, allowed)
+        drafts = draft(states, ids[:n], most, allowed)
         found.append(next((i for i, draft in enumerate(drafts) if draft != ids[n + i]), most))
         n += found[-1] + 1
     assert n == len(ids)
     return found
 
 
-def check_drafts(path: Path, head: dict[str, Any], taps: list[str], rows: Rows, embedding: Array) -> None:
+def check_drafts(path: Path, head: dict[str, Any], taps: list[str], draft: Draft) -> None:
     """Greedy answers with two allowed ids take the very steps that the drafts of the reference give."""
     found = []
     with open_llm(path, speculative_config=head, enable_prefix_caching=False) as llm:
@@ -68,7 +85,7 @@ def check_drafts(path: Path, head: dict[str, Any], taps: list[str], rows: Rows, 
             [states] = llm.tap([ids], taps)
             kept = np.concatenate([states[name] for name in taps], 1).astype(np.float64)
             proposed, accepted = [step.draft_rows for step in log], [step.accepted_drafts for step in log]
-            assert accepted == expected(rows, embedding, kept, ids, len(prompt) + 1, proposed, allowed)
+            assert accepted == expected(draft, kept, ids, len(prompt) + 1, proposed, allowed)
             found += list(zip(proposed, accepted, strict=True))
     assert max(n for n, _ in found) == head["k"]
     assert 0.1 < sum(n for _, n in found) / sum(n for n, _ in found) < 0.9
@@ -91,7 +108,7 @@ def test_eagle3_drafts_what_the_formulas_say(
     head = {"method": "eagle3", "model": str(folder), "k": 3}
     names = ["model.layers.1", "model.layers.0", "model.embed_tokens"]  # inputs of layers 2, 1, 0
     rows: Rows = lambda states, e, own: eagle3_rows(w, states, e, config, own)  # noqa: E731
-    check_drafts(path, head, names, rows, target["model.embed_tokens.weight"])
+    check_drafts(path, head, names, chain(rows, target["model.embed_tokens.weight"]))
 
 
 def test_eagle_drafts_what_the_formulas_say(tiny_model: Make, tmp_path: Path) -> None:
@@ -100,7 +117,7 @@ def test_eagle_drafts_what_the_formulas_say(tiny_model: Make, tmp_path: Path) ->
     w, config, target = wide(tensors), config_of(folder), wide(load_file(path / "model.safetensors"))
     lm_head = target["model.embed_tokens.weight"]
     rows: Rows = lambda states, e, own: eagle_rows(w, states, e, config, own, lm_head)  # noqa: E731
-    check_drafts(path, {"method": "eagle", "model": str(folder), "k": 4}, ["model.norm"], rows, w["embed_tokens.weight"])
+    check_drafts(path, {"method": "eagle", "model": str(folder), "k": 4}, ["model.norm"], chain(rows, w["embed_tokens.weight"]))
 
 
 @pytest.mark.parametrize("architecture", MTP)
@@ -111,7 +128,7 @@ def test_layers_of_the_model_draft_what_the_formulas_say(architecture: str, tmp_
     config = ModelConfig(registry.find(architecture).fields(raw), "config.json")
     embedding = w.get("model.layers.2.embed_tokens.weight", w["model.embed_tokens.weight"])
     rows: Rows = lambda states, e, own: mtp_rows(w, architecture, config, states, e, own)  # noqa: E731
-    check_drafts(path, {"method": "mtp", "k": 2}, ["model.norm"], rows, embedding)
+    check_drafts(path, {"method": "mtp", "k": 2}, ["model.norm"], chain(rows, embedding))
 
 
 @pytest.mark.parametrize("architecture", MTP)
@@ -122,7 +139,20 @@ def test_bits_of_models_with_such_layers(architecture: str, tmp_path: Path) -> N
     check_bits(path, wanted, speculative_config={"method": "deepseek_mtp", "k": 2}, max_num_batched_tokens=24, max_num_seqs=4)
 
 
-HEADS: dict[str, Callable[[Path], tuple[Path, dict[str, Array]]]] = {"eagle3": eagle3, "eagle": eagle}
+@pytest.mark.parametrize("is_split", [False, True])
+def test_medusa_drafts_what_the_formulas_say(is_split: bool, tiny_model: Make, tmp_path: Path) -> None:
+    path = tiny_model("llama", "float32")
+    folder, tensors = medusa(tmp_path / "head", n_layers=1 + is_split, is_split=is_split)
+    w = wide(tensors)
+
+    def draft(states: Array, ids: list[int], k: int, allowed: list[int]) -> list[int]:
+        x = states[len(ids) - 2]
+        return [allowed[int(np.argmax(medusa_logits(w, x, j)[allowed]))] for j in range(k)]
+
+    check_drafts(path, {"method": "medusa", "model": str(folder), "k": 3}, ["model.norm"], draft)
+
+
+HEADS: dict[str, Callable[[Path], tuple[Path, dict[str, Array]]]] = {"eagle3": eagle3, "eagle": eagle, "medusa": medusa}
 
 
 @pytest.fixture(scope="module")
@@ -144,15 +174,23 @@ def check_bits(path: Path, wanted: list[Any], **options: Any) -> None:
         assert stats.num_unfinished == 0 and stats.kv_blocks_free == stats.kv_blocks_total
 
 
-def test_bits_with_and_without(tiny_model: Make, heads: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def wanted(tiny_model: Make) -> list[Any]:
+    """What the model answers without drafts."""
+    with open_llm(tiny_model("llama", "float32"), enable_prefix_caching=False) as llm:
+        return run(llm)
+
+
+@pytest.mark.parametrize(("engine", "method", "k"), [
+    (ENGINES[0], "eagle3", 4), (ENGINES[0], "medusa", 4), (ENGINES[0], "eagle", "auto"), (ENGINES[1], "eagle", 3),
+    (ENGINES[1], "medusa", 3), (ENGINES[2], "eagle3", 4), (ENGINES[2], "medusa", "auto"), (ENGINES[3], "eagle", 2),
+], ids=str)  # fmt: skip
+def test_bits_with_and_without(
+    engine: dict[str, Any], method: str, k: int | str, tiny_model: Make, heads: dict[str, str], wanted: list[Any]
+) -> None:
     """Greedy and sampled requests of every kind: batched, chunked, preempted, and with full caches."""
-    path = tiny_model("llama", "float32")
-    with open_llm(path, enable_prefix_caching=False) as llm:
-        wanted = run(llm)
-    for i, engine in enumerate(ENGINES):
-        for method in list(heads) if not i else [list(heads)[i % len(heads)]]:
-            check_bits(path, wanted, speculative_config={"method": method, "model": heads[method], "k": 4 - i % 2}, **engine)
-    check_bits(path, wanted, speculative_config={"method": "eagle3", "model": heads["eagle3"], "k": "auto"})
+    head = {"method": method, "model": heads[method], "k": k}
+    check_bits(tiny_model("llama", "float32"), wanted, speculative_config=head, **engine)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +296,10 @@ def test_what_does_not_fit_is_refused(tiny_model: Make, heads: dict[str, str], t
         open_llm(tiny_model("mistral-window", "float32"), speculative_config=head)
     with pytest.raises(UnsupportedError, match="'eagle3' is not supported yet with tensor_parallel_size=2"):
         open_llm(path, 2, speculative_config=head)
+    with pytest.raises(ConfigError, match="k must be at most 4, the heads of"):
+        open_llm(path, speculative_config={"method": "medusa", "model": heads["medusa"], "k": 5})
+    with pytest.raises(UnsupportedError, match="'mtp' is not supported for LlamaForCausalLM; known: Deepseek"):
+        open_llm(path, speculative_config={"method": "mtp"})
     with pytest.raises(CheckpointError, match=r"d2t: wanted 3 different token ids"):
         open_llm(path, speculative_config=head | {"model": str(eagle3(tmp_path / "out", [5, 6, 131])[0])})
     other = str(eagle3(tmp_path / "other", hidden_size=48)[0])

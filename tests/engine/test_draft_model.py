@@ -87,8 +87,8 @@ def test_both_models_sleep(level: int, tags: Any, tiny_model: Make, monkeypatch:
     open_drafter = Drafter.open
 
     def watched(*args: Any) -> Any:
-        opened.append(open_drafter(*args))
-        return opened[-1]
+        opened.extend(open_drafter(*args))
+        return tuple(opened)
 
     monkeypatch.setattr(Drafter, "open", watched)
     path = tiny_model("llama", "float32")

@@ -74,6 +74,18 @@ def eagle(path: Path, **changes: Any) -> tuple[Path, dict[str, Array]]:
     return write_head(path, config, tensors)
 
 
+def medusa(path: Path, n_heads: int = 4, n_layers: int = 1, *, is_split: bool = False) -> tuple[Path, dict[str, Array]]:
+    """Heads of Medusa, by the names of its release; is_split: by those of vLLM."""
+    rng = np.random.default_rng(9)
+    tensors = {}
+    for j in range(n_heads):
+        for i in range(n_layers):
+            name = f"blocks.{j}.layers.{i}" if is_split else f"medusa_head.{j}.{i}.linear"
+            tensors |= {f"{name}.weight": matrix(rng, 64, 64), f"{name}.bias": matrix(rng, 64)}
+        tensors[f"lm_heads.{j}.weight" if is_split else f"medusa_head.{j}.{n_layers}.weight"] = matrix(rng, 131, 64)
+    return write_head(path, {"medusa_num_heads": n_heads, "medusa_num_layers": n_layers}, tensors)
+
+
 # ---- the drafts in NumPy ----
 
 
@@ -120,6 +132,18 @@ def eagle3_rows(w: dict[str, Array], states: Array, e: Array, config: dict[str, 
     return x, logits
 
 
+def medusa_logits(w: dict[str, Array], x: Array, j: int) -> Array:
+    """Logits of head j for states x."""
+    is_split = "lm_heads.0.weight" in w
+    names = [f"blocks.{j}.layers.{{}}" if is_split else f"medusa_head.{j}.{{}}.linear"]
+    n_layers = sum(f"{names[0].format(i)}.weight" in w for i in range(9))
+    for i in range(n_layers):
+        h = x @ w[f"{names[0].format(i)}.weight"].T + w[f"{names[0].format(i)}.bias"]
+        x = x + h / (1 + np.exp(-h))
+    logits: Array = x @ w[f"lm_heads.{j}.weight" if is_split else f"medusa_head.{j}.{n_layers}.weight"].T
+    return logits
+
+
 def eagle_rows(
     w: dict[str, Array], states: Array, e: Array, config: dict[str, Any], own: Array, lm_head: Array
 ) -> tuple[Array, Array]:
@@ -161,7 +185,7 @@ def mtp_model(path: Path, architecture: str) -> tuple[Path, dict[str, Array]]:
     (path / "config.json").write_text(json.dumps(SIZES | MTP[architecture] | {"architectures": [architecture]}))
     files = hub.resolve(path, weights=False)
     target = models.load(files, None).spec
-    head, _ = draft_heads.load("mtp", files, None, target)
+    [head], _ = draft_heads.load("mtp", files, None, target)
     shapes = {part.source: part.shape for spec in (target, head) for weight in spec["weights"] for part in weight["parts"]}
     if architecture == "DeepseekV3ForCausalLM":
         shapes |= {f"model.layers.2.{name}.weight": (131, 64) for name in ("embed_tokens", "shared_head.head")}
