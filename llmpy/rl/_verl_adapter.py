@@ -6,7 +6,7 @@ Written to verl 0.9: `BaseRollout` (verl/workers/rollout/base.py) and `RolloutRe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 import ray
@@ -38,7 +38,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
-        self.sleep_level = EngineHost.sleep_level
+        self.sleep_level = 1 if adapter_rank(model_config) else 2
         self._host: EngineHost | None = None
         _refuse(self.config)
         _adapters[self.replica_rank] = self
@@ -54,7 +54,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         """
         if self._host is None:
             options = engine_options(self.config, self.model_config, self.replica_rank, mode)
-            self._host = EngineHost(AsyncEngine(**options), _settings(self.config, self.replica_rank, mode))
+            self._host = EngineHost(AsyncEngine(**options), _settings(self.config, self.model_config, self.replica_rank, mode))
         return self._host.path
 
     @property
@@ -83,20 +83,38 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         base_sync_done: bool = False,
         **_: Any,
     ) -> None:
-        """Replaces all weights.
+        """Replaces all weights, or the adapter.
 
         Args:
             weights: A generator or async generator of (name, tensor).
             global_steps: The trainer's step.
             wire_format: Must be "named_tensors".
-            peft_config: Must be None: adapters must be merged.
-            base_sync_done: Unused; for adapters only.
+            peft_config: The content of adapter_config.json, if the trainer trains an adapter that is not merged; else None.
+            base_sync_done: With peft_config: the weights are those of the adapter, else those of the model that it changes.
         """
         if wire_format != "named_tensors":
             raise UnsupportedError(f"wire_format {wire_format!r} is not supported; use another checkpoint_engine.backend")
-        if peft_config is not None:
-            raise UnsupportedError("peft_config: adapters are not supported; set actor_rollout_ref.model.lora.merge=True")
-        await self.host.update_weights(weights, global_steps)
+        if peft_config is not None and base_sync_done:
+            await self.host.update_adapter(weights, peft_config, global_steps)
+        else:
+            await self.host.update_weights(weights if peft_config is None else _without_wrappers(weights), global_steps)
+
+
+async def _without_wrappers(weights: Any) -> AsyncIterator[tuple[str, Any]]:
+    """The weights of the model that an adapter changes, without the names of PEFT's wrappers."""
+    if isinstance(weights, AsyncIterator):
+        async for name, tensor in weights:
+            yield name.replace(".base_layer.", "."), tensor
+    else:
+        for name, tensor in weights:
+            yield name.replace(".base_layer.", "."), tensor
+
+
+def adapter_rank(model_config: Any) -> int:
+    """Rank of an adapter that is trained without merging; 0: there is none."""
+    options: Mapping[str, Any] = getattr(model_config, "lora", None) or {}
+    rank = int(options.get("rank", 0) or 0) or int(getattr(model_config, "lora_rank", 0) or 0)
+    return 0 if options.get("merge", False) else rank
 
 
 def _refuse(config: Any) -> None:
@@ -133,11 +151,17 @@ def engine_options(config: Any, model_config: Any, replica_rank: int, mode: str)
         "enforce_eager": config.enforce_eager,
         "scheduling_policy": config.scheduling_policy or "fcfs",
         "seed": config.seed + replica_rank,
+        **_adapter_options(adapter_rank(model_config)),
         **own,
     }
 
 
-def _settings(config: Any, replica_rank: int, mode: str) -> Settings:
+def _adapter_options(rank: int) -> dict[str, Any]:
+    """Options of an engine whose adapter is replaced while requests run with the one before."""
+    return {"enable_lora": True, "max_loras": 2, "max_lora_rank": rank} if rank else {}
+
+
+def _settings(config: Any, model_config: Any, replica_rank: int, mode: str) -> Settings:
     return Settings(
         prompt_length=config.prompt_length,
         response_length=config.response_length,
@@ -147,6 +171,7 @@ def _settings(config: Any, replica_rank: int, mode: str) -> Settings:
         seed=config.seed + replica_rank if config.full_determinism else None,
         frees_memory=config.free_cache_engine,
         mode=mode,
+        has_adapter=adapter_rank(model_config) > 0,
     )
 
 

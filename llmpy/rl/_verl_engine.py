@@ -3,7 +3,7 @@ Ray actor calls it through a Unix socket. This module needs neither verl nor Ray
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..outputs import RequestOutput
 
 LogprobsMode = Literal["raw_logprobs", "full_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+ADAPTER = "verl"
+"""Name of the trained adapter in the engine."""
 _STOP_REASONS = {"stop": "completed", "length": "completed", "abort": "aborted"}
 NAMES = (
     "generate",
@@ -46,6 +48,7 @@ class Settings:
         seed: Default seed of requests; None = a random seed for each.
         frees_memory: `free_cache_engine`: whether the engine sleeps while the trainer trains.
         mode: "hybrid" (with the trainer), "colocated" (same device, separate weights) or "standalone" (separate device).
+        has_adapter: Whether the trainer trains an adapter that is not merged.
     """
 
     prompt_length: int
@@ -56,6 +59,7 @@ class Settings:
     seed: int | None = None
     frees_memory: bool = True
     mode: str = "hybrid"
+    has_adapter: bool = False
 
 
 class EngineHost:
@@ -66,13 +70,14 @@ class EngineHost:
         settings: See Settings.
     """
 
-    sleep_level = 2
-    """Sleep level if the next update restores the weights (mode "hybrid")."""
-
     def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
         self.engine = engine
         self.settings = settings
         self.global_steps: int | None = None
+        self.sleep_level = 1 if settings.has_adapter else 2
+        """Sleep level of mode "hybrid"; updates of an adapter do not restore the other weights."""
+        self._adapter: str | None = None
+        """Name of the adapter, once it is loaded."""
         self._rejects = False
         self._thread = LoopThread("llmpy-verl")
         self._server = Server({name: getattr(self, name) for name in NAMES})
@@ -124,8 +129,12 @@ class EngineHost:
         if self._rejects:
             return self._token_output([], [])
         params = self._params(len(prompt_ids), dict(sampling_params))
-        output = await self.engine.generate(prompt_ids, params, request_id, priority=priority)
-        return self._answer(output)
+        step, adapter = self.global_steps, self._adapter
+        output = await self.engine.generate(prompt_ids, params, request_id, priority=priority, lora_request=adapter)
+        answer = self._answer(output)
+        if adapter is not None and step is not None:  # the request keeps the adapter that it began with
+            answer["extra_fields"] |= {"min_global_steps": step, "max_global_steps": step}
+        return answer
 
     def _params(self, prompt_tokens: int, fields: dict[str, Any]) -> SamplingParams:
         settings, room = self.settings, int(self.engine.config.max_model_len or 0) - prompt_tokens
@@ -218,6 +227,25 @@ class EngineHost:
                     update.write(name, tensor)
             else:
                 update.write_all(weights)
+        if global_steps is not None:
+            self.global_steps = global_steps
+
+    async def update_adapter(
+        self,
+        tensors: Iterable[tuple[str, Any]] | AsyncIterator[tuple[str, Any]],
+        config: Mapping[str, Any],
+        global_steps: int | None = None,
+    ) -> None:
+        """Loads the adapter, or replaces it for later requests; running requests keep the one that they began with.
+
+        Args:
+            tensors: Pairs of PEFT's name and tensor. The caller's thread reads them, as it may have to run collectives.
+            config: The content of adapter_config.json.
+            global_steps: The trainer's step.
+        """
+        found = dict([pair async for pair in tensors] if isinstance(tensors, AsyncIterator) else tensors)
+        self.engine.load_adapter(ADAPTER, found, config)
+        self._adapter = ADAPTER
         if global_steps is not None:
             self.global_steps = global_steps
 

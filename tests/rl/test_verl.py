@@ -101,4 +101,5 @@ def test_released_verl(verl_path: str, device: str, qwen3: Path) -> None:
     assert facts["kinds"] == [True] and facts["lengths"] == [24] * 4 and facts["steps"] == [1] * 4
     assert facts["reasons"] == ["completed"] * 4
     assert facts["gap"] < 1e-4  # float32 on both sides
+    assert facts["with_adapter"] == [1, True, True, 7]
     assert facts["long"] == facts["logprobs"] == 4000 and facts["long_steps"] == [1, 2]

@@ -147,6 +147,63 @@ def test_abort_one(open_host: Callable[..., EngineHost]) -> None:
     actor(host, work)
 
 
+def lora(step: int) -> dict[str, Any]:
+    """Factors of rank 2 of all linears, by PEFT's names."""
+    generator, found = torch.Generator().manual_seed(step), {}
+    sizes = {"q_proj": (64, 128), "k_proj": (64, 64), "v_proj": (64, 64), "o_proj": (128, 64)}
+    for i in range(2):
+        for name, (columns, rows) in sizes.items():
+            prefix = f"base_model.model.model.layers.{i}.self_attn.{name}.lora_"
+            found[f"{prefix}A.weight"] = torch.randn(2, columns, generator=generator) * 0.3
+            found[f"{prefix}B.weight"] = torch.randn(rows, 2, generator=generator) * 0.3
+    return found
+
+
+def merged_logprobs(qwen3: Path, tensors: dict[str, Any], scale: float, completion: list[int]) -> Any:
+    """Logprobs of the completion by transformers, with the adapter merged."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(qwen3, dtype=torch.float32)
+    with torch.no_grad():
+        for name, a in tensors.items():
+            if name.endswith("lora_A.weight"):
+                linear = model.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
+                linear.weight += scale * tensors[name.replace("lora_A", "lora_B")] @ a
+        logits = model(torch.tensor([PROMPT + completion])).logits[0, len(PROMPT) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()
+
+
+def test_adapters(open_host: Callable[..., EngineHost], qwen3: Path) -> None:
+    """Requests have the adapter of the last update, also after a sleep; a running request keeps the one that it began with."""
+    config = {"r": 2, "lora_alpha": 6, "peft_type": "LORA", "bias": "none", "target_modules": {"q_proj"}}
+    host = open_host({"enable_lora": True, "max_loras": 2, "max_lora_rank": 2}, has_adapter=True)
+    assert host.sleep_level == 1
+
+    async def pairs(step: int) -> AsyncIterator[tuple[str, Any]]:
+        for item in lora(step).items():
+            yield item
+
+    async def work(client: Client) -> list[Any]:
+        found = [await ask(client)]
+        for step in (1, 2):
+            await client.call("sleep")
+            await client.call("wake_up", tags=["weights"])
+            await host.update_adapter(lora(1).items() if step == 1 else pairs(2), config, step)
+            await client.call("wake_up", tags=["kv_cache"])
+            found.append(await ask(client))
+        running = asyncio.create_task(ask(client))
+        while not host.engine.stats().num_running and not running.done():
+            await asyncio.sleep(0.001)
+        await host.update_adapter(lora(3).items(), config, 3)
+        return [*found, await running, await ask(client)]
+
+    answers = actor(host, work)
+    steps = [answer["extra_fields"].get("min_global_steps") for answer in answers]
+    assert steps == [None, 1, 2, 2, 3]
+    for answer, step in zip(answers[1:], steps[1:], strict=True):
+        gaps = merged_logprobs(qwen3, lora(step), 3.0, answer["token_ids"]) - answer["log_probs"]
+        assert np.abs(gaps).max() < 1e-4
+    assert answers[2]["token_ids"] == answers[3]["token_ids"] != answers[1]["token_ids"]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_update_weights(open_host: Callable[..., EngineHost], qwen3: Path, is_async: bool) -> None:
     """From a generator of either kind, in the caller's loop; the trainer's probabilities follow."""

@@ -44,7 +44,7 @@ class Trainer:
     def __init__(self, config: Any) -> None:
         os.environ["RANK"] = "0"
         torch.set_num_threads(1)
-        paths = config.actor_rollout_ref.model
+        self.config, paths = config.actor_rollout_ref, config.actor_rollout_ref.model
         self.model = transformers.AutoModelForCausalLM.from_pretrained(paths.path, dtype=torch.float32)
         self.rollout = get_rollout_class("llmpy", "async")(
             config=omega_conf_to_dataclass(config.actor_rollout_ref.rollout),
@@ -63,6 +63,28 @@ class Trainer:
         await self.rollout.update_weights(weights, peft_config=None, base_sync_done=True, global_steps=step)
         await self.rollout.resume(tags=["kv_cache"])
         return bool(await self.rollout.host.engine.compare_weights(self.model.named_parameters()))
+
+    async def adapter(self) -> list[Any]:
+        """A second engine, for an adapter that is not merged: the weights by the names of PEFT, then the adapter."""
+        rollout = get_rollout_class("llmpy", "async")(
+            config=omega_conf_to_dataclass(self.config.rollout),
+            model_config=SimpleNamespace(**self.config.model, lora_rank=2, lora={}), device_mesh=None, replica_rank=1,
+        )  # fmt: skip
+        rollout.launch("hybrid")
+        linear = self.model.get_submodule("model.layers.1.self_attn.q_proj").weight
+        tensors = {
+            f"base_model.model.model.layers.1.self_attn.q_proj.lora_{name}.weight": torch.randn(shape)
+            for name, shape in (("A", (2, linear.shape[1])), ("B", (linear.shape[0], 2)))
+        }
+        peft_config = {"r": 2, "lora_alpha": 4, "peft_type": "LORA", "target_modules": {"q_proj"}}
+        named = ((name.replace("q_proj.", "q_proj.base_layer."), x.detach()) for name, x in self.model.named_parameters())
+        await rollout.update_weights(named, peft_config=peft_config, base_sync_done=False, global_steps=7)
+        await rollout.update_weights(tensors.items(), peft_config=peft_config, base_sync_done=True, global_steps=7)
+        engine = rollout.host.engine
+        answer = await rollout.host.generate(PROMPT, {**SAMPLING, "max_tokens": 4}, "r")
+        steps = answer["extra_fields"]["max_global_steps"]
+        same = bool(await engine.compare_weights(self.model.named_parameters()))
+        return [rollout.sleep_level, same, engine.compare_adapter("verl", tensors, peft_config), steps]
 
     async def facts(self) -> list[Any]:
         """Facts about the adapter for verl."""
@@ -124,6 +146,7 @@ async def main(model: str, device: str) -> None:
     await replica.resume_generation()
     output = await running
     steps = [output.extra_fields[name] for name in ("min_global_steps", "max_global_steps")]
+    show(with_adapter=await worker.adapter.remote())
     show(long=len(output.token_ids), logprobs=len(output.log_probs), long_steps=steps)
 
 
