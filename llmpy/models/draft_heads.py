@@ -277,6 +277,8 @@ _MTP: dict[str, Callable[[ModelConfig, Head], None]] = {
 
 def medusa(cfg: ModelConfig, m: Head, number: int) -> None:
     """Head `number` of Medusa: residual layers on the state that the model's lm_head reads, and an lm_head."""
+    if m.has("token_map"):
+        raise UnsupportedError(f"{cfg.file}: a Medusa head for some token ids alone (token_map) is not supported")
     x = m.kept(cfg.hidden_size)
     stem = "medusa_head." if m.has("medusa_head.0.0.linear.weight") else ""
     is_split = m.has("blocks.0.layers.0.weight")

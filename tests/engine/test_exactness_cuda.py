@@ -223,3 +223,31 @@ def test_drafts_by_a_second_model_change_no_bit(name: str, cuda: str, tmp_path: 
         assert (stats.accepted_rows == stats.draft_rows) == (name in MODELS)
         assert stats.allocations_since_warmup == 0
         llm.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("llama-bfloat16", "eagle3"), ("qwen3-bfloat16", "eagle"), ("llama-float16", "medusa"), ("qwen3_next-bfloat16", "mtp")],
+)
+def test_drafts_by_a_head_change_no_bit(name: str, method: str, cuda: str, tmp_path: Path) -> None:
+    """Heads with random weights, some of whose drafts are accepted, because few ids are allowed."""
+    (tmp_path / "head").mkdir()
+    model = (MODELS | HYBRIDS)[name]
+    config, rng = write(tmp_path, model), np.random.default_rng(9)
+    of_head = {"num_hidden_layers": 1, "draft_vocab_size": 4096, "medusa_num_heads": 3}
+    of_head["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    head = write(tmp_path / "head", model | of_head)
+    prompts = [rng.integers(3, 8192, n).tolist() for n in rng.integers(1, 900, 20)]
+    common = {"max_tokens": 24, "logprobs": 2, "ignore_eos": True, "allowed_token_ids": [5, 6, 7]}
+    params = [SamplingParams(seed=i, temperature=float(i % 2), **common) for i in range(20)]
+    with open_llm(config, cuda, enable_prefix_caching=False, max_model_len=1024) as llm:
+        wanted = [bits(output) for output in llm.generate(prompts, params, use_tqdm=False)]
+    source = {"method": method, "k": 3} | ({} if method == "mtp" else {"model": str(head)})
+    with open_llm(config, cuda, speculative_config=source, max_model_len=1024) as llm:
+        for n in (1, 2, 3, 8, 20, 1, 8):
+            outputs = llm.generate(prompts[:n], params[:n], use_tqdm=False)
+            assert [bits(output) for output in outputs] == wanted[:n]
+        stats = llm.stats()
+        assert 0 < stats.accepted_rows < stats.draft_rows
+        assert stats.allocations_since_warmup == 0
+        llm.check()
