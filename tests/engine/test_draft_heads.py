@@ -71,20 +71,22 @@ def expected(draft: Draft, states: Array, ids: list[int], n: int, proposed: list
     return found
 
 
-def check_drafts(path: Path, head: dict[str, Any], taps: list[str], draft: Draft) -> None:
-    """Greedy answers with two allowed ids take the very steps that the drafts of the reference give."""
+def check_drafts(path: Path, head: dict[str, Any], taps: list[str], draft: Draft, n: int = 1) -> None:
+    """Greedy answers with two allowed ids take the very steps that the drafts of the reference give; n samples are equal."""
     found = []
     with open_llm(path, speculative_config=head, enable_prefix_caching=False) as llm:
         for seed in range(8):
             rng, n_before = np.random.default_rng(seed), llm.stats().num_steps
             prompt, allowed = rng.integers(3, 131, 7 + 4 * seed).tolist(), sorted({4 + seed % 5, 20 + seed})
-            options: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "allowed_token_ids": allowed, "ignore_eos": True}
+            options: dict[str, Any] = {"max_tokens": 12, "allowed_token_ids": allowed, "ignore_eos": True}
+            options |= {"n": n, "temperature": 1e-4 * (n > 1)}
             [output] = llm.generate([prompt], **options, use_tqdm=False)
             log = llm.step_log()[1 + n_before - llm.stats().num_steps :]
             ids = prompt + list(output.outputs[0].token_ids)
             [states] = llm.tap([ids], taps)
             kept = np.concatenate([states[name] for name in taps], 1).astype(np.float64)
-            proposed, accepted = [step.draft_rows for step in log], [step.accepted_drafts for step in log]
+            assert all(step.draft_rows % n == step.accepted_drafts % n == 0 for step in log)
+            proposed, accepted = [step.draft_rows // n for step in log], [step.accepted_drafts // n for step in log]
             assert accepted == expected(draft, kept, ids, len(prompt) + 1, proposed, allowed)
             found += list(zip(proposed, accepted, strict=True))
     assert max(n for n, _ in found) == head["k"]
@@ -117,7 +119,8 @@ def test_eagle_drafts_what_the_formulas_say(tiny_model: Make, tmp_path: Path) ->
     w, config, target = wide(tensors), config_of(folder), wide(load_file(path / "model.safetensors"))
     lm_head = target["model.embed_tokens.weight"]
     rows: Rows = lambda states, e, own: eagle_rows(w, states, e, config, own, lm_head)  # noqa: E731
-    check_drafts(path, {"method": "eagle", "model": str(folder), "k": 4}, ["model.norm"], chain(rows, w["embed_tokens.weight"]))
+    head = {"method": "eagle", "model": str(folder), "k": 4}
+    check_drafts(path, head, ["model.norm"], chain(rows, w["embed_tokens.weight"]), n=3)
 
 
 @pytest.mark.parametrize("architecture", MTP)
