@@ -159,6 +159,8 @@ static PyMethodDef methods[] = {
     {"backend_operations", py_backend_operations, METH_VARARGS, "Where a backend runs each operation."},
     {"backend_table", py_backend_table, METH_VARARGS, "Address of the struct backend of a device and its library."},
     {"weights_fill", py_weights_fill, METH_VARARGS, "Fills rows of a backend's matrix with the values of load_format 'dummy'."},
+    {"image_resize", py_image_resize, METH_VARARGS, "An image resized with Pillow's filter of a number: its bytes."},
+    {"image_patches", py_image_patches, METH_VARARGS, "Cuts an image to patches, their channels apart, in merge order."},
     {"allocation_count", allocation_count, METH_NOARGS, "Host allocations made so far by the core."},
     {"held_count", held_count, METH_NOARGS, "Host allocations of the core that have not been freed."},
     {"fail_allocation_after", fail_allocation_after, METH_O, "Makes the n-th next host allocation fail; negative: none."},
