@@ -1,6 +1,6 @@
-/* image.h: resizes images of three bytes a pixel and cuts them to patches. A resize has the bits of Pillow 11 and 12: per axis a
- * filter in fixed point, first along rows, then along columns, rounded to a byte after each. Sums are integers, so any order of
- * them gives the same bits. Pure functions, any thread. */
+/* image.h: resizes images of three bytes a pixel and cuts them to patches. A resize has the bits of Pillow 11 and 12: per axis
+ * a filter in fixed point, first along rows, then along columns, rounded to a byte after each. Sums are integers, so any order
+ * of them gives the same bits. Pure functions, any thread. */
 #ifndef LLMPY_IMAGE_H
 #define LLMPY_IMAGE_H
 
