@@ -17,7 +17,6 @@ Result = TypeVar("Result")
 _LENGTH = "use `max_model_len`"
 _THREADS = "set the variable `LLMPY_NUM_THREADS` before the engine is made"
 _BITS = "quantised .gguf files and FP8, GPTQ, AWQ and INT8 checkpoints are run as they are; leave it out"
-_IMAGES = "images and audio are not supported; leave it out"
 _ONE_BACKEND = "there is one backend, llguidance; leave it out"
 _SPECULATION = "use `speculative_config`, a dict with 'method' and 'k'"
 _STRUCTURED = "use `structured_outputs`, a dict with 'json', 'regex', 'choice' or 'grammar'"
@@ -51,10 +50,9 @@ KEYWORDS = {
     "load_in_4bit": _BITS,
     "load_in_8bit": _BITS,
     "quantization_config": _BITS,
-    "limit_mm_per_prompt": _IMAGES,
-    "mm_processor_kwargs": _IMAGES,
-    "allowed_local_media_path": _IMAGES,
-    "multi_modal_data": _IMAGES,
+    "allowed_local_media_path": "use `allowed_image_folder`",
+    "media_io_kwargs": "images are decoded by Pillow; leave it out",
+    "multi_modal_data": "pass `prompts` that are dicts with 'prompt' and 'multi_modal_data'",
     "guided_decoding_backend": _ONE_BACKEND,
     "structured_outputs_config": _ONE_BACKEND,
     "compilation_config": _GRAPHS,
@@ -136,7 +134,7 @@ NAMES = {
     "TokenInputs": "use `TokensPrompt`",
     "token_inputs": "use `TokensPrompt`",
     "EmbedsPrompt": "prompts as embeddings are not supported; use `TokensPrompt`",
-    "MultiModalDataDict": "images and audio are not supported; use `TextPrompt`",
+    "MultiModalDataDict": "use `TextPrompt`, whose multi_modal_data is a dict",
     "initialize_ray_cluster": "one process runs one engine; llmpy.distributed.ray serves several",
     "AutoModelForCausalLM": "use `LLM`",
     "AutoTokenizer": "use `Tokenizer`, or the `tokenizer` of an `LLM`",

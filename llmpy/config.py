@@ -91,6 +91,11 @@ class EngineConfig:
         speculative_config: Drafts, which make several tokens of a sample in one step: {"method": "ngram", "k": 4, "min": 2,
             "max": 4}, {"method": "suffix", "k": "auto", "shared": True} or {"method": "draft", "model": "PATH", "k": 4}; None =
             none. Never changes a result.
+        limit_mm_per_prompt: Most images of a prompt; None = {"image": 16}; 0 = the tower for images is not loaded.
+        max_image_pixels, max_image_side: Most pixels of an image, and its longest side, before it is resized.
+        mm_processor_kwargs: Sizes to which images are resized, in place of those of the model's file: min_pixels, max_pixels,
+            size, do_image_splitting, min_patches, max_patches, do_pan_and_scan.
+        allowed_image_folder: Folder in which the files of images must lie; None = every file that the process can read.
         max_queued_requests: Most samples that may wait in an AsyncEngine; None = no limit.
         kv_event_capacity: Events of the prefix cache that are kept for `kv_events`; 0 = none are noted.
     """
@@ -149,6 +154,11 @@ class EngineConfig:
     enable_lora: bool = field(default=False, metadata=option(as_bool))
     max_loras: int = field(default=1, metadata=option(integer(1, 1024)))
     max_lora_rank: int = field(default=16, metadata=option(integer(1, 1024)))
+    limit_mm_per_prompt: Mapping[str, int] | None = field(default=None, metadata=option(rules.media_limits))
+    max_image_pixels: int = field(default=50_000_000, metadata=option(integer(1, 1 << 31)))
+    max_image_side: int = field(default=16384, metadata=option(integer(1, 65535)))
+    mm_processor_kwargs: Mapping[str, Any] | None = field(default=None, metadata=option(optional(rules.mapping)))
+    allowed_image_folder: str | None = field(default=None, metadata=option(optional(rules.path)))
     max_queued_requests: int | None = field(default=None, metadata=option(optional(integer(1, 1 << 31))))
     kv_event_capacity: int = field(default=0, metadata=option(integer(0, 1 << 24)))
     pipeline_parallel_size: int = field(default=1, metadata=option(only(1, "it has to be 1")))

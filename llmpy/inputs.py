@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 from .checks import as_int, lone_surrogate
 from .errors import InvalidRequestError, LlmpyError, UnsupportedError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from .engine.adapters import Chosen
     from .results.replies import ReplyReader
+    from .vision.items import ImageItem, PlacedItem
 
     Ids: TypeAlias = npt.NDArray[np.int32]
 
@@ -26,6 +27,9 @@ class TextPrompt(TypedDict):
     prompt: str
     output_token_ids: NotRequired[Sequence[int]]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, object]]
 
 
 class TokensPrompt(TypedDict):
@@ -36,16 +40,34 @@ class TokensPrompt(TypedDict):
     prompt: NotRequired[str]
     output_token_ids: NotRequired[Sequence[int]]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, object]]
 
 
 PromptType: TypeAlias = "str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt | Mapping[str, object]"
 Prompts: TypeAlias = "PromptType | Iterable[PromptType]"
 """One prompt, or any iterable of prompts: a list, a generator, a column of a table, an array of texts."""
 
-_KEYS = ("prompt", "prompt_token_ids", "token_type_ids", "output_token_ids", "cache_salt")
-_LATER = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "encoder_prompt")
+_MEDIA = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_KEYS = ("prompt", "prompt_token_ids", "token_type_ids", "output_token_ids", "cache_salt", *_MEDIA)
+_LATER = ("prompt_embeds", "encoder_prompt")
 _MESSAGES = "a prompt is text or token ids, but this is a message with a role; call chat() for messages"
 _PADDED = "would include padding; pass a list of unpadded lists"
+
+
+class ImageInputs(NamedTuple):
+    """Images of a prompt as the caller gave them.
+
+    Args:
+        data: What `llmpy.vision.decode.decode` takes, in the order of the placeholders.
+        uuids: The caller's name for each image; None: it has none.
+        kwargs: mm_processor_kwargs of the prompt.
+    """
+
+    data: tuple[object, ...]
+    uuids: tuple[str | None, ...]
+    kwargs: Mapping[str, object]
 
 
 class Prompt:
@@ -58,9 +80,15 @@ class Prompt:
     | room | (option, number of new tokens that must fit after the prompt) |
     | reader | parser of answers to a conversation |
     | adapter | what the request wants added to the weights |
+    | images | images as given; None: there are none |
+    | items | the images, ready for the tower |
+    | expanded | the text with what stands for the images; None: `text` is tokenised |
+    | placed | the items and their ranges of the ids |
     """
 
-    __slots__ = ("adapter", "error", "ids", "prior", "reader", "room", "salt", "text", "types")
+    __slots__ = (
+        "adapter", "error", "expanded", "ids", "images", "items", "placed", "prior", "reader", "room", "salt", "text", "types",
+    )  # fmt: skip
 
     def __init__(
         self, text: str | None, ids: Ids | None, prior: Ids | None = None, salt: str | None = None, types: Ids | None = None
@@ -74,6 +102,10 @@ class Prompt:
         self.reader: ReplyReader | None = None
         self.adapter: Chosen | None = None
         self.error: LlmpyError | None = None
+        self.images: ImageInputs | None = None
+        self.items: tuple[ImageItem, ...] = ()
+        self.expanded: str | None = None
+        self.placed: tuple[PlacedItem, ...] = ()
 
 
 def is_single(prompts: object) -> bool:
@@ -143,7 +175,38 @@ def _parse_dict(prompt: Mapping[str, Any]) -> Prompt:
     if types is not None and ids is None:
         raise TypeError("token_type_ids go with prompt_token_ids, one each")
     given, prior, types = (None if item is None else parse_ids(item) for item in (ids, prior, types))
-    return Prompt(text, given, prior, salt or None, types)
+    made = Prompt(text, given, prior, salt or None, types)
+    made.images = _images(prompt)
+    return made
+
+
+def _images(prompt: Mapping[str, Any]) -> ImageInputs | None:
+    """The images of a prompt dict; None: it has none."""
+    data, names, kwargs = ({} if prompt.get(key) is None else prompt[key] for key in _MEDIA)
+    for key, value in zip(_MEDIA, (data, names, kwargs), strict=True):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{key} must be a dict, but is of type {type(value).__name__}")
+    for kind in (*data, *names):
+        if kind in ("video", "audio", "vision_chunk"):
+            raise UnsupportedError(f"prompts with {kind!r} in multi_modal_data are not supported; only 'image' is")
+        if kind != "image":
+            raise TypeError(f"unknown kind {kind!r} in multi_modal_data; known is 'image'")
+    images = _listed(data.get("image"))
+    uuids = _listed(names.get("image")) or (None,) * len(images)
+    if not all(uuid is None or isinstance(uuid, str) for uuid in uuids):
+        raise TypeError("multi_modal_uuids must have a str or None for each image")
+    images = images or (None,) * len(uuids)
+    if len(uuids) != len(images):
+        message = f"multi_modal_uuids: {len(uuids)} names for {len(images)} images; give one for each, or None"
+        raise InvalidRequestError(message, parameter="multi_modal_uuids", value=len(uuids))
+    return ImageInputs(images, uuids, kwargs) if images else None
+
+
+def _listed(value: object) -> tuple[Any, ...]:
+    """Several values, or one alone."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return () if value is None else (value,)
 
 
 def _parse_encoding(encoding: Mapping[str, Any]) -> Prompt:

@@ -105,6 +105,8 @@ class AlwaysSo(TypedDict, total=False):
     eplb_config: None
     num_redundant_experts: int
     tp_sums: str
+    mm_processor_cache_gb: object
+    disable_mm_preprocessor_cache: object
 
 
 class EngineOptions(TypedDict, total=False):
@@ -155,6 +157,11 @@ class EngineOptions(TypedDict, total=False):
     enable_lora: bool
     max_loras: int
     max_lora_rank: int
+    limit_mm_per_prompt: Mapping[str, int] | None
+    max_image_pixels: int
+    max_image_side: int
+    mm_processor_kwargs: Mapping[str, Any] | None
+    allowed_image_folder: str | Path | None
     max_queued_requests: int | None
     kv_event_capacity: int
     pipeline_parallel_size: int

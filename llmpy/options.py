@@ -124,6 +124,21 @@ def mapping(name: str, value: object) -> dict[str, Any]:
     return {text(f"a key of {name}", key): item for key, item in value.items()}
 
 
+def media_limits(name: str, value: object) -> dict[str, int]:
+    """Most images of a prompt; of other kinds of media 0."""
+    limits = {"image": 16}
+    for kind, most in mapping(name, {} if value is None else value).items():
+        if kind in ("video", "audio"):
+            most = as_int(f"{name}[{kind!r}]", most)
+            if most:
+                raise UnsupportedError(f"{name}: {kind} is not supported yet; leave it out, or set it to 0")
+        elif kind != "image":
+            refuse(name, "of the key 'image'", kind)
+        else:
+            limits[kind] = integer(0, 1 << 16)(f"{name}['image']", most)
+    return limits
+
+
 def overrides(name: str, value: object) -> object:
     """A dict, or a callable that changes the config."""
     return value if callable(value) else mapping(name, value)
@@ -214,6 +229,8 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "eplb_config": (None,),
     "num_redundant_experts": (0,),
     "tp_sums": ("whole",),
+    "mm_processor_cache_gb": None,
+    "disable_mm_preprocessor_cache": None,
 }
 
 

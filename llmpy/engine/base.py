@@ -185,7 +185,7 @@ class EngineBase(AdapterCalls, ABC):
         rendered: list[Prompt | LlmpyError] = []
         for index, conversation in enumerate(conversations(messages)):
             try:
-                prompt = render(self.tokenizer, conversation, how)
+                prompt = render(self.tokenizer, conversation, how, self._frontend.image_placeholder)
                 prompt.reader = self._reader(how["chat_template"], how["tools"])
                 rendered.append(prompt)
             except LlmpyError as error:

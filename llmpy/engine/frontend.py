@@ -17,6 +17,7 @@ from .translate import Translator
 if TYPE_CHECKING:
     from ..sampling_params import SamplingParams
     from ..text.tokenizer import Tokenizer
+    from ..vision.images import Images
     from .loading import Loaded
 
 MAX_PROMPT_LOGPROBS_BYTES = 1 << 30
@@ -50,6 +51,8 @@ class Frontend:
         self.generation_defaults = loaded.generation_defaults
         self.pooler = loaded.pooler
         self.adapters = Adapters(loaded.model, loaded.config)
+        self.images = loaded.images
+        self._name = loaded.name
         self._root = loaded.config.seed or 0
         self._ordinals = count()
         self._warned_of_bos = False
@@ -63,7 +66,10 @@ class Frontend:
         given = list(items)
         for index, item in enumerate(given):
             try:
-                found.append(item if isinstance(item, Prompt | LlmpyError) else parse(item))
+                prompt = item if isinstance(item, Prompt | LlmpyError) else parse(item)
+                if isinstance(prompt, Prompt) and prompt.images is not None and not prompt.items:
+                    self._with_images().add(prompt)
+                found.append(prompt)
             except LlmpyError as error:
                 found.append(at(error, index))
             except TypeError as error:
@@ -73,10 +79,24 @@ class Frontend:
             self._tokenize(texts, special_tokens)
         return found
 
+    def _with_images(self) -> Images:
+        """What prepares images, or UnsupportedError."""
+        if self.images is None:
+            raise UnsupportedError(
+                f"prompts with images: {self._name} has no tower for images; load a model of a family that has one, "
+                "or leave the images out"
+            )
+        return self.images
+
+    @property
+    def image_placeholder(self) -> str | None:
+        """What stands for an image in a text; None: the model takes no images."""
+        return None if self.images is None else self.images.writer.placeholder
+
     def _can_fit(self, prompt: Prompt) -> bool:
         """Whether to tokenise a text. If not, the prompt keeps the reason, and `check_length` raises it."""
         try:
-            self.check_text(prompt.text or "")
+            self.check_text(prompt.expanded or prompt.text or "")
         except InvalidRequestError as error:
             prompt.error = error
         return prompt.error is None
@@ -98,10 +118,16 @@ class Frontend:
 
     def _tokenize(self, prompts: list[Prompt], special_tokens: bool) -> None:
         assert self.tokenizer is not None
-        encoded = self.tokenizer.encode_batch([prompt.text or "" for prompt in prompts], special_tokens)
+        texts = [prompt.expanded or prompt.text or "" for prompt in prompts]
+        encoded = self.tokenizer.encode_batch(texts, special_tokens)
         bos = self.tokenizer.bos_token_id
         for prompt, ids in zip(prompts, encoded, strict=True):
             prompt.ids = parse_ids(ids)
+            if prompt.items:
+                try:
+                    self._with_images().place(prompt)
+                except InvalidRequestError as error:
+                    prompt.error = error
             if special_tokens and not self._warned_of_bos and bos is not None and list(ids[:2]) == [bos, bos]:
                 self._warned_of_bos = True
                 warnings.warn(

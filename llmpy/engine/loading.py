@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..hub import ModelFiles
     from ..models import ModelConfig, Spec
     from ..text.tokenizer import Tokenizer
+    from ..vision.images import Images
     from .pooling import Pooler
 
 logger = logging.getLogger("llmpy")
@@ -45,6 +46,7 @@ class Loaded:
         vocab_size: Rows of the vocabulary.
         generation_defaults: The values of generation_config.json and its overrides.
         pooler: The pooling tasks of the model.
+        images: Prepares the images of prompts; None: the model has no tower for images.
         spec: The program of operations.
         programs: The program of each rank; `spec` itself if there is one rank.
     """
@@ -55,6 +57,7 @@ class Loaded:
         "engine",
         "eos_token_ids",
         "generation_defaults",
+        "images",
         "model",
         "name",
         "pooler",
@@ -78,6 +81,7 @@ class Loaded:
     vocab_size: int
     generation_defaults: dict[str, Any]
     pooler: Pooler
+    images: Images | None
     spec: Spec
     programs: list[Spec]
 
@@ -136,6 +140,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     _check_host_cache(config)
     _check_cache_seed(config)
     result.pooler = pooling.pooler_of(files, compiled)
+    result.images = _images(config, files, compiled.spec, result.tokenizer)
     result.spec = compiled.spec
     result.vocab_size = compiled.spec["vocab_size"]
     result.eos_token_ids = _eos_ids(result, compiled.config.eos_token_ids)
@@ -183,6 +188,16 @@ def _programs(config: EngineConfig, spec: Spec) -> list[Spec]:
     from ..models.shard import shard
 
     return shard(spec, config.tensor_parallel_size, experts=config.experts)
+
+
+def _images(config: EngineConfig, files: ModelFiles, spec: Spec, tokenizer: Tokenizer | None) -> Images | None:
+    """What prepares images, if the program has a tower for them."""
+    towers: Mapping[str, Any] = spec.get("towers") or {}  # type: ignore[assignment]
+    if "image" not in towers or files.directory is None:
+        return None
+    from ..vision.images import Images, most_images
+
+    return Images(config, files.config, files.directory, tokenizer) if most_images(config) else None
 
 
 def _check_adapters(config: EngineConfig, spec: Spec) -> None:

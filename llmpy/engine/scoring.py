@@ -56,7 +56,9 @@ def pair(
 
 
 def _join(frontend: Frontend, prompt: Prompt, completion: Prompt) -> tuple[Prompt | LlmpyError, int]:
-    if prompt.ids is None and completion.ids is None and frontend.tokenizer is not None:
+    if completion.images is not None:
+        raise InvalidRequestError("a completion has no images; put them into the prompt", parameter="completions")
+    if prompt.ids is None and completion.ids is None and prompt.images is None and frontend.tokenizer is not None:
         text = (prompt.text or "") + (completion.text or "")
         frontend.check_text(text)
         ids, start = _tokenize_pair(frontend.tokenizer, text, len(prompt.text or ""))
@@ -71,7 +73,9 @@ def _join(frontend: Frontend, prompt: Prompt, completion: Prompt) -> tuple[Promp
     assert isinstance(first, Prompt) and isinstance(second, Prompt) and first.ids is not None and second.ids is not None
     joined = np.concatenate([first.ids, second.ids])
     _check_border(len(first.ids), len(joined))
-    return Prompt(None, parse_ids(joined), salt=prompt.salt), len(first.ids)
+    made = Prompt(None, parse_ids(joined), salt=prompt.salt)
+    made.items, made.placed = first.items, first.placed
+    return made, len(first.ids)
 
 
 def _check_border(start: int, length: int) -> None:
@@ -93,14 +97,30 @@ def _tokenize_pair(tokenizer: Tokenizer, text: str, prompt_chars: int) -> tuple[
     return ids, next((index for index, end in enumerate(ends) if end > prompt_chars), len(ids))
 
 
-def render(tokenizer: Tokenizer, conversation: list[dict[str, Any]], how: Mapping[str, Any]) -> Prompt:
-    """Renders one conversation as text, with message contents in the form that the template reads."""
+def render(
+    tokenizer: Tokenizer, conversation: list[dict[str, Any]], how: Mapping[str, Any], placeholder: str | None = None
+) -> Prompt:
+    """Renders one conversation as text, with message contents in the form that the template reads.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        conversation: The messages.
+        how: Arguments of rendering.
+        placeholder: What stands for an image in a text; None: the model takes no images.
+    """
     from ..text import chat
+    from ..text.chat_images import refuse_images, take_images
 
     template = chat.choose(tokenizer.chat_templates, how["chat_template"], how["tools"] is not None)
     chat.check_reads(template, how)
-    messages = chat.conversation(chat.with_content(conversation), template)
-    return Prompt(str(tokenizer.apply_chat_template(messages, tokenize=False, **how)), None)
+    given = chat.with_content(conversation)
+    if placeholder is None:
+        refuse_images(given)
+    messages, images = take_images(given)
+    messages = chat.conversation(messages, template, placeholder)
+    prompt = Prompt(str(tokenizer.apply_chat_template(messages, tokenize=False, **how)), None)
+    prompt.images = images
+    return prompt
 
 
 def conversations(messages: Any) -> list[list[dict[str, Any]]]:

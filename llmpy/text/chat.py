@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from jinja2.ext import Extension
 
 from ..checks import lone_surrogate
 from ..errors import ChatTemplateError, InvalidRequestError, UnsupportedError
+from .chat_images import PLACE
 from .sandbox import DEFAULT_LIMITS, MAX_TEMPLATE, METER, Environment, Limits, Meter, TemplateLimitError
 
 if TYPE_CHECKING:
@@ -90,15 +92,17 @@ def choose(templates: Mapping[str, str], given: str | None, has_tools: bool) -> 
     )
 
 
-def conversation(messages: str | Sequence[Message], template: str) -> list[Message]:
+def conversation(messages: str | Sequence[Message], template: str, placeholder: str | None = None) -> list[Message]:
     """Converts messages to the form that the template reads.
 
     Args:
-        messages: A conversation; a str means one user message.
+        messages: A conversation; a str means one user message. Images have been taken out of it (chat_images.py).
         template: Jinja text that will render the messages.
+        placeholder: What stands for an image in a text; None: images are refused.
 
     Returns:
-        The messages; lists of text parts are joined by newlines unless the template reads parts.
+        The messages; lists of text parts are joined by newlines unless the template reads parts. If it does not read images,
+        their placeholders stand in front of the text, one a line.
 
     Raises:
         UnsupportedError: A content part is not text.
@@ -106,11 +110,11 @@ def conversation(messages: str | Sequence[Message], template: str) -> list[Messa
     """
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
-    return [_with_text(message, template) for message in messages]
+    return [_with_text(message, template, placeholder) for message in messages]
 
 
-def _with_text(message: Message, template: str) -> Message:
-    """A message with text as content; refuses parts other than text."""
+def _with_text(message: Message, template: str, placeholder: str | None) -> Message:
+    """A message with text, and places of images, as content; refuses other parts."""
     if not isinstance(message, Mapping):
         raise TypeError(f"messages must be dicts with 'role' and 'content', got {type(message).__name__}")
     content = message.get("content")
@@ -118,15 +122,29 @@ def _with_text(message: Message, template: str) -> Message:
         return message
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         raise TypeError(f"content must be a str, None or a list of parts, got {type(content).__name__}")
-    texts = []
+    parts: list[str | None] = []  # None: an image
     for part in content:
         kind = "text" if isinstance(part, str) else part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind != "text":
+        if kind != "text" and (kind != "image" or placeholder is None):
             raise UnsupportedError(f"content part of type '{kind}'")
-        texts.append(part if isinstance(part, str) else str(part.get("text", "")))
-    if reads_parts(template):
-        return {**message, "content": [{"type": "text", "text": text} for text in texts]}
-    return {**message, "content": "\n".join(texts)}
+        parts.append(None if kind == "image" else part if isinstance(part, str) else str(part.get("text", "")))
+    if None in parts and placeholder is not None and not reads_images(template):
+        _say_in_front(template, placeholder)
+        places = [placeholder] * parts.count(None)
+        return {**message, "content": "\n".join([*places, *(text for text in parts if text is not None)])}
+    if None in parts or reads_parts(template):
+        return {**message, "content": [PLACE if text is None else {"type": "text", "text": text} for text in parts]}
+    return {**message, "content": "\n".join(text for text in parts if text is not None)}
+
+
+@lru_cache(maxsize=32)
+def _say_in_front(template: str, placeholder: str) -> None:
+    """Warns once that a template reads no images."""
+    warnings.warn(
+        f"the chat template that begins {template[:40]!r} does not read images: {placeholder!r} stands in front of the text of "
+        "a message, one line for each image; give a chat_template that does",
+        stacklevel=2,
+    )
 
 
 def with_content(messages: Sequence[Message]) -> list[Message]:
@@ -190,6 +208,19 @@ def reads_parts(template: str) -> bool:
     except ChatTemplateError:
         return False
     return PROBE in text and not re.search(r"""['"]type['"]\s*:\s*['"]text""", text)
+
+
+@lru_cache(maxsize=32)
+def reads_images(template: str) -> bool:
+    """Whether a template reads an image in a list of content parts; found by rendering a probe."""
+    if not reads_parts(template):
+        return False
+    text = {"type": "text", "text": PROBE}
+    try:
+        without, found = (render([{"role": "user", "content": [*more, text]}], Options(template))[0] for more in ((), (PLACE,)))
+    except ChatTemplateError:
+        return False
+    return without != found and PROBE in found
 
 
 def render(messages: Sequence[Message], options: Options) -> tuple[str, list[Span]]:

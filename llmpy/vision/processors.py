@@ -192,6 +192,7 @@ class Processor:
         tower: What the tower wants.
         table: Value of each byte in each channel, float32 [3, 256].
         expansion: What stands for an image in a prompt.
+        seed: What every content key of the processor depends on.
 
     Raises:
         CheckpointError: A field is missing or wrong.
@@ -212,7 +213,7 @@ class Processor:
         self.tower = self.family.tower(vision)
         self.expansion = self.family.expansion(vision.all)
         self.table = normalisation(self.fields)
-        self._seed = json.dumps([name, asdict(self.tower), self.fields.values], sort_keys=True, default=str).encode()
+        self.seed = json.dumps([name, asdict(self.tower), self.fields.values], sort_keys=True, default=str).encode()
 
     def item(self, image: Pixels) -> ImageItem:
         """The item of a decoded image.
@@ -221,7 +222,7 @@ class Processor:
             image: uint8 [height, width, 3].
         """
         size = image.shape[0], image.shape[1]
-        return make_item(self.kind.cut(image, self.tower.factor, self.fields), size, self.tower, self._seed)
+        return make_item(self.kind.cut(image, self.tower.factor, self.fields), size, self.tower, self.seed)
 
 
 def _kind(stored: Mapping[str, Any], file: str) -> Kind:

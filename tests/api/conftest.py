@@ -42,6 +42,7 @@ def fake_llm(monkeypatch):
             loaded.eos_token_ids = [fake_core.VOCAB - 1]
             loaded.spec = {"ops": [], "weights": [], "values": [], "vocab_size": fake_core.VOCAB}
             loaded.programs = [loaded.spec]
+            loaded.images = None
             loaded.pooler = Pooler(("embed", "token_embed"))
             loaded.generation_defaults = {**(defaults or {}), **config.override_generation_config}
             loaded.model, loaded.engine = fake_core.FakeModel(), fake_core.FakeEngine(loaded.token_bytes, step_s)

@@ -115,7 +115,7 @@ def test_wrong_type(fake_llm, prompt, text):
     assert str(caught.value).startswith(text)
 
 
-@pytest.mark.parametrize("key", ["prompt_embeds", "multi_modal_data", "mm_processor_kwargs", "encoder_prompt"])
+@pytest.mark.parametrize("key", ["prompt_embeds", "encoder_prompt"])
 def test_unsupported_keys(fake_llm, key):
     llm = fake_llm()
     with pytest.raises(UnsupportedError, match=key):
