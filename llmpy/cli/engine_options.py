@@ -57,6 +57,8 @@ def _serve(parser: ArgumentParser) -> None:
     parser.add_argument("--tool-call-parser", default="auto", metavar="NAME", help="auto (default), none, or a format's name")
     parser.add_argument("--reasoning-parser", default="auto", metavar="NAME", help="auto (default), none, or a format's name")
     parser.add_argument("--allow-request-template", action="store_true", help="requests may bring a chat template")
+    parser.add_argument("--allow-image-urls", action="store_true", help="fetch images of requests from http(s) URLs")
+    parser.add_argument("--image-domains", nargs="+", default=(), metavar="NAME", help="fetch them only from these hosts")
     parser.add_argument("--max-body-bytes", type=int, default=16 << 20, metavar="N", help="longest body (default 16 MiB)")
     parser.add_argument("--max-connections", type=int, default=16384, metavar="N", help="beyond them 503 (default 16384)")
     parser.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="seconds a frame may stay unread")

@@ -118,12 +118,13 @@ def _keys(chosen: Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _options(chosen: Namespace, **others: Any) -> dict[str, Any]:
     """The options of the application."""
-    names = "tool_call_parser reasoning_parser allow_request_template max_body_bytes stream_timeout shutdown_timeout"
-    names += " stuck_timeout log_prompts keep_responses salt_by_key control metrics_compat reject_when_asleep"
+    names = "tool_call_parser reasoning_parser allow_request_template allow_image_urls max_body_bytes stream_timeout"
+    names += " shutdown_timeout stuck_timeout log_prompts keep_responses salt_by_key control metrics_compat reject_when_asleep"
     made = {name: getattr(chosen, name) for name in names.split()}
     for option, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
         made[option] = parser_name(known, "--" + option.replace("_", "-"), made[option])
     lists = {"served_model_name": tuple(chosen.served_model_name), "cors_origins": tuple(chosen.cors_origin)}
+    lists["image_domains"] = tuple(chosen.image_domains)
     return {**made, **lists, **others}
 
 

@@ -14,6 +14,7 @@ from .chat import Chat, Message, for_template
 from .errors import HttpError, answer, to_http
 from .formats_json import decode
 from .frames import EventStream, attended
+from .images import load_images
 from .parsing import Piece
 from .protocol import ChatRequest, MessagesRequest
 from .requests import beside, read, template_arguments
@@ -63,6 +64,30 @@ def _format(body: MessagesRequest) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
 
 
+def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """The text of a content field; content parts if there are images among its blocks."""
+    if not isinstance(content, list) or not any(_is_image(block) for block in content):
+        return _text(content, where)
+    return [_image(block) if _is_image(block) else {"type": "text", "text": _text([block], where)} for block in content]
+
+
+def _is_image(block: object) -> bool:
+    return isinstance(block, dict) and block.get("type") == "image"
+
+
+def _image(block: dict[str, Any]) -> dict[str, Any]:
+    """An image block as a content part of chat completions."""
+    given = block.get("source")
+    source: dict[str, Any] = given if isinstance(given, dict) else {}
+    if source.get("type") == "base64" and isinstance(source.get("data"), str):
+        url = f"data:{source.get('media_type')};base64,{source['data']}"
+    elif source.get("type") == "url" and isinstance(source.get("url"), str):
+        url = source["url"]
+    else:
+        raise HttpError(400, "image: wanted a source of type base64 with data, or of type url with a url", "messages")
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def _text(content: Any, where: str) -> str:
     """The text of a content field: a string, or a list of text blocks."""
     if isinstance(content, str):
@@ -86,21 +111,21 @@ def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         raise HttpError(400, "messages: wanted content as text or a list of blocks", "messages")
     made: list[dict[str, Any]] = []
-    texts, calls, thoughts = [], [], []
+    blocks, calls, thoughts = [], [], []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
             function = {"name": block.get("name"), "arguments": block.get("input") or {}}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            result = _text(block.get("content") or "", "tool_result")
+            result = _content(block.get("content") or "", "tool_result")
             made.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
         else:
-            texts.append(_text([block], "messages"))
-    if texts or calls or not made:
-        own: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+            blocks.append(block)
+    if blocks or calls or not made:
+        own: dict[str, Any] = {"role": role, "content": _content(blocks, "messages")}
         if calls:
             own["tool_calls"] = calls
         if thoughts:
@@ -264,10 +289,11 @@ async def count_tokens(service: Service, request: Request) -> ASGIApp:
     """Counts the prompt tokens of a conversation."""
     given = await read(request, MessagesRequest)
     service.model_name(given.model)
+    body = await beside(request, lambda: to_chat(given))
+    turns, images = await load_images(service, body.messages)
 
     def count() -> int:
-        body = to_chat(given)
         arguments = template_arguments(body, False)
-        return len(service.prompt_ids([for_template(message) for message in body.messages], arguments))
+        return len(service.prompt_ids([for_template(message) for message in turns], arguments, images))
 
     return answer({"input_tokens": await beside(request, count)}, headers=service.answer_headers(request))

@@ -15,12 +15,14 @@ from starlette.types import ASGIApp
 from ..engine.feeds import RequestStream
 from ..outputs import CompletionOutput, RequestOutput
 from ..text.chat import reads
+from ..text.chat_images import has_images
 from ..text.chat_window import fitted, prompt_room
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import Tokenizer
 from .errors import HttpError, answer, to_http
 from .frames import DONE, EventStream, attended
 from .grammars import Constraint
+from .images import Source, details, load_images
 from .logprobs import LogprobWriter, TextLogprobs, prompt_logprobs
 from .parsing import Parser, Piece
 from .protocol import ChatRequest
@@ -154,6 +156,7 @@ class Chat(Answering):
     ) -> None:
         super().__init__(service, request, body, prefix, body.top_logprobs)
         self.body, self.state = body, request.state
+        self.images: list[Source] = []
         _check_shapes(body)
         self.is_truncated = body.truncation == "auto"
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -182,16 +185,26 @@ class Chat(Answering):
         return names
 
     async def submit(self) -> RequestStream:
-        """Renders the conversation and queues it."""
+        """Fetches the images of the conversation, renders it and queues it."""
+        await self.load_images()
 
         def queue() -> RequestStream:
             messages = self.messages()
-            prompt = self.service.prompt(messages, self.template)
+            prompt = self.service.prompt(messages, self.template, self.images)
             if self.limit is not None and not self.is_truncated:
                 prompt.room = (self.limit_name, self.limit)
             return self.service.run(prompt, False, self.how, self.params(self.sampling(messages)))
 
         return await self.service.beside(max(self.size, size_of(self.body.messages, self.tools)), queue)
+
+    async def load_images(self) -> None:
+        """Takes the images out of the messages, which then hold their numbers."""
+        if not has_images(self.body.messages):
+            return
+        if self.is_truncated:
+            raise HttpError(400, "truncation: 'auto' is not supported with images; leave it out", "truncation")
+        self.state.ignored += details(self.body.messages)
+        self.body.messages, self.images = await load_images(self.service, self.body.messages)
 
     def messages(self) -> list[dict[str, Any]]:
         """The messages for the template; of a truncated conversation only those that fit."""

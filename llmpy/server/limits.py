@@ -45,6 +45,7 @@ CLOSED = "closed"
 TEXT = "paths that take a text prompt, `/tokenize`, `count_tokens`"
 SAMPLED = "paths that generate"
 KEPT = "`/v1/responses`"
+SEEING = "paths that take a conversation"
 
 LIMITS: dict[str, Limit] = {
     "connections": Limit("connections, TLS handshakes included", "`--max-connections` (16384)", "", 503, "server",
@@ -85,6 +86,14 @@ LIMITS: dict[str, Limit] = {
                             knob="--allow-request-template"),
     "template_memory": Limit("all values that one makes, beside 256 x the messages", 64 * MIB, "bytes", 400,
                              knob="--allow-request-template"),
+    "images": Limit("images of a conversation", "`--limit-mm-per-prompt` (16)", "", 400, knob="--limit-mm-per-prompt",
+                    paths=SEEING),
+    "image_pixels": Limit("an image", "`--max-image-pixels` (50,000,000)", "pixels", 400, knob="--max-image-pixels",
+                          paths=SEEING),
+    "image_side": Limit("a side of it", "`--max-image-side` (16,384)", "pixels", 400, knob="--max-image-side", paths=SEEING),
+    "image_bytes": Limit("an image behind a URL", 20 * MIB, "bytes", 400, knob="--allow-image-urls", paths=SEEING),
+    "image_connect_s": Limit("time to reach it", 5, "s", 400, knob="--allow-image-urls", paths=SEEING),
+    "image_s": Limit("time to fetch it", 10, "s", 400, knob="--allow-image-urls", paths=SEEING),
     "metadata": Limit("`metadata`", 16, "pairs", 400, paths=KEPT),
     "metadata_key": Limit("a key of it", 64, "characters", 400, paths=KEPT),
     "metadata_value": Limit("a value of it", 512, "characters", 400, paths=KEPT),

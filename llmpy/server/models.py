@@ -13,6 +13,7 @@ from .. import __version__
 from ..async_engine import AsyncEngine
 from ..sampling_params import GENERATION_KEYS
 from .errors import HttpError, answer
+from .images import load_images
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .requests import beside, read, template_kwargs
 from .service import Service
@@ -75,8 +76,8 @@ async def tokenize(service: Service, request: Request) -> ASGIApp:
             "tools": body.tools,
             "chat_template_kwargs": template_kwargs(body.chat_template_kwargs),
         }
-        turns = body.messages
-        ids = await beside(request, lambda: service.prompt_ids(turns, arguments))
+        turns, images = await load_images(service, body.messages)
+        ids = await beside(request, lambda: service.prompt_ids(turns, arguments, images))
     made: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len}
     if body.return_token_strs:
         made["token_strs"] = await service.beside(len(ids), lambda: tokenizer.convert_ids_to_tokens(ids))

@@ -88,7 +88,7 @@ def messages_of(given: Items) -> Messages:
             thought += _text(item.get("content") or item.get("summary") or "")
         elif kind == "message":
             role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
-            message = {"role": role, "content": _text(item.get("content") or "")}
+            message = {"role": role, "content": _content(item.get("content") or "")}
             messages.append(_with_thought(message, thought) if role == "assistant" else message)
             thought = ""
         elif kind == "function_call":
@@ -99,7 +99,7 @@ def messages_of(given: Items) -> Messages:
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            result = _text(item.get("output") or "")
+            result = _content(item.get("output") or "")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
         else:
             raise HttpError(400, f"input: items of type {str(kind)[:60]!r} are not supported", "input")
@@ -108,6 +108,22 @@ def messages_of(given: Items) -> Messages:
 
 def _with_thought(message: dict[str, Any], thought: str) -> dict[str, Any]:
     return {**message, "reasoning_content": thought} if thought else message
+
+
+def _content(content: Any) -> str | list[dict[str, Any]]:
+    """The text of content; content parts if there are images among its parts."""
+    if not isinstance(content, list) or not any(_is_image(part) for part in content):
+        return _text(content)
+    return [part if _is_image(part) else {"type": "text", "text": _text([part])} for part in content]
+
+
+def _is_image(part: object) -> bool:
+    """Whether a part is an image; one of a stored file is refused."""
+    if not (isinstance(part, dict) and part.get("type") == "input_image"):
+        return False
+    if not isinstance(part.get("image_url"), str):
+        raise HttpError(400, "input_image: wanted an image_url; images as files of their own are not supported", "input")
+    return True
 
 
 def _text(content: Any) -> str:

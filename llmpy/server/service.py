@@ -21,7 +21,7 @@ from ..engine.frontend import check_text
 from ..engine.health import STUCK_AFTER_S, TORN
 from ..engine.jobs import Lanes
 from ..engine.scoring import render
-from ..errors import ConfigError, EngineStuckError, WeightsMissingError
+from ..errors import ConfigError, EngineStuckError, LlmpyError, WeightsMissingError
 from ..hub import DEMO, REPOSITORY
 from ..inputs import Prompt
 from ..lora import LoRARequest
@@ -34,6 +34,7 @@ from ..text.tokenizer import Tokenizer
 from . import beams
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
+from .images import Source, inserted
 from .limits import RANGES, Sizes, most, option_problem, seconds
 from .logprobs import LogprobWriter, num_logprobs
 from .protocol import Sampling
@@ -67,6 +68,8 @@ class Options:
         tool_call_parser: Name of the model's tool call format, "none", or "auto" (found from the chat template).
         reasoning_parser: Name of the model's reasoning markers, "none", or "auto" (found from the chat template).
         allow_request_template: Whether a request may contain a chat template.
+        allow_image_urls: Whether images of requests may be http(s) URLs, which the server fetches.
+        image_domains: Names from which it fetches images, with all below them; () = every public one.
         max_body_bytes: Longest body, in bytes.
         stream_timeout: Seconds that a client may leave a frame unread.
         shutdown_timeout: Seconds for running requests to finish at shutdown.
@@ -87,6 +90,8 @@ class Options:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     allow_request_template: bool = False
+    allow_image_urls: bool = False
+    image_domains: tuple[str, ...] = ()
     max_body_bytes: int = 16 << 20
     stream_timeout: float = 60.0
     shutdown_timeout: float = 30.0
@@ -303,9 +308,20 @@ class Service:
             "cache_salt": self.salt(request, body.cache_salt),
         }
 
-    def prompt_ids(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
+    def prompt_ids(
+        self, messages: list[dict[str, Any]], arguments: Mapping[str, Any], images: Sequence[Source] = ()
+    ) -> list[int]:
         """Token ids of a conversation, as `AsyncEngine.chat` would run it."""
-        return self.encode(self.prompt_text(messages, arguments))
+        prompt = self.prompt(messages, arguments, images)
+        if prompt.images is None:
+            return self.encode(str(prompt.text))
+        frontend = self.engine._frontend
+        found = frontend.prompts([prompt], False)[0]
+        if isinstance(found, LlmpyError):
+            raise found
+        frontend.check_length(found, 0)
+        assert found.ids is not None
+        return list(map(int, found.ids))
 
     def prompt_length(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> int:
         """Number of token ids of a conversation; max_model_len + 1 if the text is certainly too long."""
@@ -315,17 +331,32 @@ class Service:
 
     def prompt_text(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         """The text of a rendered conversation."""
-        return str(self.prompt(messages, arguments).text)
+        return str(self._rendered(messages, arguments).text)
 
     def template(self, given: str | None, has_tools: bool) -> str:
         """The chat template of a request; "" if the model has none."""
         templates = self.tokenizer.chat_templates
         return choose(templates, given, has_tools) if templates or given else ""
 
-    def prompt(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Prompt:
-        """Renders a conversation, including special tokens. A template from the request runs within TEMPLATE_LIMITS."""
+    def prompt(
+        self, messages: list[dict[str, Any]], arguments: Mapping[str, Any], images: Sequence[Source] = ()
+    ) -> Prompt:
+        """Renders a conversation, including special tokens.
+
+        Args:
+            messages: The messages; an image among them is a number.
+            arguments: Arguments of rendering.
+            images: The images of these numbers.
+        """
+        prompt = self._rendered(messages, arguments)
+        prompt.images = inserted(prompt.images, images)
+        return prompt
+
+    def _rendered(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Prompt:
+        """A rendered conversation. A template from the request runs within TEMPLATE_LIMITS."""
+        placeholder = self.engine._frontend.image_placeholder if isinstance(self.engine, AsyncEngine) else None
         with within(TEMPLATE_LIMITS) if arguments.get("chat_template") is not None else nullcontext():
-            return render(self.tokenizer, messages, _spread(arguments))
+            return render(self.tokenizer, messages, _spread(arguments), placeholder)
 
     def run(
         self, prompt: Prompt, special_tokens: bool, how: Mapping[str, Any], params: Mapping[str, Any] | SamplingParams
