@@ -184,7 +184,7 @@ class Processor:
     Args:
         config: The model's config.json.
         stored: Fields of the processor of images.
-        given: mm_processor_kwargs.
+        given: mm_processor_kwargs; None = none.
         file: Name of the file that `stored` was read from, for messages.
 
     Attributes:
@@ -201,14 +201,18 @@ class Processor:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], stored: Mapping[str, Any], given: Mapping[str, object], file: str = "the processor"
+        self,
+        config: Mapping[str, Any],
+        stored: Mapping[str, Any],
+        given: Mapping[str, object] | None = None,
+        file: str = "the processor",
     ) -> None:
         name = str(config.get("model_type"))
         if name not in FAMILIES:
             raise UnsupportedError(f"images: models of type {name!r} take no images here; {', '.join(FAMILIES)} do")
         self.family = FAMILIES[name]
         self.kind = _kind(stored, file)
-        self.fields = Fields(merged({**ALWAYS, **self.kind.defaults}, stored, given), file)
+        self.fields = Fields(merged({**ALWAYS, **self.kind.defaults}, stored, given or {}), file)
         vision = Vision(config, "config.json")
         self.tower = self.family.tower(vision)
         self.expansion = self.family.expansion(vision.all)
