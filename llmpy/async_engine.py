@@ -442,7 +442,7 @@ class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, Asyn
         priority = as_int("priority", priority)
         text = "" if prompt.ids is not None else prompt.text or ""
         words = sum(map(len, params.bad_words or ()))
-        images = 0 if prompt.images is None else len(prompt.images.data) * IMAGE_CHARS
+        images = 0 if prompt.media is None else len(prompt.media.data) * IMAGE_CHARS
         is_long = len(text) + words + images > LONG_TEXT_CHARS
         self._frontend.check_params(prompt, params, priority)
         if text:

@@ -80,14 +80,14 @@ class Prompt:
     | room | (option, number of new tokens that must fit after the prompt) |
     | reader | parser of answers to a conversation |
     | adapter | what the request wants added to the weights |
-    | images | images as given; None: there are none |
+    | media | images as given; None: there are none |
     | items | the images, ready for the tower |
     | expanded | the text with what stands for the images; None: `text` is tokenised |
-    | placed | the items and their ranges of the ids |
+    | images | the items at their places among the ids |
     """
 
     __slots__ = (
-        "adapter", "error", "expanded", "ids", "images", "items", "placed", "prior", "reader", "room", "salt", "text", "types",
+        "adapter", "error", "expanded", "ids", "images", "items", "media", "prior", "reader", "room", "salt", "text", "types",
     )  # fmt: skip
 
     def __init__(
@@ -102,10 +102,10 @@ class Prompt:
         self.reader: ReplyReader | None = None
         self.adapter: Chosen | None = None
         self.error: LlmpyError | None = None
-        self.images: ImageInputs | None = None
+        self.media: ImageInputs | None = None
         self.items: tuple[ImageItem, ...] = ()
         self.expanded: str | None = None
-        self.placed: tuple[PlacedItem, ...] = ()
+        self.images: Sequence[PlacedItem] = ()
 
 
 def is_single(prompts: object) -> bool:
@@ -176,7 +176,7 @@ def _parse_dict(prompt: Mapping[str, Any]) -> Prompt:
         raise TypeError("token_type_ids go with prompt_token_ids, one each")
     given, prior, types = (None if item is None else parse_ids(item) for item in (ids, prior, types))
     made = Prompt(text, given, prior, salt or None, types)
-    made.images = _images(prompt)
+    made.media = _images(prompt)
     return made
 
 

@@ -67,7 +67,7 @@ class Frontend:
         for index, item in enumerate(given):
             try:
                 prompt = item if isinstance(item, Prompt | LlmpyError) else parse(item)
-                if isinstance(prompt, Prompt) and prompt.images is not None and not prompt.items:
+                if isinstance(prompt, Prompt) and prompt.media is not None and not prompt.items:
                     self._with_images().add(prompt)
                 found.append(prompt)
             except LlmpyError as error:

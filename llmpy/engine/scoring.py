@@ -56,9 +56,9 @@ def pair(
 
 
 def _join(frontend: Frontend, prompt: Prompt, completion: Prompt) -> tuple[Prompt | LlmpyError, int]:
-    if completion.images is not None:
+    if completion.media is not None:
         raise InvalidRequestError("a completion has no images; put them into the prompt", parameter="completions")
-    if prompt.ids is None and completion.ids is None and prompt.images is None and frontend.tokenizer is not None:
+    if prompt.ids is None and completion.ids is None and prompt.media is None and frontend.tokenizer is not None:
         text = (prompt.text or "") + (completion.text or "")
         frontend.check_text(text)
         ids, start = _tokenize_pair(frontend.tokenizer, text, len(prompt.text or ""))
@@ -74,7 +74,7 @@ def _join(frontend: Frontend, prompt: Prompt, completion: Prompt) -> tuple[Promp
     joined = np.concatenate([first.ids, second.ids])
     _check_border(len(first.ids), len(joined))
     made = Prompt(None, parse_ids(joined), salt=prompt.salt)
-    made.items, made.placed = first.items, first.placed
+    made.items, made.images = first.items, first.images
     return made, len(first.ids)
 
 
@@ -119,7 +119,7 @@ def render(
     messages, images = take_images(given)
     messages = chat.conversation(messages, template, placeholder)
     prompt = Prompt(str(tokenizer.apply_chat_template(messages, tokenize=False, **how)), None)
-    prompt.images = images
+    prompt.media = images
     return prompt
 
 

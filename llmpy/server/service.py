@@ -313,7 +313,7 @@ class Service:
     ) -> list[int]:
         """Token ids of a conversation, as `AsyncEngine.chat` would run it."""
         prompt = self.prompt(messages, arguments, images)
-        if prompt.images is None:
+        if prompt.media is None:
             return self.encode(str(prompt.text))
         frontend = self.engine._frontend
         found = frontend.prompts([prompt], False)[0]
@@ -349,7 +349,7 @@ class Service:
             images: The images of these numbers.
         """
         prompt = self._rendered(messages, arguments)
-        prompt.images = inserted(prompt.images, images)
+        prompt.media = inserted(prompt.media, images)
         return prompt
 
     def _rendered(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Prompt:

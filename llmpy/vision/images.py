@@ -12,19 +12,15 @@ from ..checks import frozen
 from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
 from . import processors
 from .decode import Limits, decode
-from .items import rope_positions
 from .prompts import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from ..config import EngineConfig
     from ..inputs import Prompt
     from ..text.tokenizer import Tokenizer
-    from .items import ImageItem, PlacedItem
+    from .items import ImageItem
     from .processors import Processor
 
 MOST_PROCESSORS = 8
@@ -65,8 +61,8 @@ class Images:
         Raises:
             InvalidRequestError: An image cannot be used, or placeholders and images differ in number.
         """
-        assert prompt.images is not None
-        prompt.items = self._items(prompt.images.data, prompt.images.uuids, prompt.images.kwargs)
+        assert prompt.media is not None
+        prompt.items = self._items(prompt.media.data, prompt.media.uuids, prompt.media.kwargs)
         if prompt.ids is None:
             prompt.expanded = self.writer.expand_text(prompt.text or "", prompt.items)
         else:
@@ -76,12 +72,7 @@ class Images:
     def place(self, prompt: Prompt) -> None:
         """Finds the places of a prompt's images in its expanded ids."""
         assert prompt.ids is not None
-        prompt.placed = self.writer.place(prompt.ids, prompt.items)
-
-    def rope_positions(self, n_tokens: int, placed: Sequence[PlacedItem]) -> tuple[npt.NDArray[np.int32], int] | None:
-        """Positions of a prompt for M-RoPE, and what an output token's index lacks to its position; None: it has none."""
-        merge = self.processor.tower.merge
-        return rope_positions(n_tokens, placed, merge) if self.processor.family.has_mrope else None
+        prompt.images = self.writer.place(prompt.ids, prompt.items)
 
     def _items(
         self, data: Sequence[object], uuids: Sequence[str | None], given: Mapping[str, object]

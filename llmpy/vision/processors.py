@@ -154,21 +154,19 @@ class Family(NamedTuple):
     Args:
         tower: What the tower wants, from the configuration.
         expansion: What stands for an image in a prompt.
-        rope_merge: Whether the prompt has positions for M-RoPE.
     """
 
     tower: Callable[[Vision], Tower]
     expansion: Callable[[Fields], Expansion]
-    has_mrope: bool = False
 
 
 FAMILIES = {
     "llava": Family(_llava_or_pixtral, prompts.llava),
     "llava_next": Family(_llava_next, prompts.repeated),
-    "qwen2_vl": Family(_qwen, prompts.repeated, has_mrope=True),
-    "qwen2_5_vl": Family(_qwen25, prompts.repeated, has_mrope=True),
-    "qwen3_vl": Family(_qwen3, prompts.repeated, has_mrope=True),
-    "qwen3_vl_moe": Family(_qwen3, prompts.repeated, has_mrope=True),
+    "qwen2_vl": Family(_qwen, prompts.repeated),
+    "qwen2_5_vl": Family(_qwen25, prompts.repeated),
+    "qwen3_vl": Family(_qwen3, prompts.repeated),
+    "qwen3_vl_moe": Family(_qwen3, prompts.repeated),
     "gemma3": Family(_gemma3, prompts.gemma3),
     "internvl": Family(_internvl, prompts.internvl),
     "idefics3": Family(_idefics3, prompts.idefics3),

@@ -58,9 +58,7 @@ def test_a_text_is_expanded(seeing):
     assert out.prompt_token_ids == [*encode("see "), *[299] * 6, *encode(" now")]
     assert np.frombuffer(llm.fake.submitted[-1][0], np.int32).tolist() == out.prompt_token_ids
     made = llm._frontend.prompts([prompt(f"{MARK}x{MARK}", PIXELS, PIXELS[:, :56])])[0]
-    assert [(one.first, one.n_tokens) for one in made.placed] == [(0, 6), (7, 4)]
-    positions, delta = llm._frontend.images.rope_positions(len(made.ids), made.placed)
-    assert positions[:, -1].tolist() == [4, 5, 5] and delta == 6 - 11
+    assert [(one.first, one.n_tokens) for one in made.images] == [(0, 6), (7, 4)]
 
 
 def test_forms_of_an_image_and_of_ids_agree(seeing, tmp_path):
@@ -219,7 +217,7 @@ def test_a_score_behind_an_image(seeing):
 
     found, starts = pair(llm._frontend, [prompt(f"a{MARK}", PIXELS)], ["bc"])
     assert found[0].ids.tolist() == [*llm.tokenizer.encode("a"), *[299] * 6, *llm.tokenizer.encode("bc")] and starts == [7]
-    assert [(one.first, one.n_tokens) for one in found[0].placed] == [(1, 6)]
+    assert [(one.first, one.n_tokens) for one in found[0].images] == [(1, 6)]
     with pytest.raises(InvalidRequestError, match="a completion has no images"):
         llm.score("a", completions=prompt(MARK, PIXELS))
 
