@@ -6,7 +6,9 @@
 #include <string.h>
 
 #define BITS 22   /* of a weight of 1 */
-#define LANES 16  /* rows or columns that are summed at once */
+#define LANES 128 /* most columns that are summed at once */
+#define ROWS 64   /* rows that are summed at once */
+#define IS_LITTLE (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
 #define PI 3.14159265358979323846
 
 /* The instructions of a function's vectors. Its numbers are integers, so both builds of it give the same bits. */
@@ -117,16 +119,24 @@ INLINE uint8_t to_byte(int32_t sum)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-/* LANES sums of count terms. from: [count][LANES], step bytes apart. */
-INLINE void sum_lanes(const uint8_t *from, ptrdiff_t step, const int32_t *weights, uint32_t count, uint8_t *to)
+/* n <= LANES sums of count terms. from: [count][n], step bytes apart. Four terms at once, to load sums less often. */
+INLINE void sum_lanes(const uint8_t *from, ptrdiff_t step, const int32_t *weights, uint32_t count, uint32_t n, uint8_t *to)
 {
     int32_t sums[LANES];
-    for (uint32_t lane = 0; lane < LANES; lane++)
+    for (uint32_t lane = 0; lane < n; lane++)
         sums[lane] = 1 << (BITS - 1);
-    for (uint32_t k = 0; k < count; k++)
-        for (uint32_t lane = 0; lane < LANES; lane++)
-            sums[lane] += weights[k] * from[(ptrdiff_t)k * step + lane];
-    for (uint32_t lane = 0; lane < LANES; lane++)
+    for (uint32_t k = 0; k < count; k += 4) {
+        const uint8_t *terms[4] = {from + (ptrdiff_t)k * step};
+        int32_t w[4] = {weights[k]};
+        for (uint32_t i = 1; i < 4; i++) {
+            terms[i] = k + i < count ? terms[i - 1] + step : terms[0];
+            w[i] = k + i < count ? weights[k + i] : 0;
+        }
+        const uint8_t *t0 = terms[0], *t1 = terms[1], *t2 = terms[2], *t3 = terms[3];
+        for (uint32_t lane = 0; lane < n; lane++)
+            sums[lane] += w[0] * t0[lane] + w[1] * t1[lane] + w[2] * t2[lane] + w[3] * t3[lane];
+    }
+    for (uint32_t lane = 0; lane < n; lane++)
         to[lane] = to_byte(sums[lane]);
 }
 
@@ -135,31 +145,60 @@ INLINE void blend_rows(const struct image *image, const int32_t *weights, uint32
 {
     uint32_t n = image->width * IMAGE_CHANNELS, i = 0;
     for (; i + LANES <= n; i += LANES)
-        sum_lanes(image->pixels + i, image->row_bytes, weights, count, to + i);
-    for (; i < n; i++) {
-        int32_t sum = 1 << (BITS - 1);
-        for (uint32_t k = 0; k < count; k++)
-            sum += weights[k] * image->pixels[(ptrdiff_t)k * image->row_bytes + i];
-        to[i] = to_byte(sum);
-    }
+        sum_lanes(image->pixels + i, image->row_bytes, weights, count, LANES, to + i);
+    sum_lanes(image->pixels + i, image->row_bytes, weights, count, n - i, to + i);
 }
 
-/* Along a row: n_rows <= LANES rows at once, which lie in `turned` as columns. turned: [width * 3][LANES]. */
+/* Exchanges, between two rows, every second part of `bits` bits: a step of turning 8 x 8 bytes. */
+INLINE void exchange(uint64_t *low, uint64_t *high, uint32_t bits, uint64_t mask)
+{
+    uint64_t changed = (*low >> bits ^ *high) & mask;
+    *high ^= changed;
+    *low ^= changed << bits;
+}
+
+INLINE void turn_block(const uint8_t *from, ptrdiff_t from_step, uint8_t *to, ptrdiff_t to_step)
+{
+    uint64_t rows[8];
+    for (uint32_t i = 0; i < 8; i++)
+        memcpy(&rows[i], from + (ptrdiff_t)i * from_step, 8);
+    for (uint32_t i = 0; i < 4; i++)
+        exchange(&rows[i], &rows[i + 4], 32, 0x00000000ffffffffu);
+    for (uint32_t i = 0; i < 4; i++)
+        exchange(&rows[i / 2 * 4 + i % 2], &rows[i / 2 * 4 + i % 2 + 2], 16, 0x0000ffff0000ffffu);
+    for (uint32_t i = 0; i < 8; i += 2)
+        exchange(&rows[i], &rows[i + 1], 8, 0x00ff00ff00ff00ffu);
+    for (uint32_t i = 0; i < 8; i++)
+        memcpy(to + (ptrdiff_t)i * to_step, &rows[i], 8);
+}
+
+/* to[i][row] = from[row][i]; steps in bytes. */
+INLINE void turn(const uint8_t *from, ptrdiff_t from_step, uint32_t n_rows, uint32_t n, uint8_t *to, ptrdiff_t to_step)
+{
+    uint32_t whole_rows = IS_LITTLE ? n_rows & ~7u : 0, whole = n & ~7u;
+    for (uint32_t row = 0; row < whole_rows; row += 8)
+        for (uint32_t i = 0; i < whole; i += 8)
+            turn_block(from + (ptrdiff_t)row * from_step + i, from_step, to + (ptrdiff_t)i * to_step + row, to_step);
+    for (uint32_t row = 0; row < n_rows; row++)
+        for (uint32_t i = row < whole_rows ? whole : 0; i < n; i++)
+            to[(ptrdiff_t)i * to_step + row] = from[(ptrdiff_t)row * from_step + i];
+}
+
+/* Along a row: n_rows <= ROWS rows at once, which lie in `turned` as columns, as their results do behind them.
+ * turned: [image->width * 3 + width * 3][ROWS]. */
 INLINE void blend_columns(const struct image *image, uint32_t n_rows, const struct weights *w, uint32_t width, uint8_t *turned,
                           uint8_t *to)
 {
-    uint32_t n = image->width * IMAGE_CHANNELS;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t row = 0; row < n_rows; row++)
-            turned[(size_t)i * LANES + row] = image->pixels[(ptrdiff_t)row * image->row_bytes + i];
+    uint32_t n = image->width * IMAGE_CHANNELS, n_to = width * IMAGE_CHANNELS;
+    uint8_t *out = turned + (size_t)n * ROWS;
+    turn(image->pixels, image->row_bytes, n_rows, n, turned, ROWS);
     for (uint32_t i = 0; i < width; i++)
         for (uint32_t channel = 0; channel < IMAGE_CHANNELS; channel++) {
-            uint8_t out[LANES];
-            const uint8_t *from = turned + ((size_t)w->first[i] * IMAGE_CHANNELS + channel) * LANES;
-            sum_lanes(from, IMAGE_CHANNELS * LANES, w->values + (size_t)i * w->most, w->count[i], out);
-            for (uint32_t row = 0; row < n_rows; row++)
-                to[((size_t)row * width + i) * IMAGE_CHANNELS + channel] = out[row];
+            const uint8_t *from = turned + ((size_t)w->first[i] * IMAGE_CHANNELS + channel) * ROWS;
+            sum_lanes(from, IMAGE_CHANNELS * ROWS, w->values + (size_t)i * w->most, w->count[i], ROWS,
+                      out + ((size_t)i * IMAGE_CHANNELS + channel) * ROWS);
         }
+    turn(out, ROWS, n_to, n_rows, to, n_to);
 }
 
 INLINE void blend_all_rows(const struct image *image, const struct weights *w, uint32_t height, uint8_t *to)
@@ -174,10 +213,10 @@ INLINE void blend_all_rows(const struct image *image, const struct weights *w, u
 
 INLINE void blend_all_columns(const struct image *image, const struct weights *w, uint32_t width, uint8_t *turned, uint8_t *to)
 {
-    for (uint32_t y = 0; y < image->height; y += LANES) {
+    for (uint32_t y = 0; y < image->height; y += ROWS) {
         struct image part = *image;
         part.pixels += (ptrdiff_t)y * image->row_bytes;
-        uint32_t n_rows = image->height - y < LANES ? image->height - y : LANES;
+        uint32_t n_rows = image->height - y < ROWS ? image->height - y : ROWS;
         blend_columns(&part, n_rows, w, width, turned, to + (size_t)y * width * IMAGE_CHANNELS);
     }
 }
@@ -199,7 +238,7 @@ WITH_AVX2 static void columns_avx2(const struct image *image, const struct weigh
 static enum rc resize_columns(const struct image *image, enum image_filter filter, uint32_t width, uint8_t *to, struct err *err)
 {
     struct weights w = {0};
-    size_t turned_bytes = (size_t)image->width * IMAGE_CHANNELS * LANES;
+    size_t turned_bytes = ((size_t)image->width + width) * IMAGE_CHANNELS * ROWS;
     uint8_t *turned = mem_calloc(turned_bytes, 1);
     enum rc rc = turned ? weigh(&w, filter, image->width, width, err)
                         : err_set(err, RC_MEMORY, "image: out of memory for %zu bytes", turned_bytes);

@@ -19,7 +19,8 @@ from urllib.parse import SplitResult, urlsplit
 import h11
 
 from ..async_engine import AsyncEngine
-from ..inputs import ImageInputs
+from ..errors import LlmpyError
+from ..inputs import ImageInputs, Prompt
 from ..text.chat_images import KINDS, has_images, refuse_images, take_images
 from .errors import HttpError
 from .limits import MIB, most, seconds
@@ -114,6 +115,22 @@ def inserted(images: ImageInputs | None, sources: Sequence[Source]) -> ImageInpu
     if not all(isinstance(number, int) and not isinstance(number, bool) and number < len(sources) for number in numbers):
         raise HttpError(400, "images are not supported on this path", "messages")
     return images._replace(data=tuple(sources[number] for number in numbers if isinstance(number, int)))
+
+
+def placeholder_of(service: Service) -> str | None:
+    """What stands for an image in a text; None: the server takes no images."""
+    return service.engine._frontend.image_placeholder if isinstance(service.engine, AsyncEngine) else None
+
+
+def expanded_ids(service: Service, prompt: Prompt) -> list[int]:
+    """Token ids of a rendered conversation with images."""
+    frontend = service.engine._frontend
+    found = frontend.prompts([prompt], False)[0]
+    if isinstance(found, LlmpyError):
+        raise found
+    frontend.check_length(found, 0)
+    assert found.ids is not None
+    return list(map(int, found.ids))
 
 
 async def load(service: Service, source: object) -> Source:

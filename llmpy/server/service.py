@@ -21,7 +21,7 @@ from ..engine.frontend import check_text
 from ..engine.health import STUCK_AFTER_S, TORN
 from ..engine.jobs import Lanes
 from ..engine.scoring import render
-from ..errors import ConfigError, EngineStuckError, LlmpyError, WeightsMissingError
+from ..errors import ConfigError, EngineStuckError, WeightsMissingError
 from ..hub import DEMO, REPOSITORY
 from ..inputs import Prompt
 from ..lora import LoRARequest
@@ -34,7 +34,7 @@ from ..text.tokenizer import Tokenizer
 from . import beams
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
-from .images import Source, inserted
+from .images import Source, expanded_ids, inserted, placeholder_of
 from .limits import RANGES, Sizes, most, option_problem, seconds
 from .logprobs import LogprobWriter, num_logprobs
 from .protocol import Sampling
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .render import Renderer
 
 Result = TypeVar("Result")
+Turns = list[dict[str, Any]]
 
 METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
 """Prefixes of every series of /metrics, by `metrics_compat`."""
@@ -308,55 +309,33 @@ class Service:
             "cache_salt": self.salt(request, body.cache_salt),
         }
 
-    def prompt_ids(
-        self, messages: list[dict[str, Any]], arguments: Mapping[str, Any], images: Sequence[Source] = ()
-    ) -> list[int]:
+    def prompt_ids(self, messages: Turns, arguments: Mapping[str, Any], images: Sequence[Source] = ()) -> list[int]:
         """Token ids of a conversation, as `AsyncEngine.chat` would run it."""
         prompt = self.prompt(messages, arguments, images)
-        if prompt.media is None:
-            return self.encode(str(prompt.text))
-        frontend = self.engine._frontend
-        found = frontend.prompts([prompt], False)[0]
-        if isinstance(found, LlmpyError):
-            raise found
-        frontend.check_length(found, 0)
-        assert found.ids is not None
-        return list(map(int, found.ids))
+        return self.encode(str(prompt.text)) if prompt.media is None else expanded_ids(self, prompt)
 
-    def prompt_length(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> int:
+    def prompt_length(self, messages: Turns, arguments: Mapping[str, Any]) -> int:
         """Number of token ids of a conversation; max_model_len + 1 if the text is certainly too long."""
         text = self.prompt_text(messages, arguments)
         is_longer = surely_exceeds(self.tokenizer, text, self.max_model_len)
         return self.max_model_len + 1 if is_longer else len(self.tokenizer.encode(text, False))
 
-    def prompt_text(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+    def prompt_text(self, messages: Turns, arguments: Mapping[str, Any]) -> str:
         """The text of a rendered conversation."""
-        return str(self._rendered(messages, arguments).text)
+        return str(self.prompt(messages, arguments, None).text)
 
     def template(self, given: str | None, has_tools: bool) -> str:
         """The chat template of a request; "" if the model has none."""
         templates = self.tokenizer.chat_templates
         return choose(templates, given, has_tools) if templates or given else ""
 
-    def prompt(
-        self, messages: list[dict[str, Any]], arguments: Mapping[str, Any], images: Sequence[Source] = ()
-    ) -> Prompt:
-        """Renders a conversation, including special tokens.
-
-        Args:
-            messages: The messages; an image among them is a number.
-            arguments: Arguments of rendering.
-            images: The images of these numbers.
-        """
-        prompt = self._rendered(messages, arguments)
-        prompt.media = inserted(prompt.media, images)
-        return prompt
-
-    def _rendered(self, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> Prompt:
-        """A rendered conversation. A template from the request runs within TEMPLATE_LIMITS."""
-        placeholder = self.engine._frontend.image_placeholder if isinstance(self.engine, AsyncEngine) else None
+    def prompt(self, messages: Turns, arguments: Mapping[str, Any], images: Sequence[Source] | None) -> Prompt:
+        """Renders a conversation, including special tokens. A template from the request runs within TEMPLATE_LIMITS. An image
+        among the messages is its number in `images`; None: they are left out."""
         with within(TEMPLATE_LIMITS) if arguments.get("chat_template") is not None else nullcontext():
-            return render(self.tokenizer, messages, _spread(arguments), placeholder)
+            prompt = render(self.tokenizer, messages, _spread(arguments), placeholder_of(self))
+        prompt.media = None if images is None else inserted(prompt.media, images)
+        return prompt
 
     def run(
         self, prompt: Prompt, special_tokens: bool, how: Mapping[str, Any], params: Mapping[str, Any] | SamplingParams

@@ -11,6 +11,7 @@ from PIL import Image
 
 from llmpy import ConfigError, EngineConfig, InvalidRequestError, SamplingParams, UnsupportedError
 from llmpy.inputs import parse
+from llmpy.text import chat
 from llmpy.vision.images import Images
 
 ONE = SamplingParams(max_tokens=1)
@@ -183,6 +184,7 @@ def test_parts_of_a_chat(seeing, image):
 
 def test_a_template_without_images_gets_placeholders_in_front(seeing):
     llm = seeing()
+    chat._say_in_front.cache_clear()
     with pytest.warns(UserWarning, match=r"does not read images: '<\|end\|>' stands in front"):
         out = llm.chat(user(TEXT, IMAGES[0], IMAGES[1]), ONE, add_generation_prompt=False)[0]
     assert out.prompt == f"<|im_start|>user\n{MARK}\n{MARK}\nwhat?<|im_end|>\n"
