@@ -107,6 +107,11 @@ class Prompt:
         self.expanded: str | None = None
         self.images: Sequence[PlacedItem] = ()
 
+    @property
+    def num_image_tokens(self) -> int:
+        """Number of tokens that stand for features of images."""
+        return sum(one.item.n_tokens for one in self.images) if self.images else 0
+
 
 def is_single(prompts: object) -> bool:
     """Whether this is one prompt rather than a batch."""

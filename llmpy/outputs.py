@@ -212,6 +212,7 @@ class RequestOutput:
         prompt_token_logprobs: Logprobs of the prompt's tokens, float32 [P], NaN at 0; None if `prompt_logprobs` is None.
         finished: Whether the request has ended.
         num_cached_tokens: Number of prompt tokens found in the prefix cache at first admission.
+        num_image_tokens: Number of prompt tokens that stand for features of images.
         weight_version: Version of the weights for the last token.
         seed: The seed used; it reproduces the request.
         metrics: Times.
@@ -233,6 +234,7 @@ class RequestOutput:
     prompt_token_logprobs: Floats | None = None
     finished: bool = False
     num_cached_tokens: int = 0
+    num_image_tokens: int = 0
     weight_version: int | str = 0
     seed: int = 0
     metrics: RequestMetrics | None = None

@@ -130,6 +130,7 @@ class Request:
             prompt_token_ids_array=NO_IDS if prompt.ids is None else prompt.ids,
             outputs=[completion],
             num_cached_tokens=self.num_cached_tokens,
+            num_image_tokens=prompt.num_image_tokens,
             weight_version=completion.weight_versions[0].version,
             seed=self.seed,
             metrics=RequestMetrics(
@@ -183,6 +184,7 @@ class Request:
             outputs=outputs,
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
+            num_image_tokens=prompt.num_image_tokens,
             weight_version=version,
             seed=self.seed,
             metrics=self._metrics(),

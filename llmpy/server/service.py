@@ -424,11 +424,14 @@ def text_size(prompts: Iterable[Any]) -> int:
 def usage_of(outputs: list[RequestOutput], tokens: int, reasoning: int = 0) -> dict[str, Any]:
     """The usage of an answer: each prompt counts once, and all samples."""
     prompt = sum(len(output.prompt_token_ids_array) for output in outputs)
+    details = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
+    if images := sum(output.num_image_tokens for output in outputs):
+        details["image_tokens"] = images
     return {
         "prompt_tokens": prompt,
         "completion_tokens": tokens,
         "total_tokens": prompt + tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+        "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 

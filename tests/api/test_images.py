@@ -55,7 +55,7 @@ def test_a_text_is_expanded(seeing):
     llm = seeing()
     out = llm.generate(prompt(f"see {MARK} now", PIXELS), ONE)[0]
     encode = llm.tokenizer.encode
-    assert out.prompt == f"see {MARK} now"
+    assert out.prompt == f"see {MARK} now" and out.num_image_tokens == 6
     assert out.prompt_token_ids == [*encode("see "), *[299] * 6, *encode(" now")]
     assert np.frombuffer(llm.fake.submitted[-1][0], np.int32).tolist() == out.prompt_token_ids
     made = llm._frontend.prompts([prompt(f"{MARK}x{MARK}", PIXELS, PIXELS[:, :56])])[0]

@@ -66,7 +66,9 @@ def test_chat_completions(post, seeing, image):
     answer = post("/v1/chat/completions", chat(TEXT, {"type": "image_url", "image_url": image}, return_token_ids=True))
     assert answer.status_code == 200, answer.text
     ids = answer.json()["prompt_token_ids"]
-    assert ids.count(seeing) == FEATURES and answer.json()["usage"]["prompt_tokens"] == len(ids)
+    usage = answer.json()["usage"]
+    assert ids.count(seeing) == usage["prompt_tokens_details"]["image_tokens"] == FEATURES
+    assert usage["prompt_tokens"] == len(ids)
     ignored = answer.headers.get("x-llmpy-ignored", "")
     assert ("image_url.detail" in ignored) == ("detail" in image)
 
