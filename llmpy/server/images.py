@@ -191,7 +191,7 @@ def _parsed(url: str, domains: Sequence[str]) -> SplitResult:
         problem = "the URL has no host"
     elif port not in (None, PORTS[parts.scheme]):
         problem = f"wanted port {PORTS[parts.scheme]}"
-    elif domains and not any(host == name or host.endswith("." + name) for name in domains):
+    elif domains and not any(host == name.lower() or host.endswith("." + name.lower()) for name in domains):
         problem = "the host is not among --image-domains"
     if problem:
         raise HttpError(400, f"image_url: {problem}", "messages")

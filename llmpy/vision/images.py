@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checks import frozen
-from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
+from ..errors import ConfigError, InvalidRequestError, LlmpyError, UnsupportedError
 from . import processors
 from .decode import Limits, decode
 from .prompts import Writer
@@ -108,7 +108,11 @@ class Images:
         key = frozen(given)
         found = self._others.get(key)
         if found is None:
-            found = self._others[key] = processors.load(self._folder, self._raw, {**self._given, **given})
+            try:
+                found = processors.load(self._folder, self._raw, {**self._given, **given})
+            except ConfigError as error:
+                raise InvalidRequestError(str(error), parameter="mm_processor_kwargs", value=dict(given)) from None
+            self._others[key] = found
             while len(self._others) > MOST_PROCESSORS:
                 self._others.popitem(last=False)
         return found

@@ -116,7 +116,7 @@ def test_sizes_of_the_engine_and_of_a_prompt(seeing):
     count = len(llm.generate(prompt(MARK, PIXELS), ONE)[0].prompt_token_ids)
     more = len(llm.generate(prompt(MARK, PIXELS, mm_processor_kwargs={"max_pixels": 999999}), ONE)[0].prompt_token_ids)
     assert (count, more) == (2, 6)
-    with pytest.raises(ConfigError, match="unknown key 'pixels'"):
+    with pytest.raises(InvalidRequestError, match="unknown key 'pixels'"):
         llm.generate(prompt(MARK, PIXELS, mm_processor_kwargs={"pixels": 1}))
 
 

@@ -261,7 +261,7 @@ def test_domains_bound_hosts(named):
     asked = named(OSError(), OSError())
     for host in ("good.example", "a.good.example"):
         with pytest.raises(HttpError, match="cannot be fetched"):
-            fetched(f"http://{host}/a", ("good.example",))
+            fetched(f"http://{host}/a", ("Good.example",))
     assert asked == ["good.example", "a.good.example"]
 
 
