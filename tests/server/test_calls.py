@@ -67,6 +67,7 @@ def _output(text, is_last):
     sample = {"index": 0, "text": text, "token_ids": [7], "token_ids_array": np.array([7]), "logprobs": None}
     sample |= {"finish_reason": "stop" if is_last else None, "stop_reason": None}
     output = {"prompt": "user: weather?", "prompt_token_ids_array": np.array([1]), "num_cached_tokens": 0, "error": None}
+    output["num_image_tokens"] = 0
     output |= {"finished": is_last, "prompt_logprobs": None}
     return SimpleNamespace(**output, outputs=[SimpleNamespace(**sample)])
 
