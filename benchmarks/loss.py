@@ -43,8 +43,11 @@ Am Abend wird es kalt, und der Wind dreht nach Norden. {"name": "Ada", "born": 1
 GGUF_TYPES = ("BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 LOADED: dict[str, dict[str, Any]] = {name: {"quantization": name} for name in ("fp8", "int8", "int4", "int4_g32")}
 CACHED: dict[str, dict[str, Any]] = {f"cache {name}": {"kv_cache_dtype": name} for name in ("fp8", "int8")}
-SCHEMES = (*LOADED, *CACHED, *(f"GGUF {name}" for name in GGUF_TYPES))
-"""The table's rows: quantisation at load, caches of one byte, and GGUF files."""
+ROUNDED = ", INT8 activations"
+"""Ends the name of a scheme whose linears round their inputs to INT8."""
+ROUNDING = (f"GGUF Q8_0{ROUNDED}", f"GGUF Q4_0{ROUNDED}")
+SCHEMES = (*LOADED, *CACHED, *(f"GGUF {name}" for name in GGUF_TYPES), *ROUNDING)
+"""The table's rows: quantisation at load, caches of one byte, GGUF files, and some of these with INT8 activations."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +58,17 @@ class Loss:
         mean: Mean |difference| of a token's logprob, in nats.
         largest: The largest of these differences.
         kl: Mean Kullback-Leibler divergence of the next token's distribution from the reference's, in nats.
+        perplexity: Of TEXT.
     """
 
     mean: float
     largest: float
     kl: float
+    perplexity: float
 
     def cells(self) -> list[str]:
-        """The numbers of a row, with two digits."""
-        return [f"{value:.2g}" for value in (self.mean, self.largest, self.kl)]
+        """The numbers of a row: perplexity with four digits, the others with two."""
+        return [f"{self.perplexity:.4g}", *(f"{value:.2g}" for value in (self.mean, self.largest, self.kl))]
 
 
 def reference(folder: Path) -> Path:
@@ -90,17 +95,19 @@ def measure(path: Path, scheme: str, wanted: np.ndarray) -> Loss:
         scheme: One of SCHEMES.
         wanted: The reference's logprobs.
     """
-    kind = scheme.removeprefix("GGUF ")
-    if kind == scheme:
-        have, ids = logprobs(path, **{**LOADED, **CACHED}[scheme])
+    name = scheme.removesuffix(ROUNDED)
+    kind, rounds = name.removeprefix("GGUF "), {"activation_dtype": "int8"} if name != scheme else {}
+    if kind == name:
+        have, ids = logprobs(path, **{**LOADED, **CACHED}[name], **rounds)
     else:
         written = convert(str(path), path.with_name("scheme.gguf"), f"gguf-{kind.lower()}")
-        have, ids = logprobs(written)
+        have, ids = logprobs(written, **rounds)
         written.unlink()
     places = np.arange(len(ids) - 1), ids[1:]
     differences = np.abs(have[places] - wanted[places])
     kl = (np.exp(wanted) * (wanted - have)).sum(-1)
-    return Loss(float(differences.mean()), float(differences.max()), float(kl.mean()))
+    perplexity = float(np.exp(-have[places].mean()))
+    return Loss(float(differences.mean()), float(differences.max()), float(kl.mean()), perplexity)
 
 
 def measure_all(folder: Path, schemes: Sequence[str] = SCHEMES) -> dict[str, Loss]:
@@ -117,7 +124,7 @@ def measure_all(folder: Path, schemes: Sequence[str] = SCHEMES) -> dict[str, Los
 
 def table(losses: Mapping[str, Loss]) -> str:
     """The table in Markdown."""
-    head = "| scheme | mean difference of a logprob | largest | KL divergence |\n|---|---|---|---|\n"
+    head = "| scheme | perplexity | mean difference of a logprob | largest | KL divergence |\n|---|---|---|---|---|\n"
     return head + "".join("| " + " | ".join([scheme, *loss.cells()]) + " |\n" for scheme, loss in losses.items())
 
 
