@@ -83,9 +83,9 @@ def run(llm: LLM, batch: list[list[int]]) -> list[list[tuple[bytes, ...]]]:
     return [bits(o) for o in llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)]
 
 
-def alone(path: Path, batch: list[list[int]], device: str) -> list[list[tuple[bytes, ...]]]:
+def alone(path: Path, batch: list[list[int]], device: str, **changes: object) -> list[list[tuple[bytes, ...]]]:
     with open_llm(path, device, enable_prefix_caching=False) as llm:
-        return [bits(llm.generate([p], [params(i)], use_tqdm=False)[0]) for i, p in enumerate(batch)]
+        return [bits(llm.generate([p], [params(i, **changes)], use_tqdm=False)[0]) for i, p in enumerate(batch)]
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda params: "-".join(map(str, params)))
@@ -110,7 +110,6 @@ def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> 
         {"block_size": 32},
         {"block_size": 64, "max_num_batched_tokens": 100},
         {"enable_prefix_caching": False},
-        {"enforce_eager": True},
         {"enforce_eager": True, "max_num_seqs": 5, "max_num_batched_tokens": 33},
     ],
     ids=str,
@@ -144,9 +143,9 @@ def test_cache_hits(case: Case) -> None:
 def test_shared_prefixes(case: Case) -> None:
     path, device, _ = case
     batch = prompts(shared=70)
-    wanted = alone(path, batch, device)
+    wanted = alone(path, batch, device, max_tokens=8)
     with open_llm(path, device, max_num_batched_tokens=64) as llm:
-        outputs = llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)
+        outputs = llm.generate(batch, [params(i, max_tokens=8) for i in range(len(batch))], use_tqdm=False)
         assert [bits(o) for o in outputs] == wanted
         assert sum(o.num_cached_tokens >= 64 for o in outputs) >= len(batch) - 1
 
@@ -157,9 +156,9 @@ def test_equal_prompts_in_one_step(case: Case, length: int) -> None:
     path, device, _ = case
     prompt = np.random.default_rng(length).integers(3, 131, length).tolist()
     batch = [prompt] * 12
-    wanted = alone(path, batch, device)
+    wanted = alone(path, batch, device, max_tokens=5)
     with open_llm(path, device) as llm:
-        outputs = llm.generate(batch, [params(i) for i in range(len(batch))], use_tqdm=False)
+        outputs = llm.generate(batch, [params(i, max_tokens=5) for i in range(len(batch))], use_tqdm=False)
         assert [bits(o) for o in outputs] == wanted
         assert sum(o.num_cached_tokens == length - 1 for o in outputs) == len(batch) - 1
 
@@ -187,9 +186,10 @@ def test_overlap_and_graphs(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
     found = {}
     page = 16 * 3 * 2 * 2 * 32 * 4
     pools: list[dict[str, object]] = [{}, {"kv_cache_memory_bytes": 24 * page, "max_model_len": 160}]
+    on_cuda = device.startswith("cuda")
     for small, pool in enumerate(pools):
         for serial in (False, True):
-            for eager in (False, True):
+            for eager in (False, True) if on_cuda else (serial,):  # the CPU has no graphs and no overlap
                 with monkeypatch.context() as patch:
                     patch.setattr(loading, "_engine_options", lambda x, s=serial: engine_options(x) | {"is_serial": s})
                     llm = open_llm(path, device, enforce_eager=eager, max_num_seqs=11, max_num_batched_tokens=60, **pool)
@@ -198,7 +198,6 @@ def test_overlap_and_graphs(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
                     found[small, serial, eager] = [bits(o) for o in outputs]
                     llm._driver.engine.check()
                     stats, steps = llm.stats(), llm.step_log(4096)
-                on_cuda = device.startswith("cuda")
                 assert stats.max_steps_in_flight == (2 if on_cuda and not serial else 1)
                 assert (stats.num_replayed_steps > 0) == (on_cuda and not eager)
                 assert (stats.wasted_rows > 0) == (stats.max_steps_in_flight == 2)
@@ -257,16 +256,16 @@ def test_samples_equal_requests(case: Case) -> None:
 
 def test_continuation(case: Case) -> None:
     path, device, _ = case
+    batch, settings = prompts(), [params(i) for i in range(len(LENGTHS))]
     with open_llm(path, device) as llm:
-        for i, prompt in enumerate(prompts()):
-            whole = llm.generate([prompt], [params(i)], use_tqdm=False)[0].outputs[0]
-            for cut in (1, 7, 19):
-                rest = llm.generate(
-                    [{"prompt_token_ids": prompt, "output_token_ids": whole.token_ids[:cut]}],
-                    [params(i)],
-                    use_tqdm=False,
-                )
-                sample = rest[0].outputs[0]
+        wholes = [output.outputs[0] for output in llm.generate(batch, settings, use_tqdm=False)]
+        for cut in (1, 7, 19):
+            begun = [
+                {"prompt_token_ids": prompt, "output_token_ids": whole.token_ids[:cut]}
+                for prompt, whole in zip(batch, wholes, strict=True)
+            ]
+            for rest, whole in zip(llm.generate(begun, settings, use_tqdm=False), wholes, strict=True):
+                sample = rest.outputs[0]
                 assert sample.token_ids == whole.token_ids[cut:]
                 assert sample.sampled.raw.tobytes() == whole.sampled.raw[cut:].tobytes()
 
