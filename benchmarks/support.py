@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/results/support.html"
 BACKENDS = {"cpu": ROOT / "kernels/cpu/backend_cpu.c", "cuda": ROOT / "kernels/cuda/core/backend_cuda.cu"}
-GROUPS = ("ENTRY", "HOST_ENTRY", "RANK_ENTRY", "OPTION_ENTRY")
+GROUPS = ("ENTRY", "HOST_ENTRY", "RANK_ENTRY", "OPTION_ENTRY", "OWN_ENTRY")
 
 STYLE = """
 body{font:14px/1.4 system-ui,sans-serif;margin:2em auto;max-width:78em;padding:0 1em;color:#222;background:#fff}

@@ -1,6 +1,7 @@
 """GRPO in one process: a PyTorch model learns to say one word; llmpy generates rollouts with the weights of each step.
 
 Usage: python examples/rl_grpo.py [--model DIRECTORY | --model demo] [--word WORD] [--steps 20] [--device cuda] [--exact]
+                                  [--in-place]
 
 Without --model it makes a tiny random Qwen3. Needs torch and transformers, for the demo model also gguf and accelerate.
 """
@@ -28,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", help="of the engine's weights; the trainer's are float32")
+    parser.add_argument("--in-place", action="store_true", help="the engine reads the trainer's weights, without a copy (CPU)")
     parser.add_argument("--exact", action="store_true", help="give the trainer's log-probabilities the engine's values")
     return parser.parse_args()
 
@@ -87,11 +89,11 @@ def main() -> None:
     params = SamplingParams(
         n=GROUP, temperature=args.temperature, max_tokens=TOKENS, logprobs=0, ignore_eos=True, detokenize=False
     )
-    policy = OnPolicy(llm, model)
+    policy = OnPolicy(llm, model, in_place=args.in_place)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr or (0.005 if args.model is None else 1e-4))
     first = last = 0.0
     for step in range(args.steps):
-        # Copies the trainer's weights over the engine's, on the same device, if they have changed.
+        # Copies the trainer's weights over the engine's, on the same device, if they have changed; in place it only tells.
         policy.update(version=step)
 
         started = time.perf_counter()

@@ -19,7 +19,7 @@
 #include <stdbool.h>
 
 #define BACKEND_ABI 4u
-#define BACKEND_REVISION 3u /* of BACKEND_ABI */
+#define BACKEND_REVISION 4u /* of BACKEND_ABI */
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -640,6 +640,17 @@ struct tensor_write_args {
     void *stream;
 };
 
+/* From now on the backend reads a part of a matrix from the caller's memory, and gives back its own memory of the part as far
+ * as it can. Rows [rows of the part][n_cols] are in the part's type, a float type, row_bytes apart. They stay where they are
+ * until tensor_write or matrix_write writes the part again, which ends the loan, or until the matrix is destroyed. The caller
+ * may change their values while no operation runs. Every operation gives the same bits as if the part had been written. */
+struct matrix_borrow_args {
+    struct matrix *matrix;
+    uint32_t part;
+    const void *rows;
+    size_t row_bytes;
+};
+
 /* Checksum: the sum over a weight's elements of mix64(index in the checkpoint's tensor, stored bits) (csrc/base/mix.h) modulo
  * 2^64. For a quantised type the stored bits are those of the element's float32 value. */
 struct tensor_sum {
@@ -957,6 +968,7 @@ struct backend {
 #define HOST_ENTRY(name) ENTRY(name)
 #define RANK_ENTRY(name) ENTRY(name)
 #define OPTION_ENTRY(name) ENTRY(name)
+#define OWN_ENTRY(name) ENTRY(name)
 #define TABLE(name) const struct name *name;
 #include "entries.def"
 };

@@ -103,6 +103,11 @@ class Backend:
         rows = as_bytes(data)
         self.table.call("matrix_write", self.ctx, matrix.address, part, first_row, n_rows, address(rows))
 
+    def matrix_borrow(self, matrix: Matrix, part: int, rows: Array) -> None:
+        """Reads a part from rows of a C-like array, which must stay alive; they may be apart."""
+        args = struct("matrix_borrow_args", matrix=matrix.address, part=part, rows=rows.ctypes.data, row_bytes=rows.strides[0])
+        self.table.call("matrix_borrow", self.ctx, ctypes.addressof(args))
+
     def matrix_fill(
         self, matrix: Matrix, part: int, key: int, dtype: str, n_rows: int, cols: int, first_row: int = 0, source_row: int = 0,
         step: int = 1,

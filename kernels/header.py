@@ -82,10 +82,10 @@ def _plain(path: Path) -> str:
     text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
     if '#include "entries.def"' not in text:
         return text
-    rows = re.findall(r"^(?:HOST_|RANK_|OPTION_)?(ENTRY|TABLE)\((\w+)\)", (path.parent / "entries.def").read_text(), re.M)
+    rows = re.findall(r"^(?:HOST_|RANK_|OPTION_|OWN_)?(ENTRY|TABLE)\((\w+)\)", (path.parent / "entries.def").read_text(), re.M)
     shapes = {
         "ENTRY": "enum rc (*{0})(void *ctx, const struct {0}_args *args, struct err *err);",
         "TABLE": "const struct {0} *{0};",
     }
-    text = re.sub(r"^#define (?:HOST_|RANK_|OPTION_)?(?:ENTRY|TABLE)\(name\).*\n", "", text, flags=re.M)
+    text = re.sub(r"^#define (?:HOST_|RANK_|OPTION_|OWN_)?(?:ENTRY|TABLE)\(name\).*\n", "", text, flags=re.M)
     return text.replace('#include "entries.def"', "\n".join(shapes[kind].format(row) for kind, row in rows))

@@ -75,6 +75,7 @@ class UpdateOptions(TypedDict, total=False):
     rename: Rename
     on_running: str
     check_finite: bool
+    borrow: bool
 
 
 class BeginOptions(UpdateOptions, total=False):

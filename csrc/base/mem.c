@@ -8,6 +8,7 @@
 
 #define ALIGNMENT 64
 #define HUGE_PAGE ((size_t)2 << 20)
+#define SMALL_PAGE ((size_t)4096)
 
 static atomic_uint_least64_t allocations, releases;
 static _Thread_local uint64_t own_allocations;
@@ -86,6 +87,14 @@ void mem_unmap(void *block, size_t size_bytes)
         return;
     atomic_fetch_add(&releases, 1);
     munmap(block, mapped_bytes(size_bytes));
+}
+
+void mem_drop(void *piece, size_t size_bytes)
+{
+    uintptr_t first = ((uintptr_t)piece + SMALL_PAGE - 1) & ~(uintptr_t)(SMALL_PAGE - 1);
+    uintptr_t end = ((uintptr_t)piece + size_bytes) & ~(uintptr_t)(SMALL_PAGE - 1);
+    if (first < end)
+        madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
 void mem_hide(void *block, size_t size_bytes, int keeps)

@@ -13,6 +13,8 @@ void *mem_resize(void *block, size_t old_bytes, size_t new_bytes); /* keeps the 
 void mem_free(void *block);
 void *mem_map(size_t size_bytes); /* zeroed pages, 2 MiB aligned, huge pages if the system has them */
 void mem_unmap(void *block, size_t size_bytes);
+/* Gives the whole pages in a piece of a mem_map back to the system; they become zero. */
+void mem_drop(void *piece, size_t size_bytes);
 /* mem_hide makes the pages of a mem_map inaccessible until mem_show. Without `keeps` it returns them to the system and mem_show
  * gives zeroed pages; with `keeps` the contents stay. mem_show returns 0, or -1 if out of memory. */
 void mem_hide(void *block, size_t size_bytes, int keeps);

@@ -80,7 +80,7 @@ static enum rc add_piece(struct update *u, uint32_t n, struct err *err)
     if (!name_table_add(&u->names, part->name, strlen(part->name), &number, &was_new))
         return out_of_memory(err);
     if (was_new)
-        u->entries[u->n_entries++] = (struct update_entry){u->names.names[number], n, 0, part->is_constant};
+        u->entries[u->n_entries++] = (struct update_entry){u->names.names[number], n, 0, 0, part->is_constant};
     struct piece *first = &u->pieces[u->entries[number].piece];
     u->pieces[n].next = was_new ? NO_INDEX : first->next;
     if (was_new)
@@ -286,6 +286,10 @@ static enum rc check_tensor(const struct update *u, const struct update_entry *e
                             struct err *err)
 {
     const struct weight_part *part = part_of(u, first_piece(u, entry));
+    const struct backend *backend = u->models[0]->backend;
+    if (tensor->is_lent && !backend->matrix_borrow)
+        return err_set(err, RC_UNSUPPORTED, "weight '%.160s': the backend %s reads weights from its own memory alone; use "
+                       "borrow=False", entry->name, backend->name);
     bool fits = tensor->n_dims == part->n_dims && is_float(tensor->dtype);
     for (uint32_t i = 0; i < part->n_dims && fits; i++)
         fits = tensor->shape[i] == part->dims[i];
@@ -374,6 +378,7 @@ struct visit {
     const struct tensor_view *view;
     const void *quantised;
     uint32_t stored; /* enum dtype of the place */
+    bool is_whole;   /* the place is the whole part */
     void *stream;
     bool is_check;   /* of the values as given */
 };
@@ -435,7 +440,7 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
             continue;
         if (!tensor) {
             struct tensor_place place = weights_place(model_of(u, piece)->weights, piece->weight, piece->part, &run);
-            rc = f(model, &(struct visit){&place, NULL, NULL, stored, NULL, false}, ctx, err);
+            rc = f(model, &(struct visit){.place = &place, .stored = stored}, ctx, err);
             continue;
         }
         int64_t at = 0, left = (int64_t)run.source_row, step = dims.strides[0] * (int64_t)run.step;
@@ -458,7 +463,8 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
         void *rows = NULL;
         if (!rc && quantises)
             rc = update_quantise(&view, stored, &rows, err);
-        rc = rc ? rc : f(model, &(struct visit){&place, &view, rows, stored, tensor->stream, flags & AS_GIVEN}, ctx, err);
+        struct visit visit = {&place, &view, rows, stored, run.n_rows == part->rows, tensor->stream, flags & AS_GIVEN};
+        rc = rc ? rc : f(model, &visit, ctx, err);
         mem_free(rows);
         if (tensor->read && !rc)
             rc = update_finish(u, err); /* the next read overwrites the window */
@@ -521,10 +527,30 @@ enum rc update_check(struct update *u, const char *name, const struct update_ten
     return check(u, name, tensor, is_finite, &entry, fate, err);
 }
 
-static enum rc write_place(struct model *model, const struct visit *visit, void *has_written, struct err *err)
+struct writing {
+    bool is_lent, has_written;
+    uint64_t lent_bytes;
+};
+
+/* Whether a place can be read from the tensor that would be written to it. */
+static bool can_borrow(const struct visit *visit)
+{
+    const struct tensor_view *view = visit->view;
+    return visit->place->matrix && visit->is_whole && !visit->quantised && view->dtype == visit->stored && view->is_host &&
+           view->col_stride == 1 && view->row_stride >= view->n_cols;
+}
+
+static enum rc write_place(struct model *model, const struct visit *visit, void *ctx, struct err *err)
 {
     struct tensor_write_args args = {*visit->place, *visit->view, visit->stream};
-    *(bool *)has_written = true;
+    struct writing *writing = ctx;
+    writing->has_written = true;
+    if (writing->is_lent && can_borrow(visit)) {
+        size_t item = dtype_info(visit->stored)->block_bytes;
+        struct matrix_borrow_args borrow = {args.to.matrix, args.to.part, args.from.data, item * (size_t)args.from.row_stride};
+        writing->lent_bytes += item * args.from.n_rows * args.from.n_cols;
+        return model->backend->matrix_borrow(model->ctx, &borrow, err);
+    }
     if (visit->quantised)
         return update_write_rows(model->backend, model->ctx, visit->place, visit->quantised, err);
     return model->backend->tensor_write(model->ctx, &args, err);
@@ -535,9 +561,13 @@ enum rc update_write(struct update *u, const char *name, const struct update_ten
 {
     struct update_entry *entry;
     enum rc rc = check(u, name, tensor, is_finite, &entry, fate, err);
-    if (!rc && entry)
-        rc = visit_places(u, entry, tensor, 0, write_place, &u->has_written, err);
     if (rc || !entry)
+        return rc;
+    struct writing writing = {.is_lent = tensor->is_lent && !weight_of(u, first_piece(u, entry))->has_unit_rows};
+    rc = visit_places(u, entry, tensor, 0, write_place, &writing, err);
+    u->has_written |= writing.has_written;
+    entry->lent_bytes = writing.lent_bytes;
+    if (rc)
         return rc;
     u->n_written += entry->n_writes == 0;
     entry->n_writes++;
@@ -591,6 +621,12 @@ bool update_knows(const struct update *u, const char *name)
 bool update_skips(const struct update *u, const char *name)
 {
     return name_table_find(&u->names, name, strlen(name)) == NAME_ABSENT && is_ignored(u->models[0]->program, name);
+}
+
+const struct update_entry *update_find(const struct update *u, const char *name)
+{
+    uint32_t number = name_table_find(&u->names, name, strlen(name));
+    return number == NAME_ABSENT ? NULL : &u->entries[number];
 }
 
 uint32_t update_n_entries(const struct update *u)

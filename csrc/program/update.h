@@ -25,6 +25,7 @@ struct update_tensor {
     int64_t shape[UPDATE_MAX_DIMS], strides[UPDATE_MAX_DIMS]; /* outermost first; strides in items, of either sign */
     bool is_host;
     void *stream;                /* as in struct tensor_write_args */
+    bool is_lent;                /* the model may read the tensor in place from now on (matrix_borrow in backend.h) */
 };
 
 enum update_fate { UPDATE_FRESH, UPDATE_REPEATED, UPDATE_SKIPPED };
@@ -34,6 +35,7 @@ struct update_entry {
     const char *name;
     uint32_t piece; /* index of the first piece */
     uint32_t n_writes;
+    uint64_t lent_bytes; /* of its last write: bytes of weights that the model reads in place */
     bool is_constant; /* if no tensor is written to it, it keeps its values */
 };
 
@@ -43,13 +45,16 @@ enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct updat
 /* Checks the name and the tensor without writing; with is_finite, or if the tensor will be quantised, also that all values are
  * finite. *fate: what update_write would do. Errors:
  *   RC_WEIGHTS      code is of enum weights_fault, what is the name
- *   RC_UNSUPPORTED  the file stores the weight quantised, or it is quantised here and the tensor is in device memory */
+ *   RC_UNSUPPORTED  the file stores the weight quantised, or it is quantised here and the tensor is in device memory, or the
+ *                   tensor is lent and the backend borrows none */
 enum rc update_check(struct update *update, const char *name, const struct update_tensor *tensor, bool is_finite,
                      enum update_fate *fate, struct err *err);
 /* Checks as update_check does, then enqueues the write. The caller must not change a tensor in host memory until update_finish.
  * Work that is enqueued later on the stream of a tensor in device memory may change that tensor. */
 enum rc update_write(struct update *update, const char *name, const struct update_tensor *tensor, bool is_finite,
                      enum update_fate *fate, struct err *err);
+/* The entry of a name; NULL if the model has no such weight. */
+const struct update_entry *update_find(const struct update *update, const char *name);
 /* Waits until all writes have completed. */
 enum rc update_finish(struct update *update, struct err *err);
 /* Completes the weights (settle.h). Called after update_finish and before the model runs. */

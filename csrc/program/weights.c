@@ -24,7 +24,7 @@ struct weights {
     const struct backend *backend;
     void *ctx;
     struct stored *stored; /* [n_weights] */
-    size_t total_bytes;
+    size_t vector_bytes;
 };
 
 /* A load in progress. */
@@ -425,7 +425,6 @@ static enum rc choose_types(struct loader *l, uint32_t w, struct err *err)
 static enum rc load_matrix(struct loader *l, uint32_t w, struct err *err)
 {
     const struct weight *weight = &l->weights->program->weights[w];
-    struct stored *stored = &l->weights->stored[w];
     enum rc rc = create_matrix(l, w, err);
     for (uint32_t i = 0; i < weight->n_parts && !rc; i++) {
         const struct checkpoint_tensor *tensor = tensor_of(l, &weight->parts[i]);
@@ -433,8 +432,6 @@ static enum rc load_matrix(struct loader *l, uint32_t w, struct err *err)
         if (!rc)
             rc = progress(l, weight, i, tensor, err);
     }
-    if (!rc)
-        l->weights->total_bytes += l->weights->backend->matrix_bytes(stored->matrix);
     return rc;
 }
 
@@ -495,7 +492,7 @@ static enum rc load_vector(struct loader *l, uint32_t w, struct err *err)
     stored->vector = made;
     if (!rc)
         rc = backend->upload(l->weights->ctx, stored->vector, host, size_bytes, err);
-    l->weights->total_bytes += size_bytes;
+    l->weights->vector_bytes += size_bytes;
     if (has_constants(weight))
         stored->kept = host;
     else
@@ -650,5 +647,8 @@ uint32_t weights_stored(const struct weights *w, uint32_t weight, uint32_t part)
 
 size_t weights_bytes(const struct weights *w)
 {
-    return w->total_bytes;
+    size_t bytes = w->vector_bytes;
+    for (uint32_t i = 0; i < w->program->n_weights; i++)
+        bytes += w->stored[i].matrix ? w->backend->matrix_bytes(w->stored[i].matrix) : 0;
+    return bytes;
 }

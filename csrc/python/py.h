@@ -47,6 +47,10 @@ int py_model_get(PyObject *object, struct model_parts *parts);
 struct team;
 struct team *py_model_borrow(PyObject *object);
 void py_model_return(PyObject *object);
+/* Keeps alive what weights are read from (matrix_borrow). With a name: `what` replaces what the weight of that name had; NULL:
+ * nothing. Without a name: adds `what` to those that any weight may be read from; NULL: forgets them. 0, or -1 with an
+ * exception set. */
+int py_model_keep(PyObject *object, PyObject *name, PyObject *what);
 /* py_adapters.c: methods of _core.Model. */
 PyObject *py_adapter_places(PyObject *model, PyObject *unused);
 PyObject *py_add_adapter(PyObject *model, PyObject *args);

@@ -21,6 +21,7 @@ typedef struct {
     struct team *team;
     uint32_t max_num_seqs, max_num_batched_tokens;
     uint32_t n_borrowers; /* calls of other files that use the model without the GIL */
+    PyObject *lent;       /* dict of py_model_keep; None -> list of those without a name; NULL: none yet */
 } Model;
 
 /* ---- options --------------------------------------------------------------------------------------------------------- */
@@ -312,12 +313,14 @@ static PyObject *model_close(PyObject *self, PyObject *args)
     PyThreadState *gil = PyEval_SaveThread();
     team_destroy(team);
     PyEval_RestoreThread(gil);
+    Py_CLEAR(object->lent);
     Py_RETURN_NONE;
 }
 
 static void model_dealloc(PyObject *self)
 {
     team_destroy(((Model *)self)->team);
+    Py_XDECREF(((Model *)self)->lent);
     py_deallocate(self);
 }
 
@@ -359,6 +362,24 @@ struct team *py_model_borrow(PyObject *object)
 void py_model_return(PyObject *object)
 {
     ((Model *)object)->n_borrowers--;
+}
+
+int py_model_keep(PyObject *object, PyObject *name, PyObject *what)
+{
+    Model *self = (Model *)object;
+    if (!self->lent && what)
+        self->lent = PyDict_New();
+    PyObject *key = name ? name : Py_None, *had = self->lent ? PyDict_GetItemWithError(self->lent, key) : NULL;
+    if (PyErr_Occurred() || (what && !self->lent))
+        return -1;
+    if (!what)
+        return had ? PyDict_DelItem(self->lent, key) : 0;
+    if (name)
+        return PyDict_SetItem(self->lent, key, what);
+    PyObject *list = had ? Py_NewRef(had) : PyList_New(0);
+    int result = !list || PyList_Append(list, what) < 0 ? -1 : PyDict_SetItem(self->lent, key, list);
+    Py_XDECREF(list);
+    return result;
 }
 
 int py_model_get(PyObject *self, struct model_parts *parts)

@@ -37,11 +37,12 @@ struct item {
     struct py_tensor tensor;
     struct item_file file; /* used if tensor.tensor.read is set */
     enum update_fate fate;
+    bool is_held; /* by the model's dict of lent tensors */
 };
 struct batch_of {
     struct item *items;
     Py_ssize_t n, n_taken;
-    bool wants_finite;
+    bool wants_finite, lends;
 };
 
 /* ---- life ------------------------------------------------------------------------------------------------------------ */
@@ -140,6 +141,8 @@ static enum rc give_up(struct engine *engine, void *ctx, struct err *err)
 static void batch_free(struct batch_of *batch)
 {
     for (Py_ssize_t i = 0; i < batch->n_taken; i++) {
+        if (batch->items[i].is_held)
+            Py_CLEAR(batch->items[i].tensor.keeps);
         py_tensor_release(&batch->items[i].tensor);
         Py_XDECREF(batch->items[i].name);
     }
@@ -301,6 +304,7 @@ static bool take_tensors(Update *self, struct batch_of *batch, PyObject *list, u
         struct item *item = batch_add(batch, name);
         if (!item || !take_tensor(self, item, tensor, stream))
             return false;
+        item->tensor.tensor.is_lent = batch->lends && !item->tensor.tensor.read;
     }
     return true;
 }
@@ -346,6 +350,32 @@ static PyObject *skipped_of(const struct batch_of *batch)
     return list;
 }
 
+/* ---- lent tensors ---------------------------------------------------------------------------------------------------- */
+
+/* Keeps the tensors of a batch alive before they are written. */
+static int hold_lent(Update *self, struct batch_of *batch)
+{
+    for (Py_ssize_t i = 0; i < batch->n; i++) {
+        struct item *item = &batch->items[i];
+        if (item->tensor.keeps && py_model_keep(self->model, NULL, item->tensor.keeps) < 0)
+            return -1;
+        item->is_held = item->tensor.keeps != NULL;
+    }
+    return 0;
+}
+
+/* After a batch is written: forgets tensors that the model no longer reads. */
+static int settle_lent(Update *self, struct batch_of *batch)
+{
+    for (Py_ssize_t i = 0; i < batch->n; i++) {
+        struct item *item = &batch->items[i];
+        const struct update_entry *entry = update_find(self->update, item->text);
+        if (entry && py_model_keep(self->model, item->name, entry->lent_bytes ? item->tensor.keeps : NULL) < 0)
+            return -1;
+    }
+    return py_model_keep(self->model, NULL, NULL);
+}
+
 /* Checks the whole batch, then writes it. The check for finite values uses the device, so it holds the engine's steps first. */
 static PyObject *put(Update *self, struct batch_of *batch)
 {
@@ -361,17 +391,26 @@ static PyObject *put(Update *self, struct batch_of *batch)
     PyObject *skipped = skipped_of(batch);
     if (!skipped || PyList_Size(skipped) == batch->n)
         return skipped;
-    if (hold_steps(self) < 0) {
-        Py_DECREF(skipped);
-        return NULL;
-    }
+    if (hold_steps(self) < 0 || (batch->lends && hold_lent(self, batch) < 0))
+        return Py_DECREF(skipped), NULL;
     Py_BEGIN_ALLOW_THREADS
     rc = write_all(self->update, batch, &err);
     Py_END_ALLOW_THREADS
-    if (!rc)
+    if (rc)
+        py_raise(&err);
+    else if (settle_lent(self, batch) == 0)
         return skipped;
     Py_DECREF(skipped);
-    return py_raise(&err);
+    return NULL;
+}
+
+/* Ends a call that began with `begin`. */
+static PyObject *put_taken(Update *self, struct batch_of *batch, bool is_taken)
+{
+    PyObject *skipped = is_taken ? put(self, batch) : NULL;
+    batch_free(batch);
+    py_model_return(self->model);
+    return skipped;
 }
 
 /* ---- methods --------------------------------------------------------------------------------------------------------- */
@@ -379,17 +418,13 @@ static PyObject *put(Update *self, struct batch_of *batch)
 static PyObject *write_tensors(PyObject *object, PyObject *args)
 {
     Update *self = (Update *)object;
-    PyObject *list, *skipped = NULL;
+    PyObject *list;
     unsigned long long stream = 0;
-    int wants_finite = 0;
-    if (!PyArg_ParseTuple(args, "O!|Kp:write", &PyList_Type, &list, &stream, &wants_finite) || !begin(self))
+    int wants_finite = 0, lends = 0;
+    if (!PyArg_ParseTuple(args, "O!|Kpp:write", &PyList_Type, &list, &stream, &wants_finite, &lends) || !begin(self))
         return NULL;
-    struct batch_of batch = {.wants_finite = wants_finite};
-    if (take_tensors(self, &batch, list, (uintptr_t)stream))
-        skipped = put(self, &batch);
-    batch_free(&batch);
-    py_model_return(self->model);
-    return skipped;
+    struct batch_of batch = {.wants_finite = wants_finite, .lends = lends};
+    return put_taken(self, &batch, take_tensors(self, &batch, list, (uintptr_t)stream));
 }
 
 static int parse_dims(PyObject *sequence, uint32_t *n_dims, int64_t *numbers)
@@ -515,7 +550,7 @@ static PyObject *check_memory(PyObject *object, PyObject *list)
 static PyObject *write_memory(PyObject *object, PyObject *args)
 {
     Update *self = (Update *)object;
-    PyObject *list, *skipped = NULL;
+    PyObject *list;
     unsigned long long stream = 0;
     int on_device, wants_finite = 0;
     if (!PyArg_ParseTuple(args, "O!p|Kp:write_memory", &PyList_Type, &list, &on_device, &stream, &wants_finite) ||
@@ -525,17 +560,13 @@ static PyObject *write_memory(PyObject *object, PyObject *args)
     bool is_taken = batch_make(&batch, list);
     for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
         is_taken = take_memory(&batch, PyList_GetItem(list, i), on_device, (uintptr_t)stream);
-    if (is_taken)
-        skipped = put(self, &batch);
-    batch_free(&batch);
-    py_model_return(self->model);
-    return skipped;
+    return put_taken(self, &batch, is_taken);
 }
 
 static PyObject *write_shared(PyObject *object, PyObject *args)
 {
     Update *self = (Update *)object;
-    PyObject *list, *skipped = NULL;
+    PyObject *list;
     int wants_finite = 0;
     if (!PyArg_ParseTuple(args, "O!|p:write_shared", &PyList_Type, &list, &wants_finite) || !begin(self))
         return NULL;
@@ -543,11 +574,7 @@ static PyObject *write_shared(PyObject *object, PyObject *args)
     bool is_taken = batch_make(&batch, list);
     for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
         is_taken = take_shared(&batch, PyList_GetItem(list, i));
-    if (is_taken)
-        skipped = put(self, &batch);
-    batch_free(&batch);
-    py_model_return(self->model);
-    return skipped;
+    return put_taken(self, &batch, is_taken);
 }
 
 static PyObject *finish(PyObject *object, PyObject *args)
@@ -646,13 +673,13 @@ static PyObject *epoch_now(PyObject *object, PyObject *args)
     return py_engine_call(((Update *)object)->engine, read_epoch, &epoch) < 0 ? NULL : PyLong_FromUnsignedLong(epoch);
 }
 
-/* Names of missing entries (update_is_missing); with `repeated`, names that were written more than once. */
-static PyObject *names_of(Update *self, bool repeated)
+enum names { MISSING, REPEATED, LENT }; /* LENT: those that the model reads in place since their last write */
+static PyObject *names_of(Update *self, enum names which)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; list && self->update && i < update_n_entries(self->update); i++) {
         const struct update_entry *entry = update_entry(self->update, i);
-        if (repeated ? entry->n_writes < 2 : !update_is_missing(entry))
+        if (which == LENT ? !entry->lent_bytes : which == REPEATED ? entry->n_writes < 2 : !update_is_missing(entry))
             continue;
         PyObject *name = PyUnicode_FromString(entry->name);
         if (!name || PyList_Append(list, name) < 0)
@@ -665,13 +692,19 @@ static PyObject *names_of(Update *self, bool repeated)
 static PyObject *missing(PyObject *object, PyObject *args)
 {
     (void)args;
-    return names_of((Update *)object, false);
+    return names_of((Update *)object, MISSING);
 }
 
 static PyObject *repeated(PyObject *object, PyObject *args)
 {
     (void)args;
-    return names_of((Update *)object, true);
+    return names_of((Update *)object, REPEATED);
+}
+
+static PyObject *lent(PyObject *object, PyObject *args)
+{
+    (void)args;
+    return names_of((Update *)object, LENT);
 }
 
 static PyObject *knows(PyObject *object, PyObject *name)
@@ -728,7 +761,7 @@ static PyObject *checksum(PyObject *object, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"write", write_tensors, METH_VARARGS, "write([(name, tensor), ...], stream=0, wants_finite=False): the skipped names."},
+    {"write", write_tensors, METH_VARARGS, "write([(name, tensor), ...], stream=0, wants_finite=False, lends=False)"},
     {"write_memory", write_memory, METH_VARARGS,
      "write_memory([(name, address, type, shape, strides or None), ...], on_device, stream=0, wants_finite=False)"},
     {"write_shared", write_shared, METH_VARARGS,
@@ -738,6 +771,7 @@ static PyMethodDef methods[] = {
     {"commit", commit_all, METH_O, "Commits the weights and returns the new epoch; with True caches are recomputed."},
     {"abort", abort_all, METH_NOARGS, "Aborts the update."},
     {"missing", missing, METH_NOARGS, "Names without a write, except constants."},
+    {"lent", lent, METH_NOARGS, "Names that the model reads in place since this update."},
     {"repeated", repeated, METH_NOARGS, "Names that were written more than once."},
     {"check_awake", check_awake, METH_NOARGS, "Raises EngineAsleepError if the weights sleep."},
     {"wants_all", wants_all, METH_NOARGS, "True if the engine's weights are torn, so that an update must write all names."},

@@ -274,7 +274,22 @@ static void cpu_matrix_destroy(void *ctx, struct matrix *matrix)
 
 static size_t cpu_matrix_bytes(const struct matrix *matrix)
 {
-    return matrix->bytes;
+    size_t bytes = matrix->bytes;
+    for (const struct cpu_part *part = matrix->parts; part < matrix->parts + matrix->n_parts; part++)
+        bytes -= part->rows ? part->n_panels * part->panel_bytes : 0;
+    return bytes;
+}
+
+static enum rc cpu_matrix_borrow(void *ctx, const struct matrix_borrow_args *args, struct err *err)
+{
+    struct cpu_part *part = &args->matrix->parts[args->part];
+    (void)ctx;
+    if (part->type->expand)
+        return err_set(err, RC_UNSUPPORTED, "matrix_borrow: wanted a weight of floats, have %s", part->type->name);
+    part->rows = args->rows;
+    part->row_bytes = args->row_bytes;
+    mem_drop(part->panels, part->n_panels * part->panel_bytes);
+    return RC_OK;
 }
 
 static uint32_t cpu_matrix_arithmetic(const struct matrix *matrix, uint32_t part)
@@ -367,6 +382,7 @@ static const struct backend BACKEND = {
 #define OPTION_ENTRY(name) ENTRY(name)
 #include "../entries.def"
     .copy_pages = cpu_copy_pages,
+    .matrix_borrow = cpu_matrix_borrow,
     .comm = &cpu_comm,
     .moves = &cpu_moves,
     .activations = cpu_activations,

@@ -30,7 +30,8 @@ struct lane_scratch K(linear_scratch)(const struct cpu *cpu, uint32_t thread, ui
 struct run K(linear_next_run)(const struct matrix *matrix, uint32_t first_part, uint32_t end_part, uint32_t n_rows)
 {
     struct run run = {.parts = &matrix->parts[first_part], .type = matrix->parts[first_part].type};
-    for (uint32_t i = first_part; i < end_part && matrix->parts[i].type == run.type; i++, run.n_parts++)
+    for (uint32_t i = first_part; i < end_part && matrix->parts[i].type == run.type &&
+                                  !matrix->parts[i].rows == !run.parts->rows; i++, run.n_parts++)
         run.n_panels += matrix->parts[i].n_panels;
     run.n_strips = (n_rows + run.type->max_rows - 1) / run.type->max_rows;
     return run;
@@ -124,6 +125,23 @@ static struct fetch_plan plan_fetch(const struct linear_type *type, uint32_t n_t
     return plan;
 }
 
+/* Packs a slab of n_panels panels of a borrowed part, `bytes` each, as matrix_write would. */
+static void pack_slab(const struct cpu_part *part, uint32_t n_cols, uint32_t panel, uint32_t n_panels, uint32_t block,
+                      uint32_t n_blocks, size_t bytes, uint8_t *out)
+{
+    const struct linear_type *type = part->type;
+    uint32_t first_col = block * type->block_values, n = n_blocks * type->block_values;
+    if (n > n_cols - first_col)
+        n = n_cols - first_col;
+    for (uint32_t p = panel; p < panel + n_panels; p++, out += bytes) {
+        uint32_t row = p * PANEL_ROWS, lanes = part->n_rows - row < PANEL_ROWS ? part->n_rows - row : PANEL_ROWS;
+        if (lanes < PANEL_ROWS || n < n_blocks * type->block_values)
+            memset(out, 0, bytes);
+        type->repack(part->rows + row * part->row_bytes + dtype_row_bytes(type->dtype, first_col), part->row_bytes, 0, lanes, n,
+                     out);
+    }
+}
+
 /* Multiplies strips [strip, end_strip) of the rows by one group of panels. Sums over several slabs are kept in acc [rows of
  * the strips][16 * n_panels]; sums over a single slab go straight to y. */
 static void multiply_group(const struct linear_args *args, const struct run *run, const struct cpu_part *part, uint32_t panel,
@@ -133,6 +151,8 @@ static void multiply_group(const struct linear_args *args, const struct run *run
     uint32_t first_row = share_first(args->n_rows, strip, run->n_strips), width = n_panels * PANEL_ROWS;
     bool is_one_slab = part->n_blocks <= type->slab_blocks;
     struct fetch_plan plan = plan_fetch(type, (end_strip - strip) / n_panels);
+    if (part->rows)
+        plan.n_calls = 0; /* rows are read in order, which the processor foresees */
     for (uint32_t block = 0; block < part->n_blocks; block += type->slab_blocks) {
         uint32_t n = part->n_blocks - block < type->slab_blocks ? part->n_blocks - block : type->slab_blocks;
         const uint8_t *w = part->panels + panel * part->panel_bytes + (size_t)block * type->panel_block_bytes;
@@ -141,7 +161,11 @@ static void multiply_group(const struct linear_args *args, const struct run *run
         bool is_last = block + n == part->n_blocks;
         if (is_last)
             next += (n_panels - 1) * stride; /* the first slab of the next group */
-        if (type->expand) {
+        if (part->rows) {
+            stride = (size_t)n * type->panel_block_bytes;
+            pack_slab(part, args->matrix->n_cols, panel, n_panels, block, n, stride, s->expanded);
+            w = s->expanded;
+        } else if (type->expand) {
             size_t expanded = (size_t)n * type->expanded_block_bytes;
             for (uint32_t q = 0; q < n_panels; q++)
                 type->expand(w + q * stride, n, s->expanded + q * expanded);
@@ -217,7 +241,7 @@ static void many_rows(const struct cpu *cpu, const struct linear_args *args, con
 void K(linear_share)(const struct cpu *cpu, const struct linear_args *args, const struct run *run, const struct share *share,
                      const char *strips, struct lane_scratch *s)
 {
-    if (args->n_rows == 1 && run->type->gemv)
+    if (args->n_rows == 1 && run->type->gemv && !run->parts->rows)
         one_row(args, run, share->panel, share->end_panel, strips, s->acc);
     else
         many_rows(cpu, args, run, share, strips, s);

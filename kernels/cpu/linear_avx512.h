@@ -61,6 +61,18 @@ INLINE void store_transposed(__m512i rows[16], const int n_columns, uint32_t n_r
     }
 }
 
+/* Repacks 16 rows into a panel [n_dwords][16], 16 dwords at a time; returns how many dwords of each row. */
+INLINE uint32_t repack_dwords(const uint8_t *rows, size_t row_bytes, uint32_t n_dwords, uint8_t *panel)
+{
+    uint32_t k = 0;
+    for (; k + 16 <= n_dwords; k += 16) {
+        __m512i row[16];
+        UNROLL for (uint32_t i = 0; i < 16; i++) row[i] = _mm512_loadu_si512(rows + i * row_bytes + (size_t)k * 4);
+        store_transposed(row, 16, 16, (char *)panel + (size_t)k * 64, 64);
+    }
+    return k;
+}
+
 /* The tiles of float32 panels: for F32 itself and for every expanded type in float arithmetic. */
 #define DECLARE_TILES(NAME)                                                                                                    \
     linear_tile NAME##_1_1, NAME##_1_2, NAME##_1_3, NAME##_1_4, NAME##_1_5, NAME##_1_6, NAME##_1_7, NAME##_1_8, NAME##_1_9,    \

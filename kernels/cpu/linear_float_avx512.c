@@ -97,8 +97,9 @@ void K(prepare_float)(const float *x, uint32_t stride, uint32_t n_rows, uint32_t
 static void repack_f32(const uint8_t *rows, size_t row_bytes, uint32_t first_lane, uint32_t n_lanes, uint32_t n_cols,
                        uint8_t *panel)
 {
+    uint32_t first = n_lanes == 16 ? repack_dwords(rows, row_bytes, n_cols, panel) : 0;
     for (uint32_t r = 0; r < n_lanes; r++)
-        for (uint32_t k = 0; k < n_cols; k++)
+        for (uint32_t k = first; k < n_cols; k++)
             memcpy(panel + ((size_t)k * 16 + first_lane + r) * 4, rows + r * row_bytes + (size_t)k * 4, 4);
 }
 
@@ -113,8 +114,9 @@ static void repack_f16(const uint8_t *rows, size_t row_bytes, uint32_t first_lan
 void K(repack_bf16)(const uint8_t *rows, size_t row_bytes, uint32_t first_lane, uint32_t n_lanes, uint32_t n_cols,
                     uint8_t *panel)
 {
+    uint32_t first = n_lanes == 16 ? 2 * repack_dwords(rows, row_bytes, n_cols / 2, panel) : 0;
     for (uint32_t r = 0; r < n_lanes; r++)
-        for (uint32_t k = 0; k < n_cols; k++)
+        for (uint32_t k = first; k < n_cols; k++)
             memcpy(panel + ((size_t)(k / 2 * 16 + first_lane + r) * 2 + k % 2) * 2, rows + r * row_bytes + (size_t)k * 2, 2);
 }
 

@@ -130,7 +130,8 @@ static enum rc begin_write(struct cpu *cpu, struct matrix *matrix, uint32_t part
     if (part_idx >= matrix->n_parts || (uint64_t)first_row + n_rows > matrix->parts[part_idx].n_rows)
         return err_set(err, RC_INTERNAL, "matrix: rows %u + %u of part %u are outside of the matrix", first_row, n_rows,
                        part_idx);
-    const struct cpu_part *part = &matrix->parts[part_idx];
+    struct cpu_part *part = &matrix->parts[part_idx];
+    part->rows = NULL;
     *job = (struct write_job){.cpu = cpu, .part = part, .n_cols = matrix->n_cols, .first_row = first_row, .n_rows = n_rows,
                               .row_bytes = dtype_row_bytes(part->type->dtype, matrix->n_cols), .err = err};
     return RC_OK;
@@ -169,6 +170,12 @@ void K(panel_read)(const struct cpu_part *part, uint32_t panel, uint32_t first_l
 {
     const struct linear_type *type = part->type;
     const uint8_t *w = part->panels + panel * part->panel_bytes;
+    if (part->rows) {
+        const uint8_t *row = part->rows + ((size_t)panel * PANEL_ROWS + first_lane) * part->row_bytes;
+        for (uint32_t i = 0; i < n_lanes; i++, row += part->row_bytes)
+            dtype_to_float(type->dtype, row, rows + i * stride, n_cols);
+        return;
+    }
     uint32_t slab = EXPANDED_MAX_BYTES / (PANEL_ROWS * sizeof(float)) / type->block_values;
     for (uint32_t block = 0; block < part->n_blocks; block += slab) {
         uint32_t n_blocks = part->n_blocks - block < slab ? part->n_blocks - block : slab;

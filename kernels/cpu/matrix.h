@@ -1,7 +1,8 @@
 /* matrix.h: the CPU backend's struct matrix. Every part starts a new panel and is padded to whole panels with zeros.
  * Consecutive parts of one type form a run; linear.c streams the panels of a run as one. Row numbers (of the output of a
  * linear, of matrix_read and embed) count the parts' real rows, without padding. matrix.c creates and fills a matrix, one
- * matrix at a time. */
+ * matrix at a time. A borrowed part (matrix_borrow) lies row by row in the caller's memory; linear.c packs its panels slab by
+ * slab, so the bits are those of a written part. */
 #ifndef LLMPY_CPU_MATRIX_H
 #define LLMPY_CPU_MATRIX_H
 
@@ -13,6 +14,8 @@ struct cpu_part {
     uint32_t n_panels, n_blocks;
     size_t panel_bytes;
     uint8_t *panels;            /* [n_panels][panel_bytes] */
+    const uint8_t *rows;        /* not NULL: borrowed, read instead of the panels; row_bytes from one row to the next */
+    size_t row_bytes;
 };
 
 struct matrix {

@@ -139,9 +139,10 @@ enum rc K(tensor_write)(struct cpu *cpu, const struct tensor_write_args *args, s
         return rc;
     if (args->to.matrix && !is_float(args->to.matrix->parts[args->to.part].type->dtype))
         rc = err_set(err, RC_UNSUPPORTED, "tensor_write: wanted a weight of floats");
-    else if (args->to.matrix)
+    else if (args->to.matrix) {
+        args->to.matrix->parts[args->to.part].rows = NULL; /* no longer borrowed */
         pool_run(cpu->pool, write_panels, &job);
-    else
+    } else
         memcpy(args->to.vector, vector_values(&args->to, &args->from, rows_of(&job, 0)), args->from.n_cols * sizeof(float));
     mem_free(job.rows);
     return rc;

@@ -27,6 +27,11 @@ class OnPolicy:
         llm: The engine. Its weights are updated before they are used whenever the trainer's have changed.
         model: A torch module; `model(input_ids=, attention_mask=, use_cache=False).logits` are its logits.
         rename: As in `LLM.update_weights`.
+        in_place: The engine reads the matrices of the model where they are and has no copy of them (`borrow` of
+            `LLM.update_weights`); on the CPU, with an engine of the model's `dtype`.
+
+    Raises:
+        UnsupportedError: `in_place` on a device that reads weights from its own memory alone (CUDA).
 
     Example:
         >>> policy = OnPolicy(llm, model)
@@ -36,16 +41,18 @@ class OnPolicy:
         >>> ratio = torch.exp(new[0] - torch.tensor(outputs[0].outputs[0].sampled.full))  # 1.0 for every token
     """
 
-    def __init__(self, llm: LLM, model: Any, rename: Callable[[str], str | None] | None = None) -> None:
+    def __init__(
+        self, llm: LLM, model: Any, rename: Callable[[str], str | None] | None = None, *, in_place: bool = False
+    ) -> None:
         self.llm = llm
         self.model = model
         self.last_update: UpdateReport | None = None
         """The report of the last update."""
-        self._rename = rename
+        self._rename, self._in_place = rename, in_place
         self._seen: list[tuple[int, int]] | None = None
 
     def update(self, version: int | str | None = None) -> bool:
-        """Writes the trainer's weights into the engine if they have changed since the last call.
+        """Makes the engine use the trainer's weights if they have changed since the last call.
 
         torch counts the in-place changes of a tensor. A parameter counts as changed if this number or its address differs.
 
@@ -53,12 +60,13 @@ class OnPolicy:
             version: As in `LLM.update_weights`.
 
         Returns:
-            Whether the weights were written.
+            Whether they had changed.
         """
         seen = [(parameter.data_ptr(), parameter._version) for parameter in self.model.parameters()]
         if seen == self._seen:
             return False
-        self.last_update = self.llm.update_weights(self.model.named_parameters(), version=version, rename=self._rename)
+        named = list(self.model.named_parameters())
+        self.last_update = self.llm.update_weights(named, version=version, rename=self._rename, borrow=self._in_place)
         self._seen = seen
         return True
 

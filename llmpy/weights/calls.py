@@ -180,6 +180,7 @@ class UpdateCalls:
         rename: Rename = None,
         on_running: str = "keep",
         check_finite: bool = False,
+        borrow: bool = False,
     ) -> UpdateReport:
         """Replaces the weights in place, as one transaction.
 
@@ -193,6 +194,9 @@ class UpdateCalls:
             on_running: Cache of requests in flight: "keep" goes on with the cache of the old weights (a sample without a token
                 yet starts its prompt over), "recompute" rebuilds the cache.
             check_finite: Also refuse tensors that hold NaN or inf.
+            borrow: The engine reads the source's tensors in place from now on, where it can, and keeps them alive; the
+                report's `borrowed` names these. Change their values only between two calls, and update again before the next
+                call, which copies only the others.
 
         Returns:
             A report of the update.
@@ -200,9 +204,15 @@ class UpdateCalls:
         Raises:
             WeightUpdateError: A tensor is unknown or does not fit, or some are missing.
             EngineBusyError: Another thread uses the engine, or an update is open.
+            UnsupportedError: `borrow` on a device that reads weights from its own memory alone (CUDA).
         """
         update = self.begin_update(
-            version=version, partial=partial, rename=rename, on_running=on_running, check_finite=check_finite
+            version=version,
+            partial=partial,
+            rename=rename,
+            on_running=on_running,
+            check_finite=check_finite,
+            borrow=borrow,
         )
         return update.run(source)
 
@@ -216,13 +226,14 @@ class UpdateCalls:
         staging: str = "in_place",
         bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
         check_finite: bool = False,
+        borrow: bool = False,
     ) -> WeightUpdate:
         """Begins a transaction that takes the weights piece by piece. No step runs from its first write to its end.
 
         Args:
             staging: "in_place".
             bucket_bytes: Most bytes of staging memory on the device; at least 32 MiB, which staging uses.
-            version, partial, rename, on_running, check_finite: As in `update_weights`.
+            version, partial, rename, on_running, check_finite, borrow: As in `update_weights`.
 
         Returns:
             The transaction; use it as a context manager, or commit or abort it.
@@ -238,6 +249,7 @@ class UpdateCalls:
             staging=staging,
             bucket_bytes=bucket_bytes,
             check_finite=check_finite,
+            borrow=borrow,
         )
 
     def update_drafter(

@@ -45,13 +45,14 @@ class UpdateReport:
         epoch: Epoch of the new weights.
         version: Label of the new weights.
         num_tensors: Number of names written.
-        num_bytes: Bytes read from the tensors.
+        num_bytes: Bytes of the tensors written.
         seconds: Time from the begin of the update to the end of its commit.
         pause_seconds: Time during which no step could run.
         gb_per_s: 1e-9 * num_bytes / seconds.
         skipped: Names that are not separate weights: aliases of tied weights, derived tensors, names dropped by `rename`.
         missing: Names that were not written and keep their weights (`partial`).
         repeated: Names that were written more than once; the last write counts.
+        borrowed: Names whose weights the engine reads from the source's tensors from now on (`borrow`).
     """
 
     epoch: int
@@ -64,6 +65,7 @@ class UpdateReport:
     skipped: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
+    borrowed: list[str] = field(default_factory=list)
 
 
 class WeightUpdate:
@@ -84,6 +86,7 @@ class WeightUpdate:
         staging: str = "in_place",
         bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
         check_finite: bool = False,
+        borrow: bool = False,
         drafts: bool = False,
     ) -> None:
         self._is_over = True
@@ -105,6 +108,7 @@ class WeightUpdate:
         """The report of the update after its commit; None before."""
         self._version = None if version is None else check_label(version)
         self._host, self._partial, self._rename = host, partial, rename
+        self._borrow = borrow
         self._recompute, self._check_finite = on_running == "recompute", check_finite
         self._begun, self._held = time.perf_counter(), 0.0
         self._skipped: dict[str, None] = {}
@@ -258,7 +262,7 @@ class WeightUpdate:
         renamed = [one for name, tensor in renamed for one in stacked.slices(name, tensor, self.core.knows)]
         stream = stream_of(renamed, self._host.ordinal)
         with self._writing():
-            self._pass_over(self.core.write(renamed, stream, self._check_finite))
+            self._pass_over(self.core.write(renamed, stream, self._check_finite, self._borrow))
             if not stream and self._host.ordinal >= 0:
                 self.core.finish()  # the producer may change the tensor on a stream that is not known here
 
@@ -334,6 +338,7 @@ class WeightUpdate:
             skipped=list(self._skipped),
             missing=missing,
             repeated=self.core.repeated(),
+            borrowed=self.core.lent(),
         )
         self._end()
         return self.report

@@ -142,6 +142,66 @@ def test_sources(pair, other_model):
         assert old.weight_checksum() != sums
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_borrowed_tensors(pair, device, dtype):
+    """The engine reads a trainer's matrices in place, keeps them alive, and gives the loan back at the next ordinary write."""
+    old, new, weights = pair(dtype)
+    wanted, own = outcome(new), old.memory()["weights"]
+    kinds = {1: torch.float32, 2: getattr(torch, dtype)}  # vectors are stored as float32
+    given = {name: t.to(kinds[t.dim()], copy=True) for name, t in tensors(weights).items()}
+    if not device.startswith("cpu"):
+        with pytest.raises(UnsupportedError, match="reads weights from its own memory alone; use borrow=False"):
+            old.update_weights(given, borrow=True)
+        return
+    report = old.update_weights(given, borrow=True, version="theirs")
+    assert set(report.borrowed) == {name for name, t in given.items() if t.dim() == 2} and old.weight_version == "theirs"
+    vectors = 4 * sum(t.numel() for t in given.values() if t.dim() == 1)
+    assert old.memory()["weights"] == vectors < own
+    assert outcome(old) == wanted and old.weight_checksum() == new.weight_checksum()
+    for tensor in given.values():  # a step of the optimizer
+        tensor.mul_(1.5)
+    old.update_weights(given, borrow=True)
+    new.update_weights(given)
+    given.clear()
+    gc.collect()
+    assert outcome(old) == outcome(new) != wanted and old.weight_checksum() == new.weight_checksum()
+    old.sleep(level=1)
+    old.wake_up()
+    assert outcome(old) == outcome(new)
+    old.update_weights(weights)
+    new.update_weights(weights)
+    assert outcome(old) == outcome(new) and old.memory()["weights"] == own
+
+
+def test_what_is_not_borrowed(pair, device, other_model):
+    """Another type, columns that are apart, and files are copied; the report tells."""
+    old, new, weights = pair()
+    if not device.startswith("cpu"):
+        pytest.skip("only the CPU borrows")
+    name = "model.layers.0.mlp.up_proj.weight"
+    given = {**tensors(weights, dtype=torch.bfloat16), name: torch.from_numpy(weights[name])}
+    assert old.update_weights(given, borrow=True).borrowed == [name]
+    given[name] = spread(given[name])
+    assert old.update_weights(given, borrow=True).borrowed == [] == old.update_weights(other_model[0], borrow=True).borrowed
+    assert old.weight_checksum() == new.weight_checksum()
+
+
+def test_a_torn_loan_is_kept_alive(pair, device):
+    """After an aborted update the engine may still hold any of its tensors; a full update ends that."""
+    old, new, weights = pair()
+    if not device.startswith("cpu"):
+        pytest.skip("only the CPU borrows")
+    with pytest.raises(WeightUpdateError, match="not part of"), old.begin_update(borrow=True) as update:
+        update.write_all(iter([(name, torch.from_numpy(w.copy())) for name, w in weights.items()]))
+        update.write("nothing", torch.zeros(1))
+    gc.collect()
+    assert old.weight_checksum() == new.weight_checksum()
+    with pytest.raises(WeightsMissingError):
+        old.generate(PROMPTS, GREEDY)
+    old.update_weights(weights)
+    assert outcome(old) == outcome(new)
+
+
 def test_numpy_bfloat16(pair):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     old, new, weights = pair("bfloat16")

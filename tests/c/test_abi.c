@@ -205,6 +205,9 @@ TEST(the_abi_has_its_number)
 #define OF tensor_write_args
     AT(to, 0) AT(from, 64) AT(stream, 112)
 #undef OF
+#define OF matrix_borrow_args
+    AT(matrix, 0) AT(part, 8) AT(rows, 16) AT(row_bytes, 24)
+#undef OF
 #define OF tensor_sum
     AT(sum, 0) AT(n_non_finite, 8)
 #undef OF
@@ -281,7 +284,8 @@ TEST(the_abi_has_its_number)
     AT(ssm, 432) AT(selective_scan, 440) AT(delta, 448) AT(route, 456) AT(experts, 464) AT(head_linear, 472)
     AT(latent_attention, 480) AT(position_scale, 488) AT(scale_logits, 496) AT(sample, 504) AT(tensor_write, 512)
     AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
-    AT(lora, 568) AT(take, 576) AT(moves, 584)
+    AT(lora, 568) AT(take, 576) AT(moves, 584) AT(spread_logits, 592)
+    AT(matrix_borrow, 600)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)

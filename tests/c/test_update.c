@@ -15,7 +15,8 @@ struct matrix {
 /* What the backend was told. */
 static struct {
     struct tensor_write_args writes[N_WRITES];
-    uint32_t n_writes, n_finished;
+    struct matrix_borrow_args borrows[N_WRITES];
+    uint32_t n_writes, n_borrows, n_finished;
     bool fails;
     uint64_t n_non_finite;
 } noted;
@@ -104,12 +105,18 @@ static enum rc sum_tensor(void *ctx, const struct tensor_sum_args *args, struct 
     return RC_OK;
 }
 
+static enum rc borrow_rows(void *ctx, const struct matrix_borrow_args *args, struct err *err)
+{
+    (void)ctx, (void)err;
+    noted.borrows[noted.n_borrows++] = *args;
+    return RC_OK;
+}
+
 static const struct backend BACKEND = {
     .name = "noting", .supports = supports, .matrix_create = create_matrix, .matrix_destroy = destroy_matrix,
     .matrix_bytes = matrix_bytes, .matrix_write = write_matrix, .buffer_create = create_buffer,
     .buffer_destroy = destroy_buffer, .upload = upload, .download = download, .tensor_write = write_tensor,
-    .tensor_finish = finish_tensors,
-    .tensor_sum = sum_tensor,
+    .tensor_finish = finish_tensors, .tensor_sum = sum_tensor, .matrix_borrow = borrow_rows,
 };
 
 #define PART(name, rows, cols) {name, name, rows, (cols) ? 2 : 1, {rows, cols}, 0, rows, rows, false, false, 0}
@@ -181,6 +188,37 @@ TEST(parts_have_places)
     CHECK(update_sum(u, "norm.weight", &norm, &sum, &fate, &err) == RC_OK && sum.sum == 11);
     CHECK(update_sum(u, "lm_head.weight", NULL, &sum, &fate, &err) == RC_OK && fate == UPDATE_SKIPPED);
     update_end(u);
+    weights_destroy(model.weights);
+}
+
+TEST(tensors_are_read_in_place_where_they_fit)
+{
+    struct model model = make_model(DTYPE_BF16);
+    struct backend without = BACKEND;
+    struct update *u = NULL;
+    struct err err;
+    enum update_fate fate;
+    REQUIRE(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
+    struct update_tensor k = tensor_of(DTYPE_BF16, 2, 2, 8), other = tensor_of(DTYPE_F32, 2, 2, 8),
+                         norm = tensor_of(DTYPE_F32, 1, 8, 0);
+    k.is_lent = other.is_lent = norm.is_lent = true;
+    k.strides[0] = 24;
+    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && update_find(u, "a.k.weight")->lent_bytes == 32);
+    REQUIRE(noted.n_borrows == 1 && noted.n_writes == 0 && update_has_written(u));
+    CHECK(noted.borrows[0].matrix == weights_matrix(model.weights, 0) && noted.borrows[0].part == 1);
+    CHECK(noted.borrows[0].rows == k.data && noted.borrows[0].row_bytes == 48);
+    CHECK(update_write(u, "norm.weight", &norm, false, &fate, &err) == RC_OK && noted.n_writes == 1); /* a vector */
+    CHECK(update_write(u, "a.k.weight", &other, false, &fate, &err) == RC_OK && noted.n_writes == 2); /* another type */
+    CHECK(noted.n_borrows == 1 && update_find(u, "a.k.weight")->lent_bytes == 0 && !update_find(u, "no.weight"));
+    k.strides[1] = 2; /* columns apart */
+    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && noted.n_writes == 3 && noted.n_borrows == 1);
+    update_end(u);
+    without.matrix_borrow = NULL;
+    model.backend = &without;
+    REQUIRE(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
+    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_UNSUPPORTED && !update_has_written(u));
+    update_end(u);
+    model.backend = &BACKEND;
     weights_destroy(model.weights);
 }
 

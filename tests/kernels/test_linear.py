@@ -315,6 +315,37 @@ def test_extreme_integers(dtype: str, isa: str) -> None:
             assert equal_bits(linear(backend, matrix, x[:1], 16), y[:1])
 
 
+@pytest.mark.parametrize(("dtype", "arithmetic"), [("float32", 0), ("float16", 0), ("bfloat16", 0), ("bfloat16", FLOAT)])
+@pytest.mark.parametrize("k", [24, 95, 768])
+def test_borrowed_rows(dtype: str, arithmetic: int, k: int, isa: str) -> None:
+    """Parts that are read from the caller's rows, apart or adjacent, have the bits of written parts; changes are seen."""
+    rng, sizes = np.random.default_rng(8), [33, 48, 7]
+    backend = Backend("cpu", isa, 3)
+    raws = [random_weights(dtype, rows, k + 8, rng)[0][:, :k] for rows in sizes]
+    parts = [(dtype, n, np.ascontiguousarray(raw)) for n, raw in zip(sizes, raws, strict=True)]
+    matrix = backend.matrix(parts, k, 3, arithmetic)
+    whole, x = sum(sizes), rng.standard_normal((40, k)).astype(np.float32)
+    ids, bias = rng.integers(0, whole, 20).astype(np.int32), rng.standard_normal(whole).astype(np.float32)
+
+    def everything() -> list[bytes]:
+        read, embedded = np.empty((whole, k), np.float32), np.empty((20, k), np.float32)
+        backend.matrix_read(matrix, 0, whole, read)
+        backend.embed(matrix, ids, embedded)
+        linears = [linear(backend, matrix, x[:rows], whole, bias=bias).tobytes() for rows in (1, 2, 13, 40)]
+        return [read.tobytes(), embedded.tobytes(), *linears]
+
+    wanted, (bytes_before, _) = everything(), backend.matrix_info(matrix, 0)
+    for part in (1, 0, 2):  # mixed with parts of the backend's own, then all
+        backend.matrix_borrow(matrix, part, raws[part])
+        assert everything() == wanted
+    assert backend.matrix_info(matrix, 0)[0] == 0 < bytes_before
+    raws[1][:] = raws[1][::-1].copy()
+    changed = everything()
+    backend.matrix_write(matrix, 1, 0, 48, np.ascontiguousarray(raws[1]))
+    assert everything() == changed != wanted and 0 < backend.matrix_info(matrix, 0)[0] < bytes_before
+    assert backend.allocations == 0
+
+
 def test_refusals(isa: str) -> None:
     """An unsupported type or size is an error that names it."""
     backend = Backend("cpu", isa, 1, 8, 512)

@@ -39,6 +39,12 @@ def test_a_trainers_model(case, tiny, prompts, device):
     report = llm.update_weights(state)
     assert set(report.skipped) == set(state) - {info["name"] for info in llm.weight_info()}
     assert outcome(llm, prompts) == outcome(fresh, prompts)
+    if device.startswith("cpu"):
+        report = llm.update_weights(model.model.named_parameters(), borrow=True)
+        ends = (".v_proj.weight", ".down_proj.weight")
+        separate = {name for name, _ in model.model.named_parameters() if name.endswith(ends)}
+        assert set(report.borrowed) >= separate and llm.memory()["weights"] < fresh.memory()["weights"]
+        assert outcome(llm, prompts) == outcome(fresh, prompts) and llm.weight_checksum() == fresh.weight_checksum()
     fresh.close()
     llm.close()
 
@@ -158,6 +164,9 @@ def test_experts_under_the_names_of_the_checkpoint_and_of_the_memory(case, tiny,
         assert llm.update_weights(source).missing == []
         assert outcome(llm, prompts) == wanted != before
         assert llm.weight_checksum() == fresh.weight_checksum()
+        if source is state and device.startswith("cpu"):
+            assert any("experts.1." in name for name in llm.update_weights(state, borrow=True).borrowed)
+            assert outcome(llm, prompts) == wanted and llm.weight_checksum() == fresh.weight_checksum()
         llm.close()
     fresh.close()
 

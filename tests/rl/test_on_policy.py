@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmpy import LLM, InvalidRequestError, SamplingParams
-from llmpy.rl import OnPolicy
+from llmpy import LLM, InvalidRequestError, SamplingParams, UnsupportedError
+from llmpy.rl import OnPolicy, compare_logprobs
 from llmpy.rl.on_policy import reference_logprobs
 
 torch = pytest.importorskip("torch")
@@ -31,10 +31,15 @@ def model(device: str, qwen3: Path) -> Any:
     return loaded.to(device.partition(":avx")[0])
 
 
-def test_ratio_is_one_at_every_step(open_llm: Callable[..., LLM], model: Any) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_ratio_is_one_at_every_step(open_llm: Callable[..., LLM], model: Any, in_place: bool) -> None:
     """The ratio is exactly 1 while training moves the weights; the trainer's own forward pass differs."""
     llm = open_llm()
-    policy = OnPolicy(llm, model)
+    policy = OnPolicy(llm, model, in_place=in_place)
+    if in_place and not str(llm.config.device).startswith("cpu"):
+        with pytest.raises(UnsupportedError, match="borrow=False"):
+            policy.update()
+        return
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     own_gap = 0.0
     for step in range(3):
@@ -50,6 +55,37 @@ def test_ratio_is_one_at_every_step(open_llm: Callable[..., LLM], model: Any) ->
         torch.cat(new).mean().backward()
         optimizer.step()
     assert own_gap > 0
+    vectors = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
+    assert (llm.memory()["weights"] == vectors) == in_place
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_grpo_in_place(open_llm: Callable[..., LLM], model: Any, dtype: str) -> None:
+    """GRPO with AdamW on one copy of the weights: on the first of two updates of a batch every importance ratio is exactly 1
+    and KL exactly 0, on the second they are not."""
+    llm = open_llm(dtype=dtype)
+    if not str(llm.config.device).startswith("cpu"):
+        pytest.skip("only the CPU reads the trainer's weights in place")
+    model.to(getattr(torch, dtype))
+    policy = OnPolicy(llm, model, in_place=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(3):
+        policy.update(step)
+        prompts, completions, old = rollout(llm)
+        rewards = torch.tensor([float(ids.count(7) + 0.1 * len(set(ids))) for ids in completions]).view(len(PROMPTS), -1)
+        advantages = (rewards - rewards.mean(1, keepdim=True)).flatten()
+        for update in range(2):
+            new = policy.logprobs(prompts, completions, temperature=TEMPERATURE)
+            ratios = [torch.exp(mine - drawn) for mine, drawn in zip(new, old, strict=True)]
+            gap = compare_logprobs(old, [row.detach() for row in new])
+            assert (update == 0) == all(bool((ratio == 1).all()) for ratio in ratios) == (gap.max == 0 == gap.k3)
+            losses = [
+                -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                for ratio, advantage in zip(ratios, advantages, strict=True)
+            ]
+            optimizer.zero_grad()
+            torch.cat(losses).mean().backward()
+            optimizer.step()
 
 
 def test_gradient_is_torchs(open_llm: Callable[..., LLM], model: Any) -> None:
