@@ -47,7 +47,8 @@ enum act {
      * p = softplus(alpha_p), n = beta + softplus(alpha_n). */
     ACT_CLIP = 7, ACT_XIELU = 8,
     ACT_IDENTITY = 9, /* `gated` has it too: out = gate * up */
-    ACT_SCALE = 10    /* multiplies each column by a factor */
+    ACT_SCALE = 10,   /* multiplies each column by a factor */
+    ACT_QUICK_GELU = 11 /* x * sigmoid(1.702 x) */
 };
 
 /* A weight matrix [sum of n_rows][n_cols] made of named parts (q, k, v; gate, up), each stored in its own type. */
@@ -258,11 +259,12 @@ struct spread_logits_args {
     const float *sources;       /* [out.width] whole numbers below x.width */
 };
 
-/* out row i = x row rows[i] */
+/* out row i = x row rows[i], or i without rows; of a tower also -1: zeros, -2: `other` */
 struct select_args {
     uint32_t n_selected;
     const int32_t *rows;        /* NULL: row i */
     struct view x, out;
+    const float *other;         /* [width] or NULL: no row is -2 */
 };
 
 /* table[r] = {m * cos(a_i), m * sin(a_i)}, a_i = (float)positions[r] * inv_freq[i], i < n_freqs */
@@ -272,6 +274,8 @@ struct rope_table_args {
     const float *inv_freq;
     float magnitude;
     float *table;               /* [n_rows][n_freqs][2] */
+    const int32_t *axes;        /* [n_freqs] or NULL: frequency i turns by positions[axes[i] * axis_stride + r] instead */
+    uint32_t axis_stride;
 };
 
 /* Rotates the first 2 * n_freqs elements of every head of q and k in place (the last ones if is_tail). */
@@ -565,6 +569,35 @@ struct token_seen {
     int32_t id;
     uint32_t count;   /* occurrences in the output */
     uint32_t in_prompt;
+};
+
+/* ---- operations of towers, which turn the bytes of an image into rows of a text model, and of the text that takes them -- */
+
+/* out[r][(c * n_frames + t) * n + i] = table[c][bytes[r][c * n + i]] for c < 3, t < n_frames, i < n */
+struct pixels_args {
+    uint32_t n_rows, n_frames;
+    const uint8_t *bytes;       /* [n_rows][3 * n] */
+    const float *table;         /* [3][256] */
+    struct view out;            /* 3 * n_frames * n wide */
+};
+/* out[r] = the sum over t < n_taps of weights[r][t] * row rows[r][t] of the table: a chain of float32 in the order of t. */
+struct embed_taps_args {
+    const float *table;         /* [..][out.width] */
+    uint32_t n_rows, n_taps;
+    const int32_t *rows;        /* [n_rows][n_taps] */
+    const float *weights;       /* [n_rows][n_taps] */
+    struct view out;
+};
+/* out row rows[i] = x row i; the rows differ */
+struct place_rows_args { uint32_t n_rows; const int32_t *rows; struct view x, out; };
+/* out row i = the sum of the n rows of x from i * n on, a chain of float32, times 1 / n; out is not x */
+struct mean_rows_args { uint32_t n_rows, n; struct view x, out; };
+/* x[r] = features[visual[r]], or (is_sum) x[r] + that, for the rows with visual[r] >= 0; others stay */
+struct splice_args {
+    uint32_t n_rows;
+    bool is_sum;
+    const int32_t *visual;
+    struct view features, x;
 };
 
 /* Draws one token from one row of logits, or scores one given token (is_score), by the steps of docs/use/sampling.md. The lists

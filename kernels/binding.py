@@ -296,6 +296,52 @@ class Backend:
         """Columns of x by their numbers."""
         self._rows("take", {"x": x}, {"out": out}, {"columns": columns})
 
+    def pixels(self, bytes_: Array, table: Array, out: Array, n_frames: int) -> None:
+        """Numbers of bytes [rows, 3 * n], by a table [3, 256]."""
+        stage, args = Stage(self), struct("pixels_args", n_frames=n_frames)
+        stage.view(args.out, "out", out, True)
+        if stage.array(args, "bytes", bytes_, "B") * n_frames != stage.n_rows * args.out.width:
+            raise ValueError("bytes: wanted one for each number of a frame")
+        if stage.array(args, "table", table) != 3 * 256:
+            raise ValueError("table: wanted 3 x 256 numbers")
+        args.n_rows = stage.n_rows
+        self._run(stage, "pixels", args)
+
+    def embed_taps(self, table: Array, rows: Array, weights: Array, out: Array) -> None:
+        """Weighted sums of rows of a table; rows and weights are [rows, taps]."""
+        stage, args = Stage(self), struct("embed_taps_args")
+        stage.view(args.out, "out", out, True)
+        args.n_rows = stage.n_rows
+        stage.array(args, "table", table)
+        args.n_taps = stage.array(args, "rows", rows, "i") // stage.n_rows
+        if stage.array(args, "weights", weights) != args.n_taps * stage.n_rows:
+            raise ValueError("weights: wanted one for each tap")
+        self._run(stage, "embed_taps", args)
+
+    def place_rows(self, x: Array, rows: Array, out: Array) -> None:
+        """Stores rows of x at the numbers."""
+        self._listed("place_rows", {"x": x, "out": out}, "rows", rows)
+
+    def splice(self, x: Array, visual: Array, features: Array, is_sum: bool = False) -> None:
+        """Replaces rows of x by features, or adds those; -1: the row stays."""
+        self._listed("splice", {"features": features, "out": x}, "visual", visual, {"out": "x"}, is_sum=is_sum)
+
+    def mean_rows(self, x: Array, out: Array, n: int) -> None:
+        """Means of n neighbouring rows."""
+        self._listed("mean_rows", {"x": x, "out": out}, "", None, n=n, n_rows=len(out))
+
+    def _listed(
+        self, entry: str, views: Mapping[str, Array], name: str, rows: Array | None, fields: Mapping[str, str] | None = None,
+        **numbers: Any,
+    ) -> None:  # fmt: skip
+        """Runs an operation whose views have unlike numbers of rows; `rows` has one number for each row that it computes."""
+        stage, args = Stage(self), struct(f"{entry}_args", **numbers)
+        for view, value in views.items():
+            stage.any_view(getattr(args, (fields or {}).get(view, view)), view, value, view == "out")
+        if rows is not None:
+            args.n_rows = stage.array(args, name, rows, "i")
+        self._run(stage, entry, args)
+
     def position_scale(self, x: Array, positions: Array, out: Array, every: int, slope: float, first: int) -> None:
         """Multiplies rows by a factor that depends on their positions."""
         stage, args = Stage(self), struct("position_scale_args", every=every, slope=slope, first=first)
@@ -306,12 +352,13 @@ class Backend:
         args.n_rows = stage.n_rows
         self._run(stage, "position_scale", args)
 
-    def select(self, x: Array, rows: Array, out: Array) -> None:
-        """out row i = x row rows[i]."""
+    def select(self, x: Array, rows: Array, out: Array, other: Array | None = None) -> None:
+        """out row i = x row rows[i]; -1: zeros, -2: `other`."""
         stage, args = Stage(self), struct("select_args")
         stage.any_view(args.x, "x", x)
         stage.n_rows = args.n_selected = stage.array(args, "rows", rows, "i")
         stage.view(args.out, "out", out, True)
+        stage.array(args, "other", other)
         self._run(stage, "select", args)
 
     # ---- mixtures -------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ class Stage:
         self._targets.append((to, field, address(array)))
 
     def array(self, to: Any, field: str, value: Array | None, kind: str = "f", is_written: bool = False) -> int:
-        """Binds a contiguous float32 ("f") or int32 ("i") array to a pointer of a structure; None leaves the pointer NULL.
+        """Binds a contiguous float32 ("f"), int32 ("i") or uint8 ("B") array to a pointer of a structure; None leaves it NULL.
 
         Returns:
             The number of items.
@@ -158,7 +158,7 @@ class Stage:
             return 0
         array = np.asarray(value)
         if array.dtype.char != kind or not array.flags.c_contiguous:
-            raise ValueError(f"{field}: wanted a contiguous {'float32' if kind == 'f' else 'int32'} array")
+            raise ValueError(f"{field}: wanted a contiguous {np.dtype(kind)} array")
         self._take(to, field, array, array.nbytes, is_written)
         return array.size
 

@@ -72,6 +72,10 @@ class EngineConfig:
         enable_prefix_caching: Whether equal prefixes are computed once. Never changes a result.
         prefix_cache_seed: Makes the hashes of `kv_events` the same in every process with this seed, from 0 to 2**64 - 1; None =
             random. Who knows the seed can look for prompts whose hashes collide, so keep it secret. Never changes a result.
+        max_encoder_rows: Most patches of a piece of an image, and patches that a step computes before it puts off the next
+            image; None = 4096, at least max_num_batched_tokens. Never changes a result.
+        encoder_cache_tokens: Features of images that device memory holds for later prompts; None = twice the larger of
+            max_num_batched_tokens and max_encoder_rows. Never changes a result.
         enforce_eager: No captured graphs (GPU). Never changes a result.
         scheduling_policy: "fcfs" or "priority".
         preemption: How a sample goes on that had to give its cache up: "recompute" computes it again, "swap" copies it to
@@ -138,6 +142,8 @@ class EngineConfig:
     block_size: int = field(default=16, metadata=option(choice(16, 32, 64)))
     enable_prefix_caching: bool = field(default=True, metadata=option(as_bool))
     prefix_cache_seed: int | None = field(default=None, metadata=option(optional(integer(0, 2**64 - 1))))
+    max_encoder_rows: int | None = field(default=None, metadata=option(optional(integer(1))))
+    encoder_cache_tokens: int | None = field(default=None, metadata=option(optional(integer(16))))
     enforce_eager: bool = field(default=False, metadata=option(as_bool))
     scheduling_policy: str = field(default="fcfs", metadata=option(choice("fcfs", "priority")))
     preemption: str = field(default="auto", metadata=option(choice("auto", "recompute", "swap")))

@@ -143,6 +143,8 @@ class EngineOptions(TypedDict, total=False):
     block_size: int
     enable_prefix_caching: bool
     prefix_cache_seed: int | None
+    max_encoder_rows: int | None
+    encoder_cache_tokens: int | None
     enforce_eager: bool
     scheduling_policy: str
     preemption: str

@@ -83,8 +83,7 @@ static enum rc flight_create(struct engine *e, uint32_t slot, struct err *err)
     /* A sequence may have a task beside those of its rows. */
     size_t n_top = (size_t)(config->max_num_batched_tokens + config->max_num_seqs) * config->max_logprobs +
                    (size_t)config->max_num_seqs * BEAM_CANDIDATES(MAX_BEAM_WIDTH);
-    enum rc rc = batch_create(&flight->batch, &e->scheduler.tables, config->max_num_batched_tokens, n_top,
-                              scheduler_max_copies(config), err);
+    enum rc rc = scheduler_create_batch(&e->scheduler, n_top, &flight->batch, err);
     flight->batch.slot = slot;
     flight->batch.await_masks = await_masks;
     flight->batch.masks_ctx = e;

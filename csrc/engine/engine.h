@@ -103,6 +103,11 @@ struct request_spec {
     const struct byte_string *stop_strings; uint32_t n_stop_strings;
     struct grammar_spec grammar;      /* grammar.text NULL: none */
     void *owner;                      /* the caller's pointer, returned with the request's output */
+    /* Images: their ranges ascend and do not overlap. Positions of ropes with axes, [n_axes][prompt.n]; n 0: the index on all
+     * axes. An output token's position is its index + rope_delta. */
+    const struct prompt_item *items;  uint32_t n_items;
+    struct id_list rope_positions;
+    int32_t rope_delta;
 };
 
 enum finish {

@@ -1,5 +1,7 @@
 #include "request_check.h"
 
+#include "items.h"
+
 #include <math.h>
 
 #define MAX_SAMPLES 16384u
@@ -222,6 +224,8 @@ enum rc request_check(const struct engine_config *config, const struct request_s
         rc = check_samples(spec, err);
     if (!rc)
         rc = check_kind(config, spec, err);
+    if (!rc)
+        rc = items_check(config, spec, err);
     if (!rc)
         rc = check_logprobs(config, spec, err);
     if (!rc)

@@ -1,6 +1,7 @@
 #include "sampler.h"
 
 #include "grammar.h"
+#include "items.h"
 #include "pooling.h"
 
 #include <string.h>
@@ -12,6 +13,7 @@ struct filler {
     struct batch *batch;
     struct task_owner *owners;
     uint32_t n_top;
+    const struct features *features; /* NULL: the model has no tower */
 };
 
 /* Bans ids that would complete a bad word, and ids that would end the sequence before min_tokens, for the token behind
@@ -112,6 +114,17 @@ static void add_score(struct filler *f, struct sequence *q, uint32_t position)
     task->mode = r->spec.is_score ? LOGPROB_FULL : LOGPROB_RAW;
 }
 
+/* Which rows stand for features, and where ropes with axes turn them. */
+static void add_places(struct filler *f, const struct sequence *q, uint32_t first)
+{
+    struct batch *batch = f->batch;
+    batch->has_visual |= features_fill(f->features, q, first, q->n_rows, batch->visual + batch->n_rows);
+    for (uint32_t axis = 0; axis < batch->n_axes; axis++)
+        for (uint32_t i = 0; i < q->n_rows; i++)
+            batch->rope_positions[(size_t)axis * batch->max_rows + batch->n_rows + i] =
+                items_position(q->request, axis, first + i);
+}
+
 static void add_sequence(struct filler *f, struct sequence *q)
 {
     struct batch *batch = f->batch;
@@ -120,6 +133,8 @@ static void add_sequence(struct filler *f, struct sequence *q)
     uint32_t n_without = q->n_rows - q->drafts.n;
     if (sequence_is_scoring(q))
         first_scored = r->first_scored + r->n_scored;
+    if (f->features)
+        add_places(f, q, first);
     batch->has_types |= r->spec.types.n != 0;
     batch->has_adapters |= r->adapter != NULL;
     for (uint32_t i = 0; i < q->n_rows; i++) {
@@ -145,9 +160,9 @@ static void add_sequence(struct filler *f, struct sequence *q)
 uint32_t sampler_fill(const struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states)
 {
     struct batch *batch = scheduler->batch;
-    struct filler f = {batch, owners, 0};
+    struct filler f = {batch, owners, 0, scheduler->features};
     uint32_t n_owners = 0;
-    batch->has_masks = batch->has_types = batch->has_adapters = false;
+    batch->has_masks = batch->has_types = batch->has_adapters = batch->has_visual = false;
     batch->n_rows = batch->n_seqs = batch->n_logits_rows = batch->n_state_rows = batch->n_tasks = 0;
     batch->seq_first_row[0] = 0;
     for (uint32_t slot = 0, left = scheduler->n_running; left; slot++) {

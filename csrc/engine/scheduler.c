@@ -154,6 +154,10 @@ static void rows_take(struct scheduler *s, struct sequence *q)
         return;
     if (s->n_state_pages)
         n = recurrent_cut(s, q, n);
+    uint32_t n_ready = features_take(s->features, q, n);
+    s->awaits_features |= n_ready < n;
+    if (!(n = n_ready))
+        return;
     pages_advance_windows(s, q);
     while (!pages_take(s, q, n)) {
         struct sequence *victim = s->running[s->n_running - 1];
@@ -500,7 +504,8 @@ static void admit_waiting(struct scheduler *s, double now)
     uint32_t n_passed = 0;
     for (uint32_t i = 0; s->waiting.n && i < s->n_running; i++)
         promise_rest(s, s->running[i]);
-    for (struct sequence *q = queue_first(&s->waiting), *next; q && s->n_running < config_of(s)->max_num_seqs; q = next) {
+    for (struct sequence *q = queue_first(&s->waiting), *next;
+         q && s->n_running < config_of(s)->max_num_seqs && !s->awaits_features; q = next) {
         struct sequence *lead = q->swapped ? NULL : fork_source(q);
         next = queue_next(q);
         q->is_blocked = !lead && n_passed < MAX_PASSED && is_passed_over(s, q);
@@ -546,6 +551,7 @@ static void loads_join(struct scheduler *s, bool is_in_flight)
 static void rows_spend(struct scheduler *s, bool is_in_flight, double now)
 {
     s->n_promised = s->n_preempted = s->n_admitted = 0;
+    s->awaits_features = false;
     for (uint32_t i = 0; i < s->n_running; i++)
         if (is_decoding(s->running[i]))
             rows_take(s, s->running[i]);
@@ -577,6 +583,7 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     s->n_steps++;
     block_manager_begin_step(s->blocks);
     batch->shares_new_keys = false;
+    features_begin_step(s->features, batch);
     batch->adapter_images = s->adapters.images;
     batch->n_adapter_slots = s->adapters.n;
     s->rows_left = config_of(s)->max_num_batched_tokens;
@@ -699,6 +706,7 @@ static void preempt_all(struct scheduler *s, bool may_swap)
 static void pool_reset(struct scheduler *s, bool recompute)
 {
     block_manager_reset(s->blocks);
+    features_reset(s->features);
     for (uint32_t i = 0; i < s->n_running; i++)
         s->running[i]->is_stale = true;
     if (recompute)

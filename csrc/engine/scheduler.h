@@ -16,6 +16,7 @@
 
 #include "adapter_slots.h"
 #include "block_manager.h"
+#include "features.h"
 #include "queue.h"
 
 #define N_SEEN_KEYS 65536u
@@ -44,6 +45,8 @@ struct scheduler {
     uint32_t n_state_pages;          /* pages of a recurrent state; 0: the model has none, and recurrent.c is not called */
     struct sequence **slots;         /* [max_num_seqs], NULL: free */
     struct adapter_slots adapters;
+    struct features *features;       /* NULL: the model has no tower */
+    bool awaits_features;            /* a sequence has fewer rows in the step than it owes, because its image is not computed */
     struct copy_owner *copy_owners;  /* [scheduler_max_copies] owner of each of batch->copies */
     struct hash *seen_keys;          /* [N_SEEN_KEYS] keys of recently published blocks; NULL without recurrent state */
     uint32_t *scratch;               /* [2 * n_pages] for scheduler_check */
@@ -63,6 +66,7 @@ struct scheduler {
 enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct statistics *statistics,
                          struct err *err);
 void scheduler_destroy(struct scheduler *scheduler);
+enum rc scheduler_create_batch(const struct scheduler *scheduler, size_t n_top, struct batch *batch, struct err *err);
 
 void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);
 void scheduler_add_parked(struct scheduler *scheduler, struct sequence *sequence);
@@ -103,7 +107,6 @@ void scheduler_lose_pages(struct scheduler *scheduler);
 /* Resets the cache after a commit of weights. Scores and pooled states, which must come from one epoch, start over. */
 void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
 
-uint32_t scheduler_max_copies(const struct engine_config *config); /* the most copies of a step */
 int32_t *scheduler_table(const struct scheduler *scheduler, uint32_t group, uint32_t slot);
 enum rc scheduler_check(const struct scheduler *scheduler, struct err *err);
 

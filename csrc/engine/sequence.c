@@ -4,6 +4,7 @@
 #include "../base/mem.h"
 #include "beams.h"
 #include "grammar.h"
+#include "items.h"
 #include "pooling.h"
 #include "request_check.h"
 
@@ -31,6 +32,7 @@ static void request_lay(struct carver *c, const struct request_spec *spec, uint3
     CARVE(c, r->stops.fallback, spec->n_stop_strings);
     CARVE(c, r->prompt_keys, spec->prompt.n / block_tokens);
     CARVE(c, r->sequences, spec->n);
+    items_lay(c, spec, r);
     for (uint32_t i = 0; i < spec->n_bad_words; i++) {
         int32_t *ids = carve(c, spec->bad_words[i].n, sizeof *ids);
         if (c->base)
@@ -93,13 +95,16 @@ static void copy_bytes(const void *target, const void *source, size_t n_bytes)
         memcpy((void *)target, source, n_bytes);
 }
 
-static struct hash block_key(const struct sequence_context *context, const struct hash *parent, const int32_t *ids)
+/* The key of a block covers its tokens, all blocks before it, and what its features are. */
+static struct hash block_key(const struct request *r, uint32_t block, const struct hash *parent, const int32_t *ids)
 {
-    char bytes[sizeof *parent + MAX_BLOCK_TOKENS * sizeof *ids];
-    size_t n_bytes = context->config->layout.block_tokens * sizeof *ids;
+    char bytes[sizeof *parent + MAX_BLOCK_TOKENS * (sizeof *ids + ITEM_KEY_BYTES)];
+    uint32_t block_tokens = r->context->config->layout.block_tokens;
+    size_t n_bytes = block_tokens * sizeof *ids;
     memcpy(bytes, parent, sizeof *parent);
     memcpy(bytes + sizeof *parent, ids, n_bytes);
-    return hash_bytes(&context->key, bytes, sizeof *parent + n_bytes);
+    n_bytes += items_key(&r->spec, block * block_tokens, block_tokens, bytes + sizeof *parent + n_bytes);
+    return hash_bytes(&r->context->key, bytes, sizeof *parent + n_bytes);
 }
 
 static void request_fill(struct request *r, const struct request_spec *spec)
@@ -122,10 +127,11 @@ static void request_fill(struct request *r, const struct request_spec *spec)
         r->root = hash_bytes(&r->root, &spec->adapter, sizeof spec->adapter);
     if (spec->types.n)
         r->root = hash_bytes(&r->root, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
+    items_fill(r, spec);
     if (context->config->prefix_caching)
         for (uint32_t b = 0; b < spec->prompt.n / block_tokens; b++)
             r->prompt_keys[b] =
-                block_key(context, b ? &r->prompt_keys[b - 1] : &r->root, spec->prompt.ids + (size_t)b * block_tokens);
+                block_key(r, b, b ? &r->prompt_keys[b - 1] : &r->root, spec->prompt.ids + (size_t)b * block_tokens);
 }
 
 static void request_plan_scores(struct request *r)
@@ -577,7 +583,7 @@ const struct hash *sequence_key(struct sequence *q, uint32_t block)
         int32_t ids[MAX_BLOCK_TOKENS];
         for (uint32_t i = 0; i < block_tokens; i++)
             ids[i] = sequence_token(q, b * block_tokens + i);
-        q->keys[q->n_keys] = block_key(r->context, b ? sequence_key(q, b - 1) : &r->root, ids);
+        q->keys[q->n_keys] = block_key(r, b, b ? sequence_key(q, b - 1) : &r->root, ids);
         q->n_keys++;
     }
     return &q->keys[block - n_prompt_keys];

@@ -30,6 +30,8 @@ struct request {
     uint64_t number;               /* assigned at submission, in the order of arrival */
     struct hash root;              /* parent key of the first block */
     struct hash *prompt_keys;      /* [n_prompt / block_tokens] */
+    int32_t *features;             /* [n_prompt] number of the feature of its item that a token stands for; -1: of none. Only
+                                    * with items */
     struct stop_set stops;
     struct adapter *adapter;       /* held; NULL: none */
     struct grammar *grammar;       /* ordered at submission; NULL: none */

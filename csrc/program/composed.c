@@ -86,6 +86,8 @@ static enum rc composed_rope_table(void *ctx, const struct rope_table_args *args
     size_t table_bytes = (size_t)args->n_rows * args->n_freqs * 2 * sizeof(float);
     c->used = 0;
     host.table = room(c, table_bytes, err);
+    if (args->axes)
+        return err_set(err, RC_UNSUPPORTED, "rope_table: the backend has none, and positions with axes are not composed");
     enum rc rc = host.table ? fetch(c, &host.positions, args->n_rows * sizeof(int32_t), err) : RC_INTERNAL;
     if (!rc)
         rc = fetch(c, &host.inv_freq, args->n_freqs * sizeof(float), err);

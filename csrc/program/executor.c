@@ -76,8 +76,11 @@ enum rc rope_tables_run(struct running *run)
     struct model *m = run->m;
     enum rc rc = RC_OK;
     for (uint32_t r = 0; r < m->program->n_ropes && !rc; r++) {
-        struct rope_table_args args = {run->view.n_rows, m->program->ropes[r].n_freqs, run->view.positions, m->rope_freqs[r],
-                                       m->program->ropes[r].magnitude, m->rope_tables[r]};
+        const struct rope *rope = &m->program->ropes[r];
+        struct rope_table_args args = {run->view.n_rows, rope->n_freqs, run->view.positions, m->rope_freqs[r], rope->magnitude,
+                                       m->rope_tables[r], .axes = m->rope_axes[r], .axis_stride = run->axis_stride};
+        if (rope->n_axes)
+            args.positions = run->rope_positions;
         rc = RUN_ENTRY(m, rope_table, &args, run->err);
     }
     return rc;
@@ -99,7 +102,7 @@ static enum rc wait_for(struct running *run, uint32_t i)
     return rc;
 }
 
-static enum rc run_program(struct running *run)
+enum rc program_run(struct running *run)
 {
     struct model *m = run->m;
     enum rc rc = rope_tables_run(run);
@@ -140,10 +143,11 @@ static enum rc warm(struct model *m, struct captured *graph, struct err *err)
     struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = m->each_row,
                               .to = m->arrays, .has_adapters = graph->has_adapters};
     use_arrays(&run, &m->arrays, n, n, n, 0);
+    tower_use(&run);
     enum rc rc = ranks_meet(&run, (struct meet_args){0});
     if (!rc)
         rc = m->backend->begin(m->ctx, &args, err);
-    return rc ? rc : run_program(&run);
+    return rc ? rc : program_run(&run);
 }
 
 static enum rc capture(struct model *m, struct captured *graph, struct err *err)
@@ -152,10 +156,11 @@ static enum rc capture(struct model *m, struct captured *graph, struct err *err)
     struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters,
                           .source_rows = m->source_rows, .is_carried = program_is_head(m->program)};
     use_arrays(&run, &m->arrays, n, n, n, 0);
+    tower_use(&run);
     enum rc rc = m->backend->graph_begin(m->ctx, err);
     if (rc)
         return rc;
-    rc = run_program(&run);
+    rc = program_run(&run);
     enum rc end = m->backend->graph_end(m->ctx, &graph->graph, rc ? NULL : err);
     if (rc && graph->graph) { /* the core refused an operation, of which the recording does not know */
         m->backend->graph_destroy(m->ctx, graph->graph);
@@ -247,7 +252,7 @@ static bool is_within(const struct batch *b, uint32_t max_tokens)
 static const struct captured *graph_for(const struct model *m, const struct batch *b)
 {
     bool shares = b->n_seqs != b->n_rows || b->shares_new_keys;
-    if (b->n_logits_rows != b->n_rows || b->is_carried != program_is_head(m->program))
+    if (b->n_logits_rows != b->n_rows || b->is_carried != program_is_head(m->program) || b->has_visual)
         return NULL;
     for (uint32_t i = 0; i < m->n_graphs; i++)
         if (m->graphs[i].n_rows >= b->n_rows && m->graphs[i].shares_new_keys == shares &&
@@ -275,13 +280,15 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
     enum rc rc = ranks_meet(&run, m->sampled);
     if (!rc)
         rc = begin_batch(&run, captured);
+    if (!rc && m->tower)
+        rc = tower_begin(&run);
     if (!rc)
         rc = lora_load(&run);
     struct copy_pages_args copies = {m->pool, m->layout.page_bytes, batch->copies, batch->n_copies};
     if (!rc && batch->n_copies)
         rc = RUN_ENTRY(m, copy_pages, &copies, err);
     if (!rc)
-        rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : run_program(&run);
+        rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : program_run(&run);
     if (!rc && (m->options.rank || !batch->n_logits_rows))
         rc = logits_end(&run);
     else if (!rc && captured)

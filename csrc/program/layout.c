@@ -5,13 +5,16 @@ const char *layout_fault(const struct weight *weight, const struct weight_part *
     uint64_t values = 1, most = UINT32_MAX;
     uint32_t least = weight->kind == WEIGHT_VECTOR ? 0 : 1;
     if (part->n_dims > PART_MAX_DIMS || part->n_dims < least + part->is_transposed)
-        return "a matrix's tensor has 1 to 4 dimensions, a transposed one 2";
+        return "a matrix's tensor has 1 to 5 dimensions, a transposed one 2";
     for (uint32_t i = 0; i < part->n_dims; i++) {
         if (!part->dims[i] || values > most * weight->cols / part->dims[i])
             return "a tensor's rows can be counted";
         values *= part->dims[i];
     }
-    uint32_t cols = weight->kind == WEIGHT_VECTOR ? 1 : part->dims[part->n_dims - 1 - part->is_transposed];
+    uint64_t cols = weight->kind == WEIGHT_VECTOR ? 1 : part->dims[part->n_dims - 1 - part->is_transposed];
+    bool is_plain = weight->kind == WEIGHT_MATRIX && !part->is_transposed;
+    for (uint32_t i = part->n_dims; is_plain && i > 1 && cols < weight->cols; i--)
+        cols *= part->dims[i - 2]; /* such as the columns of a convolution, [channels][height][width] */
     if (cols != weight->cols || (weight->kind == WEIGHT_VECTOR && part->is_transposed))
         return "a tensor has the matrix's columns";
     if (!part->inner || part->inner > part->stride)

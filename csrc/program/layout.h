@@ -1,7 +1,7 @@
 /* layout.h: maps the rows of a weight's part to rows of the checkpoint tensor that the part is taken from. The rows of a
- * tensor are counted over all of its dimensions but the columns. The columns are the last dimension, or the last but one if the
- * part is transposed. The rows of a vector's tensor are its elements. Loads, updates, checksums and dummy values all use
- * layout_run. */
+ * tensor are counted over all of its dimensions but the columns. The columns are the last dimension (or the last ones, whose
+ * product they are), or the last but one if the part is transposed. The rows of a vector's tensor are its elements. Loads,
+ * updates, checksums and dummy values all use layout_run. */
 #ifndef LLMPY_LAYOUT_H
 #define LLMPY_LAYOUT_H
 

@@ -30,7 +30,9 @@ static enum rc open_backend(struct model *m, struct err *err)
         max_cols = m->program->weights[w].cols > max_cols ? m->program->weights[w].cols : max_cols;
     m->max_logits_rows = o->max_num_seqs > o->max_draft_rows ? o->max_num_seqs : o->max_draft_rows;
     struct backend_options options = {
-        .device = o->device, .isa = o->isa, .n_threads = o->n_threads, .max_rows = o->max_num_batched_tokens,
+        .device = o->device, .isa = o->isa, .n_threads = o->n_threads,
+        .max_rows = m->program->tower && o->max_encoder_rows > o->max_num_batched_tokens ? o->max_encoder_rows
+                                                                                         : o->max_num_batched_tokens,
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
         .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype, .max_model_len = o->max_model_len,
         .cublaslt = o->cublaslt, .n_ranks = o->n_here ? o->n_here : o->n_ranks,
@@ -169,7 +171,7 @@ static enum rc fill_device(struct model *m, struct err *err)
                        (uint64_t)m->options.max_num_batched_tokens * program_kept_width(m->program) * m->item_bytes;
     for (uint32_t r = 0; r < m->program->n_ropes; r++)
         planned += m->program->ropes[r].n_freqs * sizeof(float) * (1 + 2 * (uint64_t)m->options.max_num_batched_tokens);
-    planned += m->options.beside_bytes;
+    planned += m->options.beside_bytes + tower_planned_bytes(m);
     uint64_t others = have.held_bytes[MEMORY_WEIGHTS] + have.held_bytes[MEMORY_WORK] + planned + CONTEXT_BYTES,
              share = (uint64_t)(m->options.memory_share * (double)have.total_bytes), pool = share > others ? share - others : 0;
     if (pool && planned + pool + GRAPHS_BYTES > have.free_bytes)
@@ -260,12 +262,13 @@ static enum rc buffer(struct model *m, size_t size_bytes, void *pointer, struct 
     return rc;
 }
 
-static enum rc create_ropes(struct model *m, struct err *err)
+enum rc model_make_ropes(struct model *m, struct err *err)
 {
     const struct program *p = m->program;
     m->rope_freqs = mem_calloc(p->n_ropes + 1, sizeof *m->rope_freqs);
     m->rope_tables = mem_calloc(p->n_ropes + 1, sizeof *m->rope_tables);
-    if (!m->rope_freqs || !m->rope_tables)
+    m->rope_axes = mem_calloc(p->n_ropes + 1, sizeof *m->rope_axes);
+    if (!m->rope_freqs || !m->rope_tables || !m->rope_axes)
         return out_of_memory(err);
     for (uint32_t r = 0; r < p->n_ropes; r++) {
         size_t freqs_bytes = p->ropes[r].n_freqs * sizeof(float),
@@ -275,11 +278,28 @@ static enum rc create_ropes(struct model *m, struct err *err)
             rc = buffer(m, table_bytes, &m->rope_tables[r], err);
         if (!rc)
             rc = m->backend->upload(m->ctx, m->rope_freqs[r], p->ropes[r].inv_freq, freqs_bytes, err);
+        if (!rc && p->ropes[r].n_axes)
+            rc = buffer(m, freqs_bytes, &m->rope_axes[r], err);
+        if (!rc && p->ropes[r].n_axes)
+            rc = m->backend->upload(m->ctx, m->rope_axes[r], p->ropes[r].axes, freqs_bytes, err);
         if (rc)
             return rc;
         m->ropes_bytes += freqs_bytes + table_bytes;
     }
     return RC_OK;
+}
+
+void model_free_ropes(struct model *m)
+{
+    for (uint32_t r = 0; m->rope_freqs && m->rope_tables && m->rope_axes && r < m->program->n_ropes; r++) {
+        size_t freqs_bytes = m->program->ropes[r].n_freqs * sizeof(float);
+        m->backend->buffer_destroy(m->ctx, m->rope_freqs[r], freqs_bytes);
+        m->backend->buffer_destroy(m->ctx, m->rope_axes[r], freqs_bytes);
+        m->backend->buffer_destroy(m->ctx, m->rope_tables[r], 2 * freqs_bytes * m->options.max_num_batched_tokens);
+    }
+    mem_free(m->rope_freqs);
+    mem_free(m->rope_tables);
+    mem_free(m->rope_axes);
 }
 
 static enum rc create_pool(struct model *m, struct err *err)
@@ -290,7 +310,7 @@ static enum rc create_pool(struct model *m, struct err *err)
     return m->backend->buffer_create(m->ctx, size_bytes, &m->pool, err);
 }
 
-static enum rc choose_entries(struct model *m, struct err *err)
+enum rc model_choose_entries(struct model *m, struct err *err)
 {
     const struct composed_sizes sizes = {m->options.max_num_batched_tokens, m->max_logits_rows, m->vocab_stride,
                                          m->layout.page_bytes};
@@ -323,11 +343,13 @@ static enum rc create_buffers(struct model *m, struct err *err)
     if (!rc && m->kept_stride)
         rc = buffer(m, kept_bytes(m), &m->kept, err);
     if (!rc)
-        rc = create_ropes(m, err);
+        rc = model_make_ropes(m, err);
     if (!rc)
         rc = create_pool(m, err);
     if (!rc)
         rc = model_make_slots(m, err);
+    if (!rc && m->tower)
+        rc = tower_make_buffers(m, err);
     if (!rc && program_states_width(m->program)) {
         size_t row_bytes = (size_t)m->plan.steps[m->plan.n_steps - 1].in[0].stride * m->item_bytes;
         m->read_bytes = row_bytes > READ_BYTES ? row_bytes : READ_BYTES;
@@ -354,13 +376,12 @@ static enum rc check_operations(const struct model *m, struct err *err)
     const struct backend *b = m->backend;
     if (m->program->is_of_rank && m->options.n_ranks < 2)
         return err_set(err, RC_INVALID, "program: wanted the programs of all ranks, have that of one");
-    for (uint32_t i = 0; i < m->program->n_ops; i++) {
-        const struct op *op = &m->program->ops[i];
-        if (!operation_is_known(b, op))
-            return err_set(err, RC_UNSUPPORTED, "%s: wanted the operation %s, the backend has none", b->name,
-                           op_name(op->code));
-    }
-    return RC_OK;
+    for (const struct program *p = m->program; p; p = p->tower)
+        for (uint32_t i = 0; i < p->n_ops; i++)
+            if (!operation_is_known(b, &p->ops[i]))
+                return err_set(err, RC_UNSUPPORTED, "%s: wanted the operation %s, the backend has none", b->name,
+                               op_name(p->ops[i].code));
+    return tower_check_backend(m, err);
 }
 
 enum rc model_new(struct program *program, const struct model_options *options, struct model **model, struct err *err)
@@ -387,6 +408,8 @@ enum rc model_load(struct model *m, const struct checkpoint *checkpoint, struct 
 {
     uint32_t fusions = lora_fusions(&m->options, m->backend->fusions(m->ctx));
     enum rc rc = plan_make(m->program, fusions, m->backend->qkv != NULL, m->options.max_num_batched_tokens, &m->plan, err);
+    if (!rc && m->program->tower)
+        rc = tower_plan(m, fusions, err);
     if (!rc)
         rc = weights_load(m->program, checkpoint, &m->options.weights, m->backend, m->ctx, &m->weights, err);
     if (!rc)
@@ -405,7 +428,7 @@ enum rc model_make_buffers(struct model *m, struct err *err)
     enum rc rc = fit_model_len(m, err);
     m->table_stride = kv_layout_stride(&m->layout, m->options.max_model_len);
     if (!rc)
-        rc = choose_entries(m, err);
+        rc = model_choose_entries(m, err);
     if (!rc)
         rc = create_buffers(m, err);
     if (!rc && m->staged)
@@ -433,6 +456,7 @@ void model_destroy(struct model *m)
         for (uint32_t i = 0; i < m->n_graphs && m->graphs[i].graph; i++)
             m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
         model_free_slots(m);
+        tower_destroy(m);
         weights_destroy(m->weights);
         lora_destroy(m);
         m->backend->buffer_destroy(m->ctx, m->arena, m->plan.arena_values * m->item_bytes);
@@ -445,11 +469,7 @@ void model_destroy(struct model *m)
         if (m->staged)
             m->backend->buffer_destroy(m->ctx, m->staged, m->staged_bytes);
         m->backend->buffer_destroy(m->ctx, m->pool, (size_t)m->n_pages * m->layout.page_bytes);
-        for (uint32_t r = 0; m->rope_freqs && m->rope_tables && r < m->program->n_ropes; r++) {
-            size_t freqs_bytes = m->program->ropes[r].n_freqs * sizeof(float);
-            m->backend->buffer_destroy(m->ctx, m->rope_freqs[r], freqs_bytes);
-            m->backend->buffer_destroy(m->ctx, m->rope_tables[r], 2 * freqs_bytes * m->options.max_num_batched_tokens);
-        }
+        model_free_ropes(m);
         entries_clear(&m->entries);
         m->backend->close(m->ctx);
     }
@@ -457,8 +477,6 @@ void model_destroy(struct model *m)
     mem_free(m->read);
     mem_free(m->graphs);
     mem_free(m->each_row);
-    mem_free(m->rope_freqs);
-    mem_free(m->rope_tables);
     mem_free(m->places);
     program_destroy(m->program);
     mem_free(m);
@@ -539,7 +557,7 @@ enum rc model_memory(const struct model *m, struct model_memory *memory, struct 
     *memory = (struct model_memory){
         .weights_bytes = weights_bytes(m->weights),
         .kv_bytes = (uint64_t)m->n_pages * m->layout.page_bytes,
-        .activations_bytes = m->plan.arena_values * m->item_bytes + m->ropes_bytes,
+        .activations_bytes = m->plan.arena_values * m->item_bytes + m->ropes_bytes + tower_bytes(m),
         .sampler_bytes = m->logits_bytes,
         .staging_bytes = m->staged_bytes,
         .host_cache_bytes = (uint64_t)m->n_slots * m->layout.page_bytes,

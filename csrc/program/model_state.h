@@ -34,6 +34,7 @@ struct model {
     float *logits;                /* [max_logits_rows][vocab_stride] */
     float *head_logits;           /* the same, before they are spread over all token ids; NULL: they are not */
     float **rope_freqs, **rope_tables; /* [n_ropes] */
+    int32_t **rope_axes;          /* [n_ropes], NULL: the rope has no axes */
     void *pool;
     void *slots;                  /* [n_slots][page_bytes] host memory; NULL: there is none */
     uint32_t n_slots;
@@ -42,6 +43,7 @@ struct model {
     char *staged;                 /* the batch's integers in device memory; NULL if steps read them in host memory */
     struct batch_arrays arrays;   /* inside `staged` */
     int32_t *token_types, *source_rows; /* inside `staged` */
+    struct tower *tower;          /* NULL: the program has none */
     uint32_t table_stride;
     struct captured *graphs;      /* [n_graphs] sorted by n_rows; at equal n_rows, graphs with a max_tokens limit come first */
     uint32_t n_graphs;
@@ -76,6 +78,9 @@ size_t model_needs(const struct model *model, struct kv_need *needs);
 enum rc model_lay_cache(struct model *model, const struct kv_need *needs, size_t layer_bytes, struct err *err);
 enum rc model_size_pool(struct model *model, struct err *err); /* sets n_pages, which the caller may lower */
 enum rc model_make_buffers(struct model *model, struct err *err);
+enum rc model_choose_entries(struct model *model, struct err *err);
+enum rc model_make_ropes(struct model *model, struct err *err); /* their frequencies and tables in device memory */
+void model_free_ropes(struct model *model);
 enum rc model_warm(struct model *model, struct err *err);    /* the first steps */
 enum rc model_capture(struct model *model, struct err *err); /* their graphs */
 

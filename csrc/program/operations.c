@@ -8,7 +8,8 @@
 #define ACTS(NAME) \
     NAME(ACT_SILU, "silu") NAME(ACT_GELU, "gelu") NAME(ACT_GELU_TANH, "gelu_tanh") NAME(ACT_RELU, "relu") \
     NAME(ACT_RELU2, "relu2") NAME(ACT_TANH, "tanh") NAME(ACT_SIGMOID, "sigmoid") NAME(ACT_CLIP, "clip") \
-    NAME(ACT_XIELU, "xielu") NAME(ACT_IDENTITY, "identity") NAME(ACT_SCALE, "scale")
+    NAME(ACT_XIELU, "xielu") NAME(ACT_IDENTITY, "identity") NAME(ACT_SCALE, "scale") \
+    NAME(ACT_QUICK_GELU, "quick_gelu")
 #define NAME(value, name) [value] = name,
 #define NAME_BEHIND_NONE(value, name) [value + 1] = name,
 static const char *const acts[] = {ACTS(NAME) NULL}, *const acts_or_none[] = {"none", ACTS(NAME_BEHIND_NONE) NULL};
@@ -119,7 +120,8 @@ const char *op_check(const struct program *p, const struct op *op, const uint8_t
 enum rc step_run(struct running *run, const struct step *step)
 {
     const struct model *m = run->m;
-    struct views v = {.n_rows = step->on_selected ? run->n_wanted_rows : run->view.n_rows, .out = view_of(m, step->out),
+    uint32_t n_rows = run->piece ? piece_rows(run->piece, step->list) / step->per : run->view.n_rows;
+    struct views v = {.n_rows = step->on_selected ? run->n_wanted_rows : n_rows, .out = view_of(m, step->out),
                       .mid = view_of(m, step->mid)};
     for (uint32_t i = 0; i < OP_INPUTS; i++)
         v.in[i] = view_of(m, step->in[i]);
@@ -129,7 +131,7 @@ enum rc step_run(struct running *run, const struct step *step)
     case STEP_KV_WRITE: return qkv_run(run, step, &v);
     case STEP_SELECT: break;
     }
-    return m->backend->select(m->ctx, &(struct select_args){v.n_rows, run->wanted_rows, v.in[0], v.out}, run->err);
+    return m->backend->select(m->ctx, &(struct select_args){v.n_rows, run->wanted_rows, v.in[0], v.out, NULL}, run->err);
 }
 
 bool op_scales_logits(const struct op *op)

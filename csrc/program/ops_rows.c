@@ -21,6 +21,8 @@ const char *check_embed(const struct program *p, const struct op *op)
 {
     const struct weight *weight = &p->weights[op->weight[0]];
     uint32_t first_id = op->embed.first_id, end_id = op->embed.end_id;
+    if (p->is_tower)
+        return "a tower has no tokens";
     if (op->embed.first_row >= weight->rows)
         return "the first row is in the matrix";
     if ((first_id || end_id) && (op->embed.source != EMBED_TOKENS || first_id >= end_id || end_id > INT32_MAX ||
@@ -246,6 +248,8 @@ enum rc run_take(struct running *run, const struct step *step, const struct view
 const char *check_position_scale(const struct program *p, const struct op *op)
 {
     const struct position_scale_attributes *scale = &op->position_scale;
+    if (p->is_tower)
+        return "a tower has no tokens";
     if (!scale->every || scale->every > INT32_MAX || scale->first > INT32_MAX || !(scale->slope >= 0))
         return "a step is at least one position, and the slope not below 0";
     return width_of(p, op->in[0]) == width_of(p, op->out[0]) ? NULL : "the width stays the same";

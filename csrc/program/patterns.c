@@ -18,6 +18,7 @@ uint32_t root_add(struct planner *b, uint32_t width, uint32_t room)
     b->alias[b->n_roots].root = NO_INDEX;
     b->widths[b->n_roots] = width;
     b->rooms[b->n_roots] = room;
+    b->per[b->n_roots] = 1;
     return b->n_roots++;
 }
 
@@ -385,6 +386,29 @@ static enum rc emit_rope(struct planner *b, const struct op *op, struct err *err
     return RC_OK;
 }
 
+/* The rows of a tower's value: of what the operation makes, or (features) of what it reads. */
+static void note_rows(const struct planner *b, struct step *step, const struct op *op)
+{
+    const struct value *value = op->out[0] != NO_INDEX ? &b->p->values[op->out[0]] : op->in[0] != NO_INDEX
+                                                       ? &b->p->values[op->in[0]] : NULL;
+    step->list = value ? value->list : 0;
+    step->per = value ? value->per : 1;
+}
+
+/* The output lies where input 0 does. */
+static enum rc emit_in_place(struct planner *b, const struct op *op, struct err *err)
+{
+    if (op->code != OP_GROUP && readers(b, op->in[0]) != 1)
+        return err_set(err, RC_UNSUPPORTED, "%s: wanted an input that nothing else reads; it is changed in place",
+                       op_name(op->code));
+    b->alias[op->out[0]] = ref_of(b, op->in[0]);
+    if (op->code == OP_GROUP)
+        return RC_OK;
+    struct node *node = node_add(b, STEP_OPERATION, op);
+    node->in[0] = ref_of(b, op->in[0]);
+    return RC_OK;
+}
+
 static void emit(struct planner *b, const struct op *op)
 {
     struct node *node = node_add(b, STEP_OPERATION, op);
@@ -406,11 +430,15 @@ enum rc patterns_apply(struct planner *b, struct err *err)
             continue;
         if (op->code == OP_ROPE)
             rc = emit_rope(b, op, err);
+        else if (op->code == OP_SPLICE || op->code == OP_GROUP)
+            rc = emit_in_place(b, op, err);
         else if (op->code == OP_ATTENTION)
             emit_attention(b, op);
         else
             emit(b, op);
     }
+    for (uint32_t i = 0; i < b->n_nodes; i++)
+        note_rows(b, &b->nodes[i].step, b->nodes[i].step.ops[ROLE_MAIN]);
     for (uint32_t i = 0, j = b->n_nodes - 1; !rc && i < j; i++, j--) {
         struct node node = b->nodes[i];
         b->nodes[i] = b->nodes[j];

@@ -172,6 +172,12 @@ static bool share_time(const struct planner *b, uint32_t x, uint32_t y)
     return b->first[x] <= b->last[y] && b->first[y] <= b->last[x];
 }
 
+/* The columns of the arena that hold a root; a root of fewer rows than the arena takes fewer. */
+static uint32_t columns_of(const struct planner *b, uint32_t root)
+{
+    return padded((padded(b->rooms[root]) + b->per[root] - 1) / b->per[root]);
+}
+
 /* First fit: gives each root the lowest columns that no root with an overlapping lifetime occupies. */
 static uint32_t place_roots(struct planner *b)
 {
@@ -182,14 +188,14 @@ static uint32_t place_roots(struct planner *b)
         for (uint32_t root = 0; root < b->n_roots; root++) {
             if (b->first[root] != node)
                 continue;
-            uint32_t column = 0, width = padded(b->rooms[root]);
+            uint32_t column = 0, width = columns_of(b, root);
             for (bool moved = true; moved;) {
                 moved = false;
                 for (uint32_t other = 0; other < b->n_roots; other++) {
                     uint32_t taken = b->column[other];
-                    if (taken != NO_INDEX && share_time(b, root, other) && column < taken + padded(b->rooms[other]) &&
+                    if (taken != NO_INDEX && share_time(b, root, other) && column < taken + columns_of(b, other) &&
                         taken < column + width) {
-                        column = taken + padded(b->rooms[other]);
+                        column = taken + columns_of(b, other);
                         moved = true;
                     }
                 }
@@ -202,10 +208,13 @@ static uint32_t place_roots(struct planner *b)
 
 static struct place place_of(const struct planner *b, struct ref ref, uint32_t max_rows)
 {
+    uint32_t per = ref.root == NO_INDEX ? 1 : b->per[ref.root];
     ref = resolve(b, ref);
     if (ref.root == NO_INDEX)
         return (struct place){0, 0, 0};
-    return (struct place){(size_t)b->column[ref.root] * max_rows + ref.offset, ref.width, padded(b->rooms[ref.root])};
+    uint32_t n_joined = per / b->per[ref.root]; /* rows of the root that a group reads as one */
+    return (struct place){(size_t)b->column[ref.root] * max_rows + ref.offset, ref.width,
+                          n_joined * padded(b->rooms[ref.root])};
 }
 
 static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, struct err *err)
@@ -246,7 +255,7 @@ enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv,
     enum rc rc = err_set(err, RC_MEMORY, "plan: out of memory");
     b.absorbed = mem_calloc(program->n_ops, sizeof *b.absorbed);
     b.nodes = mem_calloc(max_nodes, sizeof *b.nodes);
-    b.widths = mem_calloc(max_roots, 5 * sizeof *b.widths);
+    b.widths = mem_calloc(max_roots, 6 * sizeof *b.widths);
     b.alias = mem_calloc(max_roots, sizeof *b.alias);
     if (!b.absorbed || !b.nodes || !b.widths || !b.alias)
         goto out;
@@ -254,14 +263,17 @@ enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv,
     b.first = b.rooms + max_roots;
     b.last = b.first + max_roots;
     b.column = b.last + max_roots;
+    b.per = b.column + max_roots;
     for (uint32_t v = 0; v < max_roots; v++) {
         b.alias[v].root = NO_INDEX;
         b.widths[v] = v < program->n_values ? program->values[v].width : 0;
         b.rooms[v] = v < program->n_values ? program->values[v].room : 0;
+        b.per[v] = v < program->n_values ? program->values[v].per : 1;
     }
     rc = patterns_apply(&b, err);
     if (!rc) {
-        insert_selection(&b);
+        if (!program->is_tower) /* whose rows all become features */
+            insert_selection(&b);
         rc = finish(&b, max_rows, plan, err);
     }
 out:

@@ -55,9 +55,47 @@ uint32_t program_n_token_types(const struct program *p)
     return n;
 }
 
+uint32_t program_n_axes(const struct program *p)
+{
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < p->n_ropes; r++)
+        n = p->ropes[r].n_axes > n ? p->ropes[r].n_axes : n;
+    return n;
+}
+
+static bool have_equal_rows(const struct value *a, const struct value *b)
+{
+    return a->list == b->list && a->per == b->per;
+}
+
+/* What an operation of a tower needs besides its own check: values of as many rows. */
+static const char *check_tower(const struct program *p, const struct op *op)
+{
+    if (op->code == OP_ROWS || op->code == OP_GROUP || op->code == OP_MEAN_ROWS || op->out[0] == NO_INDEX)
+        return NULL;
+    for (uint32_t i = 0; i < OP_INPUTS + OP_OUTPUTS; i++) {
+        uint32_t value = i < OP_INPUTS ? op->in[i] : op->out[i - OP_INPUTS];
+        if (value != NO_INDEX && !have_equal_rows(&p->values[value], &p->values[op->out[0]]))
+            return "inputs and outputs have as many rows";
+    }
+    return NULL;
+}
+
+static const char *check_ropes(const struct program *p)
+{
+    for (uint32_t r = 0; r < p->n_ropes; r++)
+        if (p->is_tower && !p->ropes[r].n_axes)
+            return "a tower's rope has axes";
+    for (uint32_t r = 0; r < p->n_ropes; r++)
+        for (uint32_t i = 0; p->ropes[r].n_axes && i < p->ropes[r].n_freqs; i++)
+            if (p->ropes[r].n_axes > MAX_AXES || p->ropes[r].axes[i] < 0 || (uint32_t)p->ropes[r].axes[i] >= p->ropes[r].n_axes)
+                return "a rope has at most three axes, and every frequency one of them";
+    return NULL;
+}
+
 static const char *check_weights(const struct program *p)
 {
-    for (uint32_t w = 0; w < p->n_weights; w++) {
+    for (uint32_t w = 0; w < p->n_weights && !p->is_tower; w++) {
         uint64_t rows = 0;
         for (uint32_t i = 0; i < p->weights[w].n_parts; i++)
             rows += p->weights[w].parts[i].rows;
@@ -94,8 +132,12 @@ static const char *check_weights(const struct program *p)
             return "a column range lies inside its value";
         if (value->room < value->width || (!p->is_of_rank && value->room != value->width))
             return "a value has room for its columns, and more only in a rank's program";
+        if (!value->per || value->list >= N_ROW_LISTS || (!p->is_tower && (value->list || value->per != 1)))
+            return "a value has the rows of the step, or of a tower's piece or list";
+        if (value->of != NO_INDEX && !have_equal_rows(value, &p->values[value->of]))
+            return "a column range has the rows of its value";
     }
-    return NULL;
+    return check_ropes(p);
 }
 
 static void mark_written(const struct program *p, uint8_t *written, uint32_t value)
@@ -131,11 +173,13 @@ static const char *write_outputs(const struct program *p, const struct op *op, u
 enum rc program_check(const struct program *p, struct err *err)
 {
     const char *wanted = check_weights(p);
+    if (!wanted && p->is_tower && (p->n_layers || p->n_states || p->tower))
+        wanted = "a tower has no cache, no state and no tower";
     if (wanted)
         return err_set(err, RC_INVALID, "program: wanted that %s", wanted);
     uint32_t last = p->n_ops ? p->ops[p->n_ops - 1].code : OP_COUNT;
-    if ((last != OP_LOGITS && last != OP_STATES) || !p->vocab_size)
-        return err_set(err, RC_INVALID, "program: wanted logits or states as its last operation");
+    if (p->is_tower ? last != OP_FEATURES : (last != OP_LOGITS && last != OP_STATES) || !p->vocab_size)
+        return err_set(err, RC_INVALID, "program: wanted logits or states as its last operation, or features of a tower");
     uint8_t *written = mem_calloc(p->n_values + 1, 1);
     uint32_t *filled = mem_calloc(p->n_values + 1, sizeof *filled);
     enum rc rc = written && filled ? RC_OK : err_set(err, RC_MEMORY, "program: out of memory");
@@ -147,6 +191,8 @@ enum rc program_check(const struct program *p, struct err *err)
             wanted = "states come last and once";
         else
             wanted = op_check(p, op, written);
+        if (!wanted && p->is_tower)
+            wanted = check_tower(p, op);
         if (!wanted)
             wanted = write_outputs(p, op, written, filled);
         if (wanted)
@@ -154,14 +200,15 @@ enum rc program_check(const struct program *p, struct err *err)
     }
     mem_free(written);
     mem_free(filled);
-    return rc;
+    return rc || !p->tower ? rc : program_check(p->tower, err);
 }
 
 void program_destroy(struct program *p)
 {
     if (!p)
         return;
-    for (uint32_t w = 0; p->weights && w < p->n_weights; w++) {
+    program_destroy(p->tower);
+    for (uint32_t w = 0; p->weights && !p->is_tower && w < p->n_weights; w++) {
         for (uint32_t i = 0; p->weights[w].parts && i < p->weights[w].n_parts; i++) {
             mem_free(p->weights[w].parts[i].name);
             mem_free(p->weights[w].parts[i].source);
@@ -169,15 +216,18 @@ void program_destroy(struct program *p)
         mem_free(p->weights[w].parts);
         mem_free(p->weights[w].values);
     }
-    for (uint32_t r = 0; p->ropes && r < p->n_ropes; r++)
+    for (uint32_t r = 0; p->ropes && r < p->n_ropes; r++) {
         mem_free(p->ropes[r].inv_freq);
+        mem_free(p->ropes[r].axes);
+    }
     for (uint32_t i = 0; p->ignored && i < p->n_ignored; i++)
         mem_free(p->ignored[i]);
     mem_free(p->ignored);
     mem_free(p->architecture);
     mem_free(p->ops);
     mem_free(p->values);
-    mem_free(p->weights);
+    if (!p->is_tower)
+        mem_free(p->weights);
     mem_free(p->ropes);
     mem_free(p->layers);
     mem_free(p->states);

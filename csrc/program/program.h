@@ -48,16 +48,19 @@ struct attribute {
 };
 
 /* A value, or columns offset .. offset + width of the value `of`. of = NO_INDEX: not a range of another value. room: the
- * largest width of the value over all ranks; the plan lays out memory by it, so places are equal on all ranks. */
+ * largest width of the value over all ranks; the plan lays out memory by it, so places are equal on all ranks. A value of a
+ * tower has a `per`-th of the rows of a piece (list 0), or of the entries of one of its lists. */
+enum row_list { ROWS_OF_PIECE, ROWS_OF_PATCHES, ROWS_OF_FEATURES, N_ROW_LISTS };
 struct value {
     uint32_t width, of, offset, room;
+    uint32_t list, per;
 };
 
 enum weight_kind { WEIGHT_MATRIX, WEIGHT_VECTOR };
 
 /* Rows of a matrix, or elements of a vector, that come from one named tensor of the checkpoint. Several parts may come from the
  * same tensor. Row r of the part is row base + r / inner * stride + r % inner of the tensor (layout.h). */
-#define PART_MAX_DIMS 4
+#define PART_MAX_DIMS 5
 struct weight_part {
     char *name;    /* the Hugging Face name, which users and updates give */
     char *source;  /* the name in the file */
@@ -85,7 +88,10 @@ struct rope {
     float *inv_freq;
     float magnitude;
     bool interleaved;
+    uint32_t n_axes;      /* 0: all frequencies turn by the row's position */
+    int32_t *axes;        /* [n_freqs] below n_axes, whose position turns each frequency */
 };
+#define MAX_AXES 3u
 
 struct cache_layer {
     uint32_t n_heads, n_kv_heads, head_dim; /* n_kv_heads 0: latents and rope keys, head_dim values in all */
@@ -112,6 +118,9 @@ struct program {
     char **ignored;
     bool is_reordered;    /* the file has another order of rows than the safetensors that updates bring */
     bool is_of_rank;      /* one rank's program: it has its own columns of some values, and gathers */
+    struct program *tower; /* NULL: there is none; its weights are those of this program */
+    bool is_tower;        /* its weights belong to the program that has it */
+    uint32_t feature_id;  /* of a program with a tower: the token that stands for a feature */
 };
 
 const char *op_name(uint32_t code);
@@ -132,6 +141,7 @@ uint32_t program_n_token_types(const struct program *program); /* 0: the program
 uint32_t program_kept_width(const struct program *program); /* 0: the program keeps no rows */
 bool program_is_head(const struct program *program); /* it reads rows that another program keeps */
 bool program_takes_whole_prompts(const struct program *program); /* rows attend to later rows, so prompts are not split */
+uint32_t program_n_axes(const struct program *program); /* most axes of a rope; 0: rows have one position each */
 /* RC_INVALID with a text that names the operation and the requirement that it does not meet. */
 enum rc program_check(const struct program *program, struct err *err);
 void program_destroy(struct program *program);

@@ -4,6 +4,7 @@
 #define LLMPY_RUNNING_H
 
 #include "model_state.h"
+#include "tower.h"
 
 /* The step that runs: a batch, or the padding rows of a graph that is being captured. */
 struct running {
@@ -16,6 +17,12 @@ struct running {
     const int32_t *token_types;      /* [n_rows]; NULL: all are 0 */
     const int32_t *source_rows;      /* [n_rows] of a head */
     bool is_carried;                 /* as in struct batch; graphs of heads are of such batches */
+    const int32_t *visual;           /* [n_rows] rows of the feature pool, -1: none; NULL: no row stands for a feature */
+    const int32_t *rope_positions;   /* [axes][axis_stride] of ropes with axes */
+    uint32_t axis_stride;
+    const struct item_piece *piece;       /* of a tower: what it computes; its tables and bytes are in device memory */
+    const struct item_piece *host_piece;  /* the same with host memory */
+    const int32_t *feature_rows;     /* [piece->n_features] rows of the feature pool that the piece's features go to */
     uint32_t n_wanted_rows, n_logits_rows; /* wanted_rows: first for logits, then for states */
     struct err *err;
 };
@@ -33,6 +40,7 @@ struct views {
 
 enum rc step_run(struct running *run, const struct step *step);
 enum rc rope_tables_run(struct running *run); /* runs before the steps */
+enum rc program_run(struct running *run);
 /* Samples the wanted rows first .. first + n; the logits buffer holds them. *task: the next sampling task. */
 enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t *task);
 /* Samples nothing, but marks where the step ends for backends that only enqueue. */

@@ -4,6 +4,7 @@
 #include "follower.h"
 #include "model_state.h"
 #include "team_state.h"
+#include "tower.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -546,6 +547,23 @@ enum rc team_finish(void *ctx, struct batch *batch, struct err *err)
 enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err)
 {
     return model_read_states(((struct team *)ctx)->models[0], batch, first, n, rows, err);
+}
+
+static enum rc check_piece(void *ctx, const struct item_piece *piece, struct err *err)
+{
+    return tower_check_piece(((struct team *)ctx)->models[0], piece, err);
+}
+
+void team_add_tower(const struct team *team, struct runner *runner)
+{
+    const struct model *m = team->models[0];
+    if (!m->tower)
+        return;
+    runner->n_axes = program_n_axes(m->program);
+    runner->n_features = m->options.encoder_cache_tokens;
+    runner->max_encoder_rows = m->options.max_encoder_rows;
+    runner->feature_id = m->program->feature_id;
+    runner->check_piece = check_piece;
 }
 
 enum rc team_check(void *ctx, struct err *err)

@@ -44,6 +44,7 @@ enum rc team_finish(void *ctx, struct batch *batch, struct err *err);
 enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err);
 enum rc team_check(void *ctx, struct err *err); /* a team of several hosts alone */
 uint64_t team_allocations(void *ctx);
+void team_add_tower(const struct team *team, struct runner *runner); /* what the model's tower takes, if it has one */
 enum rc team_move(void *ctx, struct move_args *args, struct err *err); /* moves.c */
 enum rc team_poll_moves(void *ctx, struct move_state *state, struct err *err);
 enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err);

@@ -245,6 +245,10 @@ static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const str
     bool is_same = tensor->dtype == stored->dtypes[part], is_quantised = !is_same && quantise_has(stored->dtypes[part]);
     struct row_run run = {0};
     enum rc rc = RC_OK;
+    struct checkpoint_tensor flat = *tensor; /* whose last dimension are all columns, such as those of a convolution */
+    if (!p->is_transposed && !tensor->packing && !tensor->companion && tensor->n_dims > 2)
+        flat.shape[flat.n_dims - 1] = weight->cols;
+    tensor = &flat;
     for (uint32_t row = 0; row < p->rows && !rc; row += run.n_rows) {
         run = layout_run(p, row, layout_slice(p));
         if (p->is_transposed) {
@@ -342,7 +346,7 @@ static bool is_of_experts(uint32_t code)
 
 static uint32_t uses_of(const struct program *p, uint32_t weight)
 {
-    uint32_t use = 0;
+    uint32_t use = p->tower ? uses_of(p->tower, weight) : 0;
     for (uint32_t i = 0; i < p->n_ops; i++)
         for (uint32_t j = 0; j < OP_WEIGHTS; j++)
             if (p->ops[i].weight[j] == weight)

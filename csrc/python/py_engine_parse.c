@@ -1,4 +1,5 @@
 /* py_engine_parse.c: parses the dictionaries of requests and engine options into C structs. */
+#define PY_SSIZE_T_CLEAN
 #include "py_engine.h"
 
 #include "../base/mem.h"
@@ -398,6 +399,70 @@ static int request_grammar(const struct item *item, void *place)
     return 0;
 }
 
+/* One piece of an image: (rows, features, bytes, tables), its tables in the order of enum piece_table. The submitted objects
+ * keep the bytes alive. */
+static int parse_piece(const struct item *item, void *place)
+{
+    struct item_piece *piece = place;
+    PyObject *bytes, *tables;
+    *piece = (struct item_piece){0};
+    if (!PyArg_ParseTuple(item->value, "IIO!O!", &piece->n_rows, &piece->n_features, &PyBytes_Type, &bytes, &PyTuple_Type,
+                          &tables))
+        return -1;
+    piece->bytes = (const uint8_t *)PyBytes_AsString(bytes);
+    piece->n_bytes = (size_t)PyBytes_Size(bytes);
+    if (PyTuple_Size(tables) != PIECE_TABLES)
+        return refuse(item, "pieces of images");
+    for (Py_ssize_t i = 0; i < PIECE_TABLES; i++) {
+        struct item table = {item->name, PyTuple_GetItem(tables, i), item->scratch};
+        struct id_list list = {0};
+        if (parse_int32_bytes(&table, &list) < 0)
+            return -1;
+        piece->tables[i].values = list.ids;
+        piece->tables[i].n = list.n;
+    }
+    return 0;
+}
+
+/* One image: (first token, tokens, features, content, pieces). */
+static int parse_item(const struct item *item, void *place)
+{
+    struct prompt_item *image = place;
+    const char *content;
+    Py_ssize_t n_content;
+    PyObject *pieces;
+    void *parsed = NULL;
+    *image = (struct prompt_item){0};
+    if (!PyArg_ParseTuple(item->value, "IIIy#O", &image->first, &image->n_tokens, &image->n_features, &content, &n_content,
+                          &pieces))
+        return -1;
+    if (n_content != sizeof image->content)
+        return refuse(item, "images with a content of 16 bytes");
+    memcpy(&image->content, content, sizeof image->content);
+    struct item list = {item->name, pieces, item->scratch};
+    int bad = parse_sequence(&list, sizeof(struct item_piece), parse_piece, &parsed, &image->n_pieces);
+    image->pieces = parsed;
+    return bad;
+}
+
+static int request_items(const struct item *item, void *place)
+{
+    struct request_spec *spec = place;
+    void *items = NULL;
+    int bad = parse_sequence(item, sizeof(struct prompt_item), parse_item, &items, &spec->n_items);
+    spec->items = items;
+    return bad;
+}
+
+static int request_rope_delta(const struct item *item, void *place)
+{
+    struct request_spec *spec = place;
+    long long number;
+    int bad = parse_integer(item, &number);
+    spec->rope_delta = (int32_t)number;
+    return bad;
+}
+
 #define FIELD(name, parse, field) {name, parse, offsetof(struct request_spec, field)}
 static const struct row PARAMETERS[] = {
     FIELD("n", parse_count, n),
@@ -434,6 +499,9 @@ static const struct row PARAMETERS[] = {
     {"priority", request_priority, 0},
     {"score_start", request_score_start, 0},
     FIELD("pooling", request_pooling, pooling),
+    {"items", request_items, 0},
+    FIELD("rope_positions", parse_int32_bytes, rope_positions),
+    {"rope_delta", request_rope_delta, 0},
 };
 #undef FIELD
 

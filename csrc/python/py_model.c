@@ -105,6 +105,15 @@ static int parse_lender(PyObject *options, struct model_options *o)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* The option `encoder`: most rows of a piece, and features that the pool holds. */
+static int parse_encoder(PyObject *options, struct model_options *o)
+{
+    PyObject *given = PyDict_GetItemString(options, "encoder");
+    if (!given || given == Py_None)
+        return 0;
+    return PyArg_ParseTuple(given, "II", &o->max_encoder_rows, &o->encoder_cache_tokens) ? 0 : -1;
+}
+
 static int parse_options(PyObject *options, struct model_options *o)
 {
     PyObject *draft_rows = PyDict_GetItemString(options, "max_draft_rows");
@@ -122,7 +131,7 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->has_one_group = get_flag(options, "one_group");
     o->isa = get_text(options, "isa");
     if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || parse_adapters(options, o) ||
-        parse_beside(options, o) || parse_lender(options, o) ||
+        parse_beside(options, o) || parse_lender(options, o) || parse_encoder(options, o) ||
         get_dtype(options, "dtype", false, &o->weights.dtype) || get_dtype(options, "kv_dtype", true, &o->kv_dtype))
         return -1;
     o->weights.arithmetic = strcmp(arithmetic, "int8") == 0    ? ARITHMETIC_INT8
@@ -403,6 +412,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
     };
     parts->runner.kept = model_kept(model, &parts->runner.kept_width, &parts->runner.kept_stride);
     parts->runner.is_head = program_is_head(model_program(model));
+    team_add_tower(team, &parts->runner);
     return 0;
 }
 

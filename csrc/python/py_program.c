@@ -167,7 +167,7 @@ static int parse_value(PyObject *item, struct value *value)
     unsigned width, offset;
     if (!PyArg_ParseTuple(item, "ILI", &width, &of, &offset))
         return -1;
-    *value = (struct value){width, of < 0 ? NO_INDEX : (uint32_t)of, offset, width};
+    *value = (struct value){width, of < 0 ? NO_INDEX : (uint32_t)of, offset, width, 0, 1};
     return 0;
 }
 
@@ -185,6 +185,21 @@ static int parse_rooms(PyObject *spec, struct program *p)
     mem_free(rooms);
     p->is_of_rank = true;
     return code;
+}
+
+/* Reads (list, per) of every value, which the program of a tower has. */
+static int parse_rows(PyObject *spec, struct program *p)
+{
+    PyObject *rows = PyMapping_GetItemString(spec, "rows");
+    for (uint32_t v = 0; rows && v < p->n_values; v++) {
+        PyObject *item = PySequence_GetItem(rows, (Py_ssize_t)v);
+        bool is_read = item && PyArg_ParseTuple(item, "II", &p->values[v].list, &p->values[v].per);
+        Py_XDECREF(item);
+        if (!is_read)
+            Py_CLEAR(rows);
+    }
+    Py_XDECREF(rows);
+    return rows ? 0 : -1;
 }
 
 static char *copy_text(const char *text)
@@ -298,6 +313,31 @@ static int parse_weight(PyObject *item, struct weight *weight)
     return parts ? 0 : -1;
 }
 
+/* The axis of each frequency, int32 as bytes; absent: the rope has none. */
+static int parse_axes(PyObject *item, struct rope *rope)
+{
+    PyObject *axes = PyDict_Check(item) ? PyDict_GetItemString(item, "axes") : NULL;
+    char *bytes;
+    Py_ssize_t size;
+    if (!axes || axes == Py_None)
+        return 0;
+    if (PyBytes_AsStringAndSize(axes, &bytes, &size) < 0)
+        return -1;
+    if ((size_t)size != rope->n_freqs * sizeof *rope->axes) {
+        PyErr_Format(PyExc_ValueError, "program: wanted the axes of %u frequencies, have %zd bytes", rope->n_freqs, size);
+        return -1;
+    }
+    if (!(rope->axes = mem_alloc((size_t)size + 1))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(rope->axes, bytes, (size_t)size);
+    for (uint32_t i = 0; i < rope->n_freqs; i++)
+        if (rope->axes[i] >= 0 && (uint32_t)rope->axes[i] >= rope->n_axes)
+            rope->n_axes = (uint32_t)rope->axes[i] + 1;
+    return 0;
+}
+
 static int parse_rope(PyObject *item, struct rope *rope)
 {
     PyObject *freqs = PyMapping_GetItemString(item, "inv_freq"), *magnitude = PyMapping_GetItemString(item, "magnitude");
@@ -315,7 +355,7 @@ static int parse_rope(PyObject *item, struct rope *rope)
         PyErr_NoMemory();
     else
         memcpy(rope->inv_freq, bytes, (size_t)size);
-    result = PyErr_Occurred() ? -1 : 0;
+    result = PyErr_Occurred() || parse_axes(item, rope) < 0 ? -1 : 0;
 out:
     Py_XDECREF(freqs);
     Py_XDECREF(magnitude);
@@ -360,6 +400,32 @@ static int parse_text(PyObject *item, char **text)
         Py_DECREF(list);                                                                                                       \
     } while (0)
 
+/* Reads the tower of a program, which uses the program's weights. */
+static int parse_tower(PyObject *towers, struct program *text)
+{
+    PyObject *spec = PyMapping_GetItemString(towers, "image");
+    struct program *p = spec ? mem_calloc(1, sizeof *p) : NULL;
+    if (!p) {
+        Py_XDECREF(spec);
+        return -1;
+    }
+    text->tower = p;
+    p->is_tower = true;
+    p->weights = text->weights;
+    p->n_weights = text->n_weights;
+    PARSE_LIST("values", p->values, p->n_values, parse_value);
+    PARSE_LIST("ops", p->ops, p->n_ops, parse_op);
+    PARSE_LIST("ropes", p->ropes, p->n_ropes, parse_rope);
+    if (parse_rows(spec, p) < 0)
+        goto failed;
+    PyObject *id = PyMapping_GetItemString(spec, "feature_id");
+    text->feature_id = id ? (uint32_t)PyLong_AsUnsignedLong(id) : 0;
+    Py_XDECREF(id);
+failed:
+    Py_DECREF(spec);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 struct program *py_program_parse(PyObject *spec)
 {
     struct program *p = mem_calloc(1, sizeof *p);
@@ -371,6 +437,9 @@ struct program *py_program_parse(PyObject *spec)
     PARSE_LIST("ops", p->ops, p->n_ops, parse_op);
     PARSE_LIST("weights", p->weights, p->n_weights, parse_weight);
     PARSE_LIST("ropes", p->ropes, p->n_ropes, parse_rope);
+    PyObject *towers = PyDict_Check(spec) ? PyDict_GetItemString(spec, "towers") : NULL;
+    if (towers && PyMapping_Size(towers) && parse_tower(towers, p) < 0)
+        goto failed;
     PARSE_LIST("layers", p->layers, p->n_layers, parse_layer);
     if (PyMapping_HasKeyString(spec, "rooms") && parse_rooms(spec, p) < 0)
         goto failed;

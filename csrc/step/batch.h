@@ -5,6 +5,7 @@
 #define LLMPY_BATCH_H
 
 #include "../../kernels/backend.h"
+#include "items.h"
 
 /* Page tables, kept from step to step. Entry ((group * (max_seqs + 1)) + slot) * stride + block is the page of a block of the
  * slot's sequence; 0: the block is outside the window. Each group has one extra row for padding rows; all its entries are
@@ -44,6 +45,14 @@ struct batch {
     int32_t *seq_first_row;  /* [max_seqs + 1]; every sequence of a step has at least one row */
     uint32_t max_rows, max_seqs;
     const struct page_tables *tables;
+    int32_t *visual;         /* [max_rows] the row of the feature pool that replaces the row's embedding, -1: none; valid if
+                              * has_visual; else no row has one */
+    bool has_visual;
+    int32_t *rope_positions; /* [n_axes][max_rows] */
+    uint32_t n_axes;         /* of the model's ropes; 0: it has none, and no rope_positions */
+    struct encoding *encodings; /* [n_encodings] whose features are computed before the rows */
+    uint32_t n_encodings;
+    int32_t *feature_rows;   /* rows of the feature pool for the features of all encodings */
 
     struct page_copy *copies; /* [max_copies], done before the rows are computed */
     uint32_t n_copies, max_copies;
@@ -69,7 +78,9 @@ struct batch {
     uint32_t n_banned;
 };
 
-/* Allocates all arrays at their largest size; no other function of the batch allocates. */
+/* Allocates the arrays of a model with a tower: n_features: rows of the feature pool. */
+enum rc batch_add_tower(struct batch *batch, uint32_t n_axes, uint32_t n_features, struct err *err);
+/* Allocates all other arrays at their largest size; no other function of the batch allocates. */
 enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint32_t max_rows, size_t n_top,
                      uint32_t max_copies, struct err *err);
 void batch_destroy(struct batch *batch);

@@ -39,6 +39,11 @@ struct runner {
     const void *kept;                   /* rows that steps keep for heads, in device memory; NULL: none */
     uint32_t kept_width, kept_stride;   /* in items of activations */
     bool is_head;                       /* batches need source_rows */
+    uint32_t n_axes;                    /* axes of rope positions; 0: rows have one position */
+    uint32_t n_features, max_encoder_rows; /* rows of the feature pool, and most rows of a piece; 0: the model has no tower */
+    uint32_t feature_id;                /* token that stands for a feature */
+    /* RC_INVALID if the model's tower cannot compute the piece; any thread. */
+    enum rc (*check_piece)(void *ctx, const struct item_piece *piece, struct err *err);
 };
 
 enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* the engine's: it has no memory */ };

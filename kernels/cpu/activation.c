@@ -2,7 +2,7 @@
  *   gated           out = act(gate) * up
  *   act             out = act(x)
  *   add             out = a + b
- *   select          out row i = x row rows[i]
+ *   select          out row i = x row rows[i], zeros or one other row
  *   take            out column i = x column columns[i]
  *   position_scale  out = x * (1 + slope * log1p((position + first) / every))
  *   spread_logits   out column i = x column sources[i], or NO_LOGIT
@@ -110,8 +110,12 @@ static void add_chunk(const void *job_args, uint32_t row, uint32_t column, uint3
 static void select_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)
 {
     const struct select_args *args = job_args;
-    uint32_t from = args->rows ? (uint32_t)args->rows[row] : row;
-    memcpy(element(&args->out, row, column), element(&args->x, from, column), n * sizeof(float));
+    int32_t from = args->rows ? args->rows[row] : (int32_t)row;
+    if (from == -1)
+        memset(element(&args->out, row, column), 0, n * sizeof(float));
+    else
+        memcpy(element(&args->out, row, column), from < 0 ? args->other + column : element(&args->x, (uint32_t)from, column),
+               n * sizeof(float));
 }
 
 static void position_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)

@@ -1,5 +1,6 @@
 /* rope.c: rotary positions, and the cache writes that follow them.
- *   rope_table  table[r][i] = {m cos a, m sin a}, a = (float)position_r * inv_freq_i, libm's cosf and sinf, once a step
+ *   rope_table  table[r][i] = {m cos a, m sin a}, a = (float)position_r * inv_freq_i, libm's cosf and sinf, once a step;
+ *               frequencies may have positions of their own axes
  *   rope        (x0, x1) -> (fma(x0, cos, -(x1 sin)), fma(x1, cos, x0 sin)) for the pairs (i, i + n_freqs), or (2i, 2i + 1)
  *               if interleaved; elements from 2 n_freqs of a head on stay
  *   kv_write    rounds to the page's type, to nearest even; e4m3 to at most 448; int8 in units of (largest magnitude) / 127
@@ -27,7 +28,8 @@ static void fill_table(void *job_args, uint32_t thread)
     for (uint32_t r = share_first(args->n_rows, thread, job->cpu->n_threads); r < end; r++) {
         float *row = args->table + (size_t)r * args->n_freqs * 2;
         for (uint32_t i = 0; i < args->n_freqs; i++) {
-            float angle = (float)args->positions[r] * args->inv_freq[i];
+            size_t at = (args->axes ? (size_t)args->axes[i] * args->axis_stride : 0) + r;
+            float angle = (float)args->positions[at] * args->inv_freq[i];
             row[2 * i] = args->magnitude * cosf(angle);
             row[2 * i + 1] = args->magnitude * sinf(angle);
         }

@@ -92,6 +92,8 @@ V_INLINE vf v_act(vf x, uint32_t act)
         return x;
     case ACT_SIGMOID:
         return v_div(one, v_add(one, v_exp(v_neg(x))));
+    case ACT_QUICK_GELU:
+        return v_div(x, v_add(one, v_exp(v_mul(v_set1(-1.702f), x))));
     default: {
         vf positive = v_max(v_zero(), x);
         return v_mul(positive, positive);
@@ -123,6 +125,7 @@ static inline void row_act(uint32_t act, const float *x, const float *up, uint32
     case ACT_TANH: row_act_as(ACT_TANH, x, up, n, out); return;
     case ACT_SIGMOID: row_act_as(ACT_SIGMOID, x, up, n, out); return;
     case ACT_IDENTITY: row_act_as(ACT_IDENTITY, x, up, n, out); return;
+    case ACT_QUICK_GELU: row_act_as(ACT_QUICK_GELU, x, up, n, out); return;
     default: row_act_as(ACT_RELU2, x, up, n, out);
     }
 }

@@ -19,9 +19,10 @@ class Context:
         tokenizer: The tokenizer; None: outputs have no text.
         token_bytes: Text bytes of every token; None if a text is not the concatenation of its tokens' bytes.
         version: Label of the loaded weights; None = their epoch, 0.
+        has_axes: Whether positions have several axes (M-RoPE).
     """
 
-    __slots__ = ("token_bytes", "tokenizer", "versions", "vocab_size")
+    __slots__ = ("has_axes", "token_bytes", "tokenizer", "versions", "vocab_size")
 
     def __init__(
         self,
@@ -29,10 +30,12 @@ class Context:
         tokenizer: Tokenizer | None = None,
         token_bytes: list[bytes] | None = None,
         version: int | str | None = None,
+        has_axes: bool = False,
     ) -> None:
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.token_bytes = token_bytes
+        self.has_axes = has_axes
         self.versions: dict[int, int | str] = {} if version is None else {0: version}
         """The labels that callers set, by epoch. A label is set before its epoch begins."""
 

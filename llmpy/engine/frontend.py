@@ -12,6 +12,7 @@ from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
 from ..inputs import Prompt, parse, parse_ids
 from .adapters import Adapters
 from .context import Context
+from .images import has_axes
 from .translate import Translator
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Frontend:
         self._ordinals = count()
         self._warned_of_bos = False
         version = "dummy" if loaded.config.load_format == "dummy" else None
-        self.context = Context(self.vocab_size, loaded.tokenizer, loaded.token_bytes, version)
+        self.context = Context(self.vocab_size, loaded.tokenizer, loaded.token_bytes, version, has_axes(loaded.spec))
         self.translator = Translator(self.context, self.config, length)
 
     def prompts(self, items: Iterable[object], special_tokens: bool = True) -> list[Prompt | LlmpyError]:

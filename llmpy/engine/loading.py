@@ -14,7 +14,7 @@ from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyErr
 from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
-from . import cores, speculation
+from . import cores, images, speculation
 from .drafter import Drafter
 
 if TYPE_CHECKING:
@@ -153,6 +153,9 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     if speculation.has_model(config):
         drafts = Drafter(config, options, compiled.spec, result.tokenizer, files, checkpoint)
     result.programs = _programs(config, compiled.spec)
+    options["encoder"] = images.encoder_sizes(
+        compiled.spec, config.max_encoder_rows, config.encoder_cache_tokens, config.max_num_batched_tokens or 0
+    )
     options["hosts"] = _hosts.core_option(config, options, result.programs, [] if dummy else files.weights)
     options["beside"] = None if drafts is None else drafts.beside
     weights, own = None if dummy else checkpoint, _hosts.ranks_here(config)

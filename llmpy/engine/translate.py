@@ -102,6 +102,11 @@ class Translator:
             found["salt"] = request.prompt.salt.encode("utf-8", "surrogatepass")
         if request.prompt.adapter is not None:
             found["adapter"] = request.prompt.adapter.number
+        if request.prompt.images:
+            from .images import core_params
+
+            n_tokens = 0 if request.prompt.ids is None else len(request.prompt.ids)
+            found |= core_params(request.prompt.images, n_tokens, self._context.has_axes)
         return found
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import ConfigError, UnsupportedError
+from ..json_files import read_json
 from . import cache_scales, gguf, quantise, quantized, registry
 from .blocks import Block, Model
 from .config import ModelConfig, Raw
@@ -35,6 +36,7 @@ _FAMILIES = """
     qwen2 qwen3 seed_oss smollm3 stablelm
     bamba falcon_h1 granite_hybrid jamba lfm2 mamba mamba2 nemotron_h plamo2 qwen3_next
     deepseek ernie glm4_moe gpt_oss llama4 mixtral olmoe qwen_moe
+    llava
     baichuan bloom chatglm falcon mpt gpt2 gpt_neox gptj internlm2 opt qwen starcoder2
 """
 for _family in _FAMILIES.split():
@@ -118,6 +120,8 @@ def load(
     scales = quantized.check(raw, checkpoint, where)
     found = registry.lookup(ModelConfig(raw, where).architecture) or _converted(raw, where, source)
     config = ModelConfig(found.fields(raw), where, max_model_len)
+    if found.texts:
+        config.processor = processor_of(files)
     model = Model(config, tensors, source, file)
     if not found.build.__module__.startswith(f"{__name__}."):
         code = getattr(found.build, "__code__", None)
@@ -135,6 +139,18 @@ def load(
         quantise.mark_dummies(spec, types)
     config.dtype = "quantized" if quantization or types else _stored_dtype(spec, tensors, config)
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
+
+
+def processor_of(files: ModelFiles) -> Raw:
+    """The configuration of a model's image processor; empty if there is none."""
+    if files.directory is None:
+        return {}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (files.directory / name).is_file():
+            found = read_json(files.directory / name)
+            nested = found.get("image_processor")
+            return dict(nested) if isinstance(nested, dict) else found
+    return {}
 
 
 def _converted(raw: Raw, where: str, source: Source) -> registry.Architecture:

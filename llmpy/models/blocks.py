@@ -12,6 +12,7 @@ from ..errors import UnsupportedError
 from .block_latent import LatentBlock
 from .block_mixture import MixtureBlock
 from .block_norm import NormBlock
+from .block_tower import TowerBlock
 from .cache_scales import CacheScales
 from .config import ModelConfig
 from .pieces import Piece, pieces_of
@@ -31,6 +32,7 @@ ACTIVATIONS = {
     "relu2": "relu2",
     "tanh": "tanh",
     "sigmoid": "sigmoid",
+    "quick_gelu": "quick_gelu",
 }
 """Activation names in configurations -> activation names in csrc/program/operations.def."""
 
@@ -41,7 +43,7 @@ def _activation(op: str, where: str, act: str) -> str:
     return ACTIVATIONS[act]
 
 
-class Block(MixtureBlock, NormBlock, LatentBlock):
+class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
     """Operations whose tensor names start with `prefix`: the model itself, or one of its layers."""
 
     def __init__(self, model: "Model", prefix: str) -> None:
@@ -220,12 +222,13 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
         out = m.emit("attention", inputs, q.width, weights=weights, layer=layer, chunk=chunk, scale=scale, softcap=softcap)
         return self.scale(out, [v_scale])
 
-    def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
+    def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None, segments: int = 0) -> Value:
         """Bidirectional attention: every row attends to all rows of its prompt. There is no cache, so a prompt is computed in
         one step. A program has either `row_attention` or `attention`.
 
         Args:
             q, k, v, scale: As in `attention`.
+            segments: Of a tower: the table, 0 or 1, of the segments whose rows attend to each other.
         """
         m = self._model
         m.expect("row_attention", self.prefix, q, k, v)
@@ -238,7 +241,10 @@ class Block(MixtureBlock, NormBlock, LatentBlock):
                 f"{v.width} and {len(m.spec['layers'])} layers",
             )
         scale = m.head_dim**-0.5 if scale is None else scale
-        return m.emit("row_attention", [q, k, v], q.width, n_heads=n_heads, n_kv_heads=n_kv_heads, scale=scale)
+        given: dict[str, float | str] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "scale": scale}
+        if segments:
+            given["segments"] = segments
+        return m.emit_rows("row_attention", [q, k, v], q.width, q.rows, [], 0, given)
 
     def conv(self, x: Value, name: str, taps: int, *, act: str | None = None, bias: bool = True) -> Value:
         """Causal depthwise convolution: act(bias + sum over k of weight[:, k] * x[row - (taps - 1 - k)]).
@@ -390,7 +396,8 @@ class Model(Writer, Block):
         width = width or self.config.hidden_size
         weight = self.matrix("embed", [(name, self.config.vocab_size)], width)
         self._embeddings[name] = weight
-        return self.emit("embed", [], width, weights=[weight], source="tokens", scale=scale)
+        x = self.emit("embed", [], width, weights=[weight], source="tokens", scale=scale)
+        return self.splice(x) if self.spec.get("towers") else x
 
     def embed_positions(self, name: str, rows: int, *, first: int = 0) -> Value:
         """Row NAME.weight[first + position], [rows, hidden_size]; the matrix has `rows` rows."""
@@ -406,7 +413,7 @@ class Model(Writer, Block):
 
     def layers(self, prefix: str, n: int) -> Iterator[Block]:
         """One block for each i < n; its tensor names start with PREFIX.i."""
-        return (Block(self, f"{prefix}.{i}.") for i in range(n))
+        return (Block(self, f"{self.prefix}{prefix}.{i}.") for i in range(n))
 
     def logits(
         self,
@@ -442,7 +449,7 @@ class Model(Writer, Block):
                 self.refuse("logits", name, f"there is no embedding {tied_to} to tie it to")
             weight = self._embeddings[tied_to]
             self.leave_out(name)
-            self.spec["ignored"].append(f"{name}.weight")
+            self.spec["ignored"].append(self.named(f"{name}.weight"))
         else:
             rows = -(-self.config.vocab_size // padded) * padded
             piece = Piece(f"{name}.weight", (rows, x.width), self.config.vocab_size)
@@ -470,14 +477,44 @@ class Model(Writer, Block):
         self.tasks, self.pooling = tasks or ("embed", "token_embed"), pooling
         self.spec["ops"].append(("states", {"in": [x.index], "out": [], "weights": [], "attributes": {}}))
 
+    def tower(self, config: ModelConfig, prefix: str, feature_id: int) -> "Model":
+        """Begins the program that turns images into features, with the operations of `TowerBlock`; `features` ends it.
+
+        Args:
+            config: The tower's configuration (`ModelConfig.sub`).
+            prefix: Prefix of the tower's tensor names.
+            feature_id: The token that stands for a feature.
+        """
+        tower = Model(config, self._tensors, self.source, self._file)
+        tower.prefix, tower.function, tower.orders = prefix, self.function, self.orders
+        tower._used, tower._matrices, tower._ignored = self._used, self._matrices, self._ignored
+        tower.spec["weights"] = self.spec["weights"]
+        tower.spec["rows"], tower.spec["feature_id"] = [], feature_id
+        self.spec["towers"] = {"image": tower.spec}
+        return tower
+
+    def at(self, prefix: str) -> Block:
+        """Operations of this program with another prefix of tensor names."""
+        return Block(self, prefix)
+
+    def features(self, *columns: Value) -> None:
+        """Ends a tower: the columns of its features, first those that take the place of an embedding."""
+        self.expect("features", "", *columns)
+        numbers = [x.index for x in columns]
+        self.spec["ops"].append(("features", {"in": numbers, "out": [], "weights": [], "attributes": {}}))
+
     def stem(self, prefix: str, name: str) -> str:
         """`prefix`, or "" if the checkpoint has NAME.weight without the prefix, as models saved without a head do."""
         if self._tensors is None:
             end = self.config.architecture
             return "" if end.endswith("Model") and not end.endswith("LMHeadModel") else prefix
-        if self.source.is_gguf or f"{prefix}{name}.weight" in self._tensors:
+        if self.source.is_gguf or self.named(f"{prefix}{name}.weight") in self._tensors:
             return prefix
-        return "" if f"{name}.weight" in self._tensors else prefix
+        return "" if self.named(f"{name}.weight") in self._tensors else prefix
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor; False for dummy weights."""
+        return self._tensors is not None and name in self._tensors
 
     def activation(self, op: str, name: str, act: str) -> str:
         """Maps an activation's name in configurations to its name in operations."""

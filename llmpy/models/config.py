@@ -44,6 +44,7 @@ class ModelConfig:
         raw: Every field by its Hugging Face name; defaults of the architecture and `hf_overrides` are applied.
         file: Path of the configuration, for messages.
         dtype: Stored type of the checkpoint's matrices: "float32", "float16", "bfloat16" or "quantized".
+        processor: Of a model that takes images: the configuration of its image processor.
         counts_rope_scaling: Whether max_position_embeddings of the file already includes rope scaling.
         unused_positions: Number of leading positions in max_position_embeddings that no token uses.
     """
@@ -58,6 +59,7 @@ class ModelConfig:
 
     def __init__(self, raw: Raw, file: str, max_model_len: int | None = None) -> None:
         self.raw, self.file, self.dtype = raw, file, "float32"
+        self.processor: Mapping[str, object] = {}
         self._max_model_len = max_model_len
         self.counts_rope_scaling = False
         self.unused_positions = 0
@@ -151,6 +153,15 @@ class ModelConfig:
                 f"{self.file}: {name}={self.raw[name]!r} is not supported by {self.architecture}, only {value!r}; "
                 "hf_overrides can set it"
             )
+
+    def sub(self, name: str, **defaults: object) -> "ModelConfig":
+        """The configuration of a part of the model, such as "vision_config"; `defaults` are fields that it may leave out."""
+        given = self.raw.get(name)
+        if not isinstance(given, Mapping):
+            raise CheckpointError(f"{self.file}: {name}: wanted an object, have {given!r}", file=self.file)
+        fields = {key: value for key, value in given.items() if value is not None}
+        raw = {"vocab_size": 1, **defaults, **fields, "architectures": self.raw["architectures"]}
+        return ModelConfig(raw, f"{self.file}: {name}")
 
     @property
     def max_position_embeddings(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import erf, pi, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,9 @@ from numpy.typing import NDArray
 from .program import Operands, RopeSpec, Spec, Weight
 
 Array = NDArray[np.float64]
+Piece = Mapping[str, NDArray[Any]]
+"""What a program takes besides tokens: the tables of a piece of an image, or the features of a prompt's images, by name."""
+TOWER = ("pixels", "embed_taps", "rows", "group", "mean_rows", "splice")
 Read = Callable[[str, tuple[int, ...]], NDArray[np.float32]]
 
 
@@ -31,6 +35,7 @@ _ACTS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "identity": lambda x: x,
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "none": lambda x: x,
 }
 
@@ -77,10 +82,16 @@ def _act(x: Array, weights: Sequence[Array], act: str, limit: float = 0.0) -> Ar
     return np.asarray(np.where(x > 0, np.logaddexp(0, alpha_p) * x * x, below) + beta * x)
 
 
-def _rope(x: Array, rope: RopeSpec, head_dim: int, is_tail: float = False) -> Array:
+def _rope(
+    x: Array, rope: RopeSpec, head_dim: int, is_tail: float = False, positions: NDArray[np.int64] | None = None
+) -> Array:
+    """positions: [axes, rows]; None: the rows' numbers on all axes."""
     inv_freq = np.frombuffer(rope["inv_freq"], dtype=np.float32)
     n = inv_freq.size
-    angles = np.arange(len(x), dtype=np.float32)[:, None] * inv_freq  # a float32 product, as in the kernels
+    at = np.arange(len(x), dtype=np.float32)[:, None]
+    if positions is not None and "axes" in rope:
+        at = positions[np.frombuffer(rope["axes"], np.int32)].T.astype(np.float32)
+    angles = at * inv_freq  # a float32 product, as in the kernels
     angles = angles.astype(np.float64)[:, None, :]
     cos, sin = rope["magnitude"] * np.cos(angles), rope["magnitude"] * np.sin(angles)
     heads = x.reshape(len(x), -1, head_dim)
@@ -103,7 +114,7 @@ def _attention(
     layer: tuple[int, int, int, int],
     scale: float,
     softcap: float,
-    is_causal: bool = True,
+    seen: Array | None = None,
     slopes: Array | None = None,
     sinks: Array | None = None,
     chunk: int = 0,
@@ -121,7 +132,7 @@ def _attention(
     if slopes is not None:
         scores = scores + slopes[:, None, None] * (column - row)
     near = column // chunk == row // chunk if chunk else column > row - (window or n)
-    visible = (column <= row) & near | (not is_causal)
+    visible = (column <= row) & near if seen is None else seen
     scores = np.where(visible, scores, -np.inf)
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (n_heads, n, 1))], -1)
@@ -326,11 +337,54 @@ class Interpreter:
         self.spec = spec
         self.values: list[Array] = []
         self.kept: dict[int, Array] = {}
+        self._piece: Piece = {}
         self._weights = [_weight(weight, read) for weight in spec["weights"]]
 
-    def logits(self, token_ids: Sequence[int]) -> Array:
-        """Logits of every position, [n, vocab_size]."""
+    def logits(self, token_ids: Sequence[int], images: Piece | None = None) -> Array:
+        """Logits of every position, [n, vocab_size].
+
+        Args:
+            token_ids: One sequence.
+            images: "features" of its images, "visual" [n], the feature of each token or -1, and "positions" [axes, n].
+        """
+        self._piece = images or {}
         return _walk([self], token_ids, "logits")
+
+    def features(self, piece: Piece) -> Array:
+        """Features of a piece by a tower's program, [n, width].
+
+        Args:
+            piece: "rows", the bytes uint8 [rows, patch bytes], and the tables of ImageItem by their names.
+        """
+        self._piece = piece
+        sizes = [piece["rows"].shape[0], *(piece.get(f"rows.{name}", np.zeros(0)).shape[0] for name in ("patches", "features"))]
+        self.begin([sizes[number] // n for number, n in self.spec["rows"]])
+        for name, op in self.spec["ops"][:-1]:
+            self._put(op, *self._run(name, op, [self.values[i] for i in op["in"]]))
+        return np.concatenate([self.values[i] for i in self.spec["ops"][-1][1]["in"]], 1)
+
+    def _tower(self, name: str, op: Operands, x: list[Array], weights: Sequence[Array]) -> Array:
+        """The result of an operation of a tower, or of `splice`."""
+        given, piece = op["attributes"], self._piece
+        if name == "splice":
+            chosen, out = piece.get("visual", np.full(len(x[0]), -1)), x[0].copy()
+            found = piece["features"][chosen[chosen >= 0], given["first"] :][:, : x[0].shape[1]] if "features" in piece else 0
+            out[chosen >= 0] = found + (out[chosen >= 0] if given["is_sum"] else 0)
+            return out
+        if name == "pixels":
+            bytes_ = piece["rows"].reshape(len(piece["rows"]), 3, -1)
+            numbers = np.stack([weights[0].reshape(3, 256)[c][bytes_[:, c]] for c in range(3)], 1)
+            return np.asarray(numbers[:, :, None].repeat(given["n_frames"], 2).reshape(len(bytes_), -1))
+        if name == "embed_taps":
+            width = self.spec["values"][op["out"][0]][0]
+            taps = piece["taps.weight"][..., None] * weights[0].reshape(-1, width)[piece["taps.index"]]
+            return np.asarray(taps.sum(0))
+        if name == "rows":
+            chosen = piece["rows." + ("class", "patches", "features")[given["list"]]]
+            others = np.stack([weights[0] if weights else np.zeros(x[0].shape[1]), np.zeros(x[0].shape[1])])
+            return np.asarray(np.concatenate([x[0], others])[chosen])  # -1 and -2 count from the end
+        parts = x[0].reshape(len(x[0]) // given["n"], given["n"], -1)
+        return np.asarray(parts.reshape(len(parts), -1) if name == "group" else parts.mean(1))
 
     def states(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> Array:
         """States of every position for pooling, [n, width]; token_types None: all are 0."""
@@ -372,11 +426,15 @@ class Interpreter:
         found = matrix[np.where(is_own, rows - first, 0)] * given["scale"]
         return [np.where(is_own[:, None], found, np.nan)]
 
-    def begin(self, n: int) -> None:
-        """Makes an array of NaN for every value. A value that is columns of another is a view of that array."""
+    def begin(self, n: int | Sequence[int]) -> None:
+        """Makes an array of NaN for every value. A value that is columns of another is a view of that array.
+
+        n: the number of rows, of all values or of each.
+        """
         values: list[Array] = []
-        for width, of, offset in self.spec["values"]:
-            own = np.full((n, width), np.nan) if of < 0 else values[of][:, offset : offset + width]
+        for number, (width, of, offset) in enumerate(self.spec["values"]):
+            n_rows = n if isinstance(n, int) else n[number]
+            own = np.full((n_rows, width), np.nan) if of < 0 else values[of][:, offset : offset + width]
             values.append(own)
         self.values = values
 
@@ -406,7 +464,7 @@ class Interpreter:
         if name == "rope":
             rope, head_dim = self.spec["ropes"][given["rope"]], given["head_dim"]
             sizes = [head_dim, int(given.get("k_head_dim", 0)) or head_dim]
-            return [_rope(x[i], rope, sizes[i], given.get("is_tail", False)) for i in range(2)]
+            return [_rope(x[i], rope, sizes[i], given.get("is_tail", False), self._piece.get("positions")) for i in range(2)]
         if name == "head_linear":
             return [_head_linear(x[0], weights[0], op)]
         if name == "latent_attention":
@@ -415,14 +473,16 @@ class Interpreter:
         if name == "attention":
             slopes, sinks = (self._weights[i] if i >= 0 else None for i in (*op["weights"], -1, -1)[:2])
             layer = self.spec["layers"][given["layer"]]
-            numbers = given["scale"], given["softcap"], True, slopes, sinks, given["chunk"]
+            numbers = given["scale"], given["softcap"], None, slopes, sinks, given["chunk"]
             return [_attention(x[0], x[1], x[2], layer, *numbers)]
         if name == "layer_norm":
             return [_layer_norm(x[0], weights, given["eps"], given["n_heads"])]
         if name == "row_attention":
             n_heads = given["n_heads"]
             layer = (n_heads, given["n_kv_heads"], x[0].shape[1] // n_heads, 0)
-            return [_attention(x[0], x[1], x[2], layer, given["scale"], 0.0, is_causal=False)]
+            segments = self._piece.get(f"segments.{given.get('segments', 0)}", np.array([len(x[0])]))
+            number = np.repeat(np.arange(segments.size), segments)
+            return [_attention(x[0], x[1], x[2], layer, given["scale"], 0.0, number[:, None] == number)]
         if name == "conv":
             y = _conv(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, given["n_taps"])
             return [_ACTS[given["act"]](y)]
@@ -452,6 +512,8 @@ class Interpreter:
             return [_ACTS[given["act"]](x[0]) * x[1]]
         if name == "add":
             return [x[0] + x[1]]
+        if name in TOWER:
+            return [self._tower(name, op, x, weights)]
         raise ValueError(f"unknown operation {name!r}")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, Protocol, TypedDict
 
 import numpy as np
@@ -37,11 +38,12 @@ class Weight(TypedDict):
 
 
 class RopeSpec(TypedDict):
-    """A rotary embedding; its float32 frequencies are bytes."""
+    """A rotary embedding; its float32 frequencies are bytes, and so are the int32 axes whose positions turn them."""
 
     inv_freq: bytes
     magnitude: float
     interleaved: bool
+    axes: NotRequired[bytes]
 
 
 class Spec(TypedDict):
@@ -54,6 +56,9 @@ class Spec(TypedDict):
     | states | (pieces, floats per piece): the state that a recurrent operation keeps for every sequence |
     | ignored | patterns of checkpoint names that have no weight in the program |
     | reordered | the file has rows in another order, or other values, than the checkpoints that updates come from |
+    | towers | programs that make features of images, by name; their weights are those of this program |
+    | rows | of a tower's program alone: for each value the number of its list of rows, and how many of its rows are one |
+    | feature_id | of a tower's program alone: the token that stands for a feature |
     | rooms | of a rank's program alone: the largest width of each value over all ranks |
     | columns | of a rank's program alone: ranges of columns that its values have of the whole program's values |
     """
@@ -68,11 +73,16 @@ class Spec(TypedDict):
     architecture: str
     ignored: list[str]
     reordered: bool
+    towers: NotRequired[dict[str, "Spec"]]
+    rows: NotRequired[list[tuple[int, int]]]
+    feature_id: NotRequired[int]
     rooms: NotRequired[list[int]]
     columns: NotRequired[Sequence[Sequence[tuple[int, int]]]]
 
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]  # name -> dtype, shape, file
+Rows = tuple[int, int]
+"""Of a tower's value: a list of rows (0: all rows of a piece, 1: patches, 2: features), and how many of them are one row."""
 
 
 class Reader(Protocol):
@@ -88,6 +98,7 @@ class Reader(Protocol):
         """A tensor's values as float32."""
 
 
+MOST_DIMS = 5  # of a tensor
 NEAR = 3  # most names in the error for a missing tensor
 
 _SCALE = "b.scale(x, [factor]) multiplies a value by a number"
@@ -101,8 +112,8 @@ def kinds_of(*arguments: object) -> str:
 class Value:
     """Rows of activations inside a program. `a + b` adds two of equal width, `a * b` multiplies them."""
 
-    def __init__(self, model: "Writer", index: int, width: int) -> None:
-        self.model, self.index, self.width = model, index, width
+    def __init__(self, model: "Writer", index: int, width: int, rows: Rows = (0, 1)) -> None:
+        self.model, self.index, self.width, self.rows = model, index, width, rows
 
     if not TYPE_CHECKING:  # a type checker must report these itself
 
@@ -146,6 +157,7 @@ class Writer:
 
         Attributes:
             function: File and name of an architecture function from outside the package, for messages.
+            renames: Prefixes of names in the function -> prefixes in the checkpoint.
             orders: For tensors whose columns the core sorts when it reads them: the number in the file of each column.
     """
 
@@ -154,11 +166,12 @@ class Writer:
         self._tensors, self._file = tensors, file
         self.function: str | None = None
         self.source = source
-        self._ropes: dict[tuple[bytes, float, bool], int] = {}
+        self._ropes: dict[tuple[bytes, float, bool, bytes], int] = {}
         self.orders: Mapping[str, Floats] = {}
         self._matrices: dict[tuple[Piece, ...], int] = {}
         self._taken: dict[tuple[int, bytes], Value] = {}
         self._embeddings: dict[str, int] = {}
+        self.renames: tuple[tuple[str, str], ...] = ()
         self._used: dict[str, set[int]] = {}  # tensor of the file -> first rows of the pieces used so far
         self._ignored: list[str] = []
         self.spec: Spec = {
@@ -174,10 +187,15 @@ class Writer:
             "reordered": False,
         }
 
+    def named(self, name: str) -> str:
+        """The name in the checkpoint of a tensor or module (`renames`)."""
+        prefix, target = next(((old, new) for old, new in self.renames if name.startswith(old)), ("", ""))
+        return target + name.removeprefix(prefix)
+
     def leave_out(self, name: str) -> None:
         """Permits NAME.weight and NAME.bias in the checkpoint although the program does not use them."""
         for kind in ("weight", "bias"):
-            for place in self.source.places(f"{name}.{kind}"):
+            for place in self.source.places(self.named(f"{name}.{kind}")):
                 self._used.setdefault(place, set())
 
     def constant(self, values: Sequence[float] | Floats) -> int:
@@ -213,10 +231,13 @@ class Writer:
             self.refuse(op, name, f"wanted a row of heads of {self.head_dim}, have {x.width}")
         return x.width // self.head_dim
 
-    def value(self, width: int, of: int = -1, offset: int = 0) -> Value:
+    def value(self, width: int, of: int = -1, offset: int = 0, rows: Rows = (0, 1)) -> Value:
         """A new value, or columns of another."""
         self.spec["values"].append((width, of, offset))
-        return Value(self, len(self.spec["values"]) - 1, width)
+        if "rows" in self.spec:
+            self.spec["rows"].append(rows if of < 0 else self.spec["rows"][of])
+            rows = self.spec["rows"][-1]
+        return Value(self, len(self.spec["values"]) - 1, width, rows)
 
     def emit(
         self,
@@ -229,19 +250,35 @@ class Writer:
         **attributes: float | str,
     ) -> Value:
         """Writes an operation with one output and `scratch` columns of scratch memory; attributes as in operations.def."""
-        out = self.value(width)
+        rows = [x.rows for x in inputs] or [(0, 1)]
+        if len(set(rows)) > 1:
+            self.refuse(op, "", f"wanted inputs with as many rows, have {rows}")
+        return self.emit_rows(op, inputs, width, rows[0], weights, scratch, attributes)
+
+    def emit_rows(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        width: int,
+        rows: Rows,
+        weights: Sequence[int],
+        scratch: int,
+        attributes: Mapping[str, float | str],
+    ) -> Value:
+        """As `emit`, for an operation of a tower whose output has other rows than its inputs."""
+        out = self.value(width, rows=rows)
         operands: Operands = {
             "in": [x.index for x in inputs],
             "out": [out.index, self.value(scratch).index] if scratch else [out.index],
             "weights": list(weights),
-            "attributes": attributes,
+            "attributes": dict(attributes),
         }
         self.spec["ops"].append((op, operands))
         return out
 
     def emit_pair(self, op: str, a: Value, b: Value, **attributes: float | str) -> tuple[Value, Value]:
         """Writes an operation with two outputs that have the widths of its two inputs."""
-        outs = self.value(a.width), self.value(b.width)
+        outs = self.value(a.width, rows=a.rows), self.value(b.width, rows=b.rows)
         operands: Operands = {
             "in": [a.index, b.index],
             "out": [out.index for out in outs],
@@ -258,10 +295,15 @@ class Writer:
 
     def rope_index(self, rope: Rope) -> int:
         """The number of a rope; equal ropes share a number."""
-        key = (rope.inv_freq.tobytes(), float(rope.magnitude), rope.interleaved)
+        if rope.axes is not None and "rows" not in self.spec and not self.spec.get("towers"):
+            raise UnsupportedError(f"{self.config.file}: mrope_section is not supported by {self.config.architecture}")
+        axes = b"" if rope.axes is None else rope.axes.astype(np.int32).tobytes()
+        key = (rope.inv_freq.tobytes(), float(rope.magnitude), rope.interleaved, axes)
         if key not in self._ropes:
             self._ropes[key] = len(self.spec["ropes"])
             self.spec["ropes"].append({"inv_freq": key[0], "magnitude": key[1], "interleaved": key[2]})
+            if axes:
+                self.spec["ropes"][-1]["axes"] = axes
         return self._ropes[key]
 
     def take(self, x: Value, order: Floats | None) -> Value:
@@ -279,7 +321,8 @@ class Writer:
 
         order: the columns' order of all pieces, as `take` has brought the input into it; None: the file's.
         """
-        key = tuple(p if isinstance(p, Piece) else whole(f"{p[0]}.weight", p[1], cols) for p in pieces)
+        wholes = [p if isinstance(p, Piece) else whole(f"{p[0]}.weight", p[1], cols) for p in pieces]
+        key = tuple(piece._replace(name=self.named(piece.name)) for piece in wholes)
         for piece in key:
             if order is None and piece.name in self.orders:
                 raise UnsupportedError(
@@ -293,7 +336,7 @@ class Writer:
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor in the checkpoint; None: the checkpoint does not have it."""
-        places = self.source.places(name)
+        places = self.source.places(self.named(name))
         found = (self._tensors or {}).get(places[0]) if len(places) == 1 else None
         return None if found is None else tuple(found[1])
 
@@ -311,7 +354,8 @@ class Writer:
         self, op: str, pieces: Sequence[Piece | tuple[str, int] | tuple[str, tuple[int, ...]]], offset: float = 0.0
     ) -> int:
         """A vector of pieces, or of whole tensors NAME of any shape, with their elements in memory order."""
-        whole_ones = [p if isinstance(p, Piece) else flat(*p) for p in pieces]
+        given = [p if isinstance(p, Piece) else flat(*p) for p in pieces]
+        whole_ones = [piece._replace(name=self.named(piece.name)) for piece in given]
         values = [self.source.values(piece.name) for piece in whole_ones]
         if any(each is not None for each in values):
             return self._remade(op, whole_ones, [each for each in values if each is not None])
@@ -403,8 +447,13 @@ class Writer:
         return f"{named}{knob}"
 
     def _checked(self, op: str, source: str, wanted: tuple[int, ...], have: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape in the file if it is the wanted one. For GGUF files dimensions of size 1 do not matter."""
+        """The shape in the file if it is the wanted one. For GGUF files dimensions of size 1 do not matter.
+
+        The columns of a matrix may be several dimensions: those of a convolution that patches are multiplied with.
+        """
         is_same = [n for n in have if n != 1] == [n for n in wanted if n != 1] if self.source.is_gguf else have == wanted
+        if not is_same and len(wanted) == 2 and 3 <= len(have) <= MOST_DIMS:
+            is_same = (have[0], prod(have[1:])) == wanted
         if not is_same:
             file = (self._tensors or {})[source][2]
             raise CheckpointError(
@@ -417,6 +466,9 @@ class Writer:
 
     def finish(self, ignore: Sequence[str]) -> Spec:
         """Completes the program; raises CheckpointError for a tensor that the program does not use and no pattern ignores."""
+        for tower in self.spec.get("towers", {}).values():
+            if not tower["ops"] or tower["ops"][-1][0] != "features":
+                self.refuse("tower", "", "wanted v.features(...) as its last operation")
         last = self.spec["ops"][-1][0] if self.spec["ops"] else "nothing"
         if last != "states":
             self.refuse("logits", "", f"wanted m.logits(...) or m.states(...) as the last operation, have {last}")

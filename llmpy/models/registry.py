@@ -26,9 +26,26 @@ class Architecture:
     ignore: Sequence[str] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self, raw: Mapping[str, object]) -> "Architecture":
+        """The architecture of the text of a model that takes images."""
+        nested = raw.get("text_config")
+        kind = str(nested.get("model_type", "")) if isinstance(nested, Mapping) else ""
+        if kind not in self.texts:
+            raise UnsupportedError(f"text_config: model_type {kind!r} is not supported; known: {', '.join(self.texts)}")
+        return find(self.texts[kind])
 
     def fields(self, raw: Mapping[str, object]) -> dict[str, object]:
-        """A configuration with the names that all families share, and with the architecture's defaults."""
+        """A configuration with the names that all families share, and with the architecture's defaults.
+
+        The fields of text_config join those of a model that takes images.
+        """
+        if self.texts:
+            nested = raw.get("text_config")
+            joined = {**raw, **(nested if isinstance(nested, Mapping) else {})}
+            joined |= {name: raw[name] for name in ("architectures", "tie_word_embeddings", "dtype") if name in raw}
+            return {**self.defaults, **self.text(raw).fields(joined), **self.fixed}
         named = {self.renames.get(name, name): value for name, value in raw.items() if value is not None}
         return {**self.defaults, **raw, **named, **self.fixed}
 
@@ -41,6 +58,7 @@ def architecture(
     defaults: Mapping[str, object] | None = None,
     ignore: Sequence[str] = (),
     renames: Mapping[str, str] | None = None,
+    texts: Mapping[str, str] | None = None,
 ) -> Callable[[Build], Build]:
     """Registers a function that writes the program of a model; the function may be in the package or in a user's file.
 
@@ -49,6 +67,8 @@ def architecture(
         defaults: Fields that config.json may leave out.
         ignore: Patterns (as in `fnmatch`) of tensors that a checkpoint may hold although the program does not use them,
             besides the buffers of rotary embeddings.
+        texts: Of a model that takes images: model_type of text_config -> architecture of the text; "": there is no text_config,
+            its fields are the model's.
         renames: Names of fields in this family's config.json -> common names: {"n_embd": "hidden_size"}.
 
     Returns:
@@ -58,7 +78,8 @@ def architecture(
         raise TypeError("architecture() wants the names of the architecture, as in @architecture('LlamaForCausalLM')")
 
     def register(build: Build) -> Build:
-        entry = Architecture(build, dict(defaults or {}), (*COMPUTED_BUFFERS, *ignore), dict(renames or {}))
+        ignored = (*COMPUTED_BUFFERS, *ignore)
+        entry = Architecture(build, dict(defaults or {}), ignored, dict(renames or {}), texts=dict(texts or {}))
         _REGISTRY.update(dict.fromkeys(names, entry))
         return build
 

@@ -25,11 +25,13 @@ class Rope:
         inv_freq: float32 [n_freqs], radians per position; the first 2 * n_freqs elements of a head are rotated.
         magnitude: Factor on cosine and sine.
         interleaved: Pairs are (2i, 2i + 1) instead of (i, i + n_freqs).
+        axes: int32 [n_freqs]: the axis whose position turns each pair, if positions have several axes; None: they have one.
     """
 
     inv_freq: Floats
     magnitude: float = 1.0
     interleaved: bool = False
+    axes: NDArray[np.int32] | None = None
 
 
 class Parameters:
@@ -180,6 +182,7 @@ def _longrope(p: Parameters, n_dims: int, max_position: int, length: int) -> Sca
 
 _KINDS: dict[str, Callable[[Parameters, int, int, int], Scaled]] = {
     "default": _default,
+    "mrope": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
@@ -211,7 +214,7 @@ def make(
         UnsupportedError: the rope_type is unknown.
         CheckpointError: a field is missing or no number, or the sizes do not fit.
     """
-    if p.kind not in _KINDS:
+    if p.kind not in _KINDS or (p.kind == "mrope" and p.fields.get("mrope_section") is None):
         raise UnsupportedError(f"rope_type {p.kind!r} is not supported; known: {', '.join(_KINDS)}")
     n_dims = int(head_dim * p.partial)
     if not 2 <= n_dims <= head_dim or n_dims % 2 or (p.kind == "dynamic" and n_dims == 2):
@@ -232,7 +235,27 @@ def make(
             inv_freq = inv_freq / divisors
     if not (np.isfinite(inv_freq).all() and math.isfinite(magnitude)):
         raise CheckpointError(f"{p.file}: rope fields {p.fields} give frequencies that are not finite", file=p.file)
-    return Rope(np.ascontiguousarray(inv_freq, dtype=np.float32), magnitude, interleaved)
+    return Rope(np.ascontiguousarray(inv_freq, dtype=np.float32), magnitude, interleaved, _axes(p, n_dims // 2))
+
+
+def _axes(p: Parameters, n_freqs: int) -> NDArray[np.int32] | None:
+    """The axis of each pair from `mrope_section`, the numbers of pairs for time, row and column; None: there is no such field.
+
+    Interleaved: pair 3i is turned by the time, 3i + 1 by the row and 3i + 2 by the column, as far as each has pairs; the rest
+    is the time's.
+    """
+    sections = p.fields.get("mrope_section")
+    if sections is None:
+        return None
+    is_list = isinstance(sections, list) and len(sections) == 3 and all(type(n) is int and n >= 0 for n in sections)
+    if not isinstance(sections, list) or not is_list or sum(sections) != n_freqs:
+        raise CheckpointError(f"{p.file}: mrope_section: wanted 3 numbers of {n_freqs} in all, have {sections!r}", file=p.file)
+    if not p.fields.get("mrope_interleaved"):
+        return np.repeat(np.arange(3, dtype=np.int32), sections)
+    axes = np.zeros(n_freqs, np.int32)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
 
 
 def context_length(p: Parameters, max_position: int, max_model_len: int | None) -> int:

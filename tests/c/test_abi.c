@@ -82,6 +82,21 @@ TEST(the_abi_has_its_number)
 #define OF take_args
     AT(n_rows, 0) AT(x, 8) AT(out, 24) AT(columns, 40)
 #undef OF
+#define OF pixels_args
+    AT(n_rows, 0) AT(n_frames, 4) AT(bytes, 8) AT(table, 16) AT(out, 24)
+#undef OF
+#define OF embed_taps_args
+    AT(table, 0) AT(n_rows, 8) AT(n_taps, 12) AT(rows, 16) AT(weights, 24) AT(out, 32)
+#undef OF
+#define OF place_rows_args
+    AT(n_rows, 0) AT(rows, 8) AT(x, 16) AT(out, 32)
+#undef OF
+#define OF mean_rows_args
+    AT(n_rows, 0) AT(n, 4) AT(x, 8) AT(out, 24)
+#undef OF
+#define OF splice_args
+    AT(n_rows, 0) AT(is_sum, 4) AT(visual, 8) AT(features, 16) AT(x, 32)
+#undef OF
 #define OF position_scale_args
     AT(n_rows, 0) AT(every, 4) AT(first, 8) AT(slope, 12) AT(positions, 16) AT(x, 24) AT(out, 40)
 #undef OF
@@ -92,10 +107,11 @@ TEST(the_abi_has_its_number)
     AT(n_rows, 0) AT(scale, 4) AT(softcap, 8) AT(logits, 16)
 #undef OF
 #define OF select_args
-    AT(n_selected, 0) AT(rows, 8) AT(x, 16) AT(out, 32)
+    AT(n_selected, 0) AT(rows, 8) AT(x, 16) AT(out, 32) AT(other, 48)
 #undef OF
 #define OF rope_table_args
-    AT(n_rows, 0) AT(n_freqs, 4) AT(positions, 8) AT(inv_freq, 16) AT(magnitude, 24) AT(table, 32)
+    AT(n_rows, 0) AT(n_freqs, 4) AT(positions, 8) AT(inv_freq, 16) AT(magnitude, 24) AT(table, 32) AT(axes, 40)
+    AT(axis_stride, 48)
 #undef OF
 #define OF rope_args
     AT(n_rows, 0) AT(n_freqs, 4) AT(head_dim, 8) AT(interleaved, 12) AT(table, 16) AT(q, 24) AT(k, 40) AT(k_head_dim, 56)
@@ -285,7 +301,7 @@ TEST(the_abi_has_its_number)
     AT(latent_attention, 480) AT(position_scale, 488) AT(scale_logits, 496) AT(sample, 504) AT(tensor_write, 512)
     AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
     AT(lora, 568) AT(take, 576) AT(moves, 584) AT(spread_logits, 592)
-    AT(matrix_borrow, 600)
+    AT(matrix_borrow, 600) AT(pixels, 608) AT(embed_taps, 616) AT(place_rows, 624) AT(mean_rows, 632) AT(splice, 640)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)

@@ -46,7 +46,7 @@ static struct program *make_program(uint32_t rank, uint32_t n_ranks)
     bool is_of_rank = n_ranks > 1;
     uint32_t width = WIDTH / n_ranks, n_ids = VOCAB / n_ranks, last = is_of_rank ? 2 : 1;
     const struct value values[] = {
-        {WIDTH, NO_INDEX, 0, WIDTH}, {width, NO_INDEX, 0, width}, {WIDTH, NO_INDEX, 0, WIDTH}};
+        {WIDTH, NO_INDEX, 0, WIDTH, 0, 1}, {width, NO_INDEX, 0, width, 0, 1}, {WIDTH, NO_INDEX, 0, WIDTH, 0, 1}};
     const struct weight weights[] = {rows_of("embed", 0, VOCAB, VOCAB), rows_of("linear", rank * width, width, WIDTH),
                                      rows_of("head", rank * n_ids, n_ids, VOCAB)};
     const struct cache_layer layer = {.n_heads = 2, .n_kv_heads = rank == 1 ? 2 : 1, .head_dim = 4};

@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")
 
 from llmpy import _core, models  # noqa: E402
+from llmpy.engine import images  # noqa: E402
 from llmpy.models.interpret import Interpreter  # noqa: E402
 from llmpy.models.shard import shard  # noqa: E402
 
@@ -465,6 +466,11 @@ class Oracle:
 
 
 @pytest.fixture(scope="session")
+def random_parameters() -> Callable[["torch.nn.Module", int], None]:
+    return randomise
+
+
+@pytest.fixture(scope="session")
 def oracle() -> type[Oracle]:
     return Oracle
 
@@ -641,6 +647,7 @@ class Engine:
         n_ranks: int = 1,
         replicate_bytes: int | None = None,
         experts: str = "rank",
+        enable_prefix_caching: bool = False,
         **options: object,
     ) -> None:
         files = model_files(path, **(config or {}))
@@ -648,17 +655,18 @@ class Engine:
         length = int(options.pop("max_model_len", 128))
         compiled = models.load(files, self.checkpoint, max_model_len=length)
         self.vocab_size = compiled.config.vocab_size
+        self.has_axes = images.has_axes(compiled.spec)
         settings = {
             **core_options(device),
             **{"num_threads": 2, "dtype": "auto", "kv_dtype": "float32"},
             **{"activation_dtype": "float", "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 512},
             **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None, "dummy_mxfp4": False},
-            **{"fit_model_len": False},
+            **{"fit_model_len": False, "encoder": (256, 256)},
         }
         programs = shard(compiled.spec, n_ranks, replicate_bytes, experts)
         self.model = _core.Model(programs, self.checkpoint, {**settings, **options})
         rules = {
-            **{"max_logprobs": 128, "enable_prefix_caching": False, "policy": "fcfs", "eos_token_ids": []},
+            **{"max_logprobs": 128, "enable_prefix_caching": enable_prefix_caching, "policy": "fcfs", "eos_token_ids": []},
             **{"token_bytes": None, "special_token_ids": [], "vocab_limit": self.vocab_size, "banned_token_ids": []},
         }
         self.engine = _core.Engine(self.model, rules)
@@ -670,15 +678,28 @@ class Engine:
         self.engine.close()
         self.model.close()
 
-    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int = 16, top: int = 0) -> list["Answer"]:
-        """Greedy answers of one batch, with the logprobs of the prompt (of `top` ids each) and of the output."""
-        params = {"temperature": 0.0, "max_tokens": max_tokens, "seed": 0, "logprobs": 0, "prompt_logprobs": top}
-        numbers = [self.engine.submit(np.asarray(p, np.int32).tobytes(), dict(params)) for p in prompts]
+    def run(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int = 16, top: int | None = 0,
+        placed: Sequence[Sequence[object]] = (),
+    ) -> list["Answer"]:  # fmt: skip
+        """Greedy answers of one batch, with the logprobs of the prompt (of `top` ids each) and of the output.
+
+        top: None: no logprobs of the prompt, which need every row.
+        placed: the images of each prompt; (): no prompt has one.
+        """
+        params = {"temperature": 0.0, "max_tokens": max_tokens, "seed": 0, "logprobs": 0}
+        params |= {} if top is None else {"prompt_logprobs": top}
+        every = [images.core_params(each, len(p), self.has_axes) if each else {} for p, each in
+                 zip(prompts, placed or [()] * len(prompts), strict=True)]  # fmt: skip
+        numbers = [
+            self.engine.submit(np.asarray(p, np.int32).tobytes(), params | own)
+            for p, own in zip(prompts, every, strict=True)
+        ]
         answers = {number: Answer() for number in numbers}
         while self.engine.has_unfinished():
             self.engine.run(1000)
             for output in self.engine.take(False):
-                answers[output["request"]].add(output, top)
+                answers[output["request"]].add(output, top or 0)
         return [answers[number] for number in numbers]
 
 
@@ -689,10 +710,12 @@ class Answer:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.prompt = self.prompt_ids = self.prompt_top = np.zeros(0, np.float32)
+        self.n_cached = 0
 
     def add(self, output: Mapping[str, object], top: int) -> None:
         assert output["status"] == 0 and output["finish"] in (None, "length")
         self.ids += np.frombuffer(output["ids"], np.int32).tolist()
+        self.n_cached = output["num_cached_tokens"]
         self.logprobs += np.frombuffer(output["logprobs"][0], np.float32).tolist() if output["logprobs"] else []
         if output["prompt_logprobs"]:
             self.prompt = np.frombuffer(output["prompt_logprobs"][0], np.float32)

@@ -1,4 +1,5 @@
-/* rope_table   table[r][i] = {m cos(a), m sin(a)}, a = (float)positions[r] * inv_freq[i], a product of float32
+/* rope_table   table[r][i] = {m cos(a), m sin(a)}, a = (float)positions[r] * inv_freq[i], a product of float32; frequencies
+ *              may have positions of their own axes
  * rope         pairs (x, y) of every head become (x cos - y sin, y cos + x sin), in place, each product and sum rounded in
  *              float32 and the result once more to the type of activations
  * kv_write     stores keys and values of every row in their pages, rounded to the pages' type; in int8 x becomes x / scale,
@@ -22,7 +23,8 @@ static __global__ void rope_table(struct rope_table_args args)
     wait_for_input();
     uint32_t r = blockIdx.x;
     for (uint32_t i = threadIdx.x; i < args.n_freqs; i += THREADS) {
-        float angle = (float)args.positions[r] * args.inv_freq[i], *to = args.table + 2 * ((size_t)r * args.n_freqs + i);
+        size_t at = (args.axes ? (size_t)args.axes[i] * args.axis_stride : 0) + r;
+        float angle = (float)args.positions[at] * args.inv_freq[i], *to = args.table + 2 * ((size_t)r * args.n_freqs + i);
         to[0] = args.magnitude * cosf(angle);
         to[1] = args.magnitude * sinf(angle);
     }

@@ -92,13 +92,20 @@ static __global__ void __launch_bounds__(THREADS) add_rows(rows<T> a, rows<T> b,
 }
 
 template <class T, bool IS_ALIGNED>
-static __global__ void __launch_bounds__(THREADS) select_rows(rows<T> x, const int32_t *chosen, rows<T> out)
+static __global__ void __launch_bounds__(THREADS)
+select_rows(rows<T> x, const int32_t *chosen, const float *other, rows<T> out)
 {
-    float values[8];
+    float values[8] = {0};
     uint32_t row = blockIdx.x, column = own_column();
     start_next();
     wait_for_input();
-    load_part<IS_ALIGNED>(x.at(chosen ? (uint32_t)chosen[row] : row, 0), column, out.width, values);
+    int32_t number = chosen ? chosen[row] : (int32_t)row;
+    if (number >= 0)
+        load_part<IS_ALIGNED>(x.at((uint32_t)number, 0), column, out.width, values);
+    else if (number == -2)
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            values[i] = column + i < out.width ? other[column + i] : 0.0f;
     store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, values);
 }
 
@@ -176,6 +183,7 @@ template <class F> static void visit_act(uint32_t act, F f)
     case ACT_TANH: f(std::integral_constant<uint32_t, ACT_TANH>()); break;
     case ACT_SIGMOID: f(std::integral_constant<uint32_t, ACT_SIGMOID>()); break;
     case ACT_IDENTITY: f(std::integral_constant<uint32_t, ACT_IDENTITY>()); break;
+    case ACT_QUICK_GELU: f(std::integral_constant<uint32_t, ACT_QUICK_GELU>()); break;
     default: f(std::integral_constant<uint32_t, ACT_RELU2>());
     }
 }
@@ -232,7 +240,7 @@ enum rc cuda_select(void *ctx, const struct select_args *args, struct err *err)
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->x) && has_eights<T>(args->out);
         launch(cuda, is_aligned ? select_rows<T, true> : select_rows<T, false>, grid_of(args->n_selected, args->out.width),
-               THREADS, 0, rows<T>(args->x), args->rows, rows<T>(args->out));
+               THREADS, 0, rows<T>(args->x), args->rows, args->other, rows<T>(args->out));
     });
 }
 

@@ -21,6 +21,8 @@ static __device__ __forceinline__ float act_value(float x, uint32_t act)
         return x;
     case ACT_SIGMOID:
         return __fdividef(1.0f, 1.0f + expf(-x));
+    case ACT_QUICK_GELU:
+        return __fdividef(x, 1.0f + expf(-1.702f * x));
     default:
         x = x < 0 ? 0.0f : x;
         return x * x;

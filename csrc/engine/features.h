@@ -1,0 +1,30 @@
+/* features.h: which rows of the model's feature pool hold the features of which item. The pool is a cache by content: an item
+ * of a later prompt finds the features of an equal one. A step uses the entries of all items whose rows it computes; entries
+ * that the step being built does not use may be evicted, the one unused for longest first, and are computed again when they
+ * are needed, with the same bits. So no sequence keeps an entry, and a preemption has nothing to give back. Driver's thread
+ * only; nothing is allocated after features_create. */
+#ifndef LLMPY_FEATURES_H
+#define LLMPY_FEATURES_H
+
+#include "sequence.h"
+
+struct features;
+
+struct features_counts {
+    uint64_t n_items, n_pieces, n_rows, n_hits, n_evictions; /* computed items, their pieces and rows; items found; evictions */
+};
+
+/* n_features, max_rows: as in struct runner. */
+enum rc features_create(uint32_t n_features, uint32_t max_rows, struct features **features, struct err *err);
+void features_destroy(struct features *features);
+void features_begin_step(struct features *features, struct batch *batch);
+/* How many of the next n rows of a sequence the step can compute: its items are in the pool, or the step computes them. */
+uint32_t features_take(struct features *features, const struct sequence *sequence, uint32_t n);
+/* Fills the pool's row of each position first .. first + n; -1: it stands for no feature. Returns whether one does. */
+bool features_fill(const struct features *features, const struct sequence *sequence, uint32_t first, uint32_t n,
+                   int32_t *visual);
+/* The features are of weights that no longer are. */
+void features_reset(struct features *features);
+const struct features_counts *features_counts(const struct features *features);
+
+#endif

@@ -1,0 +1,114 @@
+"""Operations of towers, which turn an image's bytes into rows of the text model (docs/use/vision.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from .pieces import flat
+from .rope import Rope
+
+if TYPE_CHECKING:
+    from .blocks import Model, Value
+    from .program import Rows
+    from .rope import Floats
+
+RowList = Literal["class", "patches", "features"]
+LISTS: tuple[RowList, ...] = ("class", "patches", "features")
+"""Lists of rows of a piece, in the order of enum row_list in csrc/program/program.h."""
+
+
+class TowerBlock:
+    """Base class of `Block` with the operations that only towers have. A row is a patch."""
+
+    _model: Model
+    prefix: str
+
+    def pixels(self, table: Floats, width: int, *, frames: int = 1) -> Value:
+        """Numbers of the patches' bytes, in the order channel, frame, y, x: [rows, width].
+
+        Args:
+            table: float32 [3, 256]; number of each byte, by channel.
+            width: Columns: 3 * frames * patch size^2.
+            frames: How often the one frame of an image is repeated.
+        """
+        m = self._model
+        if table.shape != (3, 256) or width % (3 * frames):
+            m.refuse("pixels", self.prefix, f"wanted a table [3, 256] and 3 equal channels, have {table.shape} and {width}")
+        return m.emit("pixels", [], width, weights=[m.constant(table.reshape(-1))], n_frames=frames)
+
+    def embed_taps(self, name: str, shape: tuple[int, ...], *, taps: int = 1) -> Value:
+        """The weighted sum of rows of a learned table of positions; an image brings rows and weights: [rows, shape[-1]].
+
+        Args:
+            name: Module name; the tensor is NAME.weight, or NAME if the shape has three dimensions.
+            shape: Shape of the tensor.
+            taps: Rows in each sum.
+        """
+        m, where = self._model, self.prefix + name
+        tensor = where if len(shape) == 3 else f"{where}.weight"
+        return m.emit("embed_taps", [], shape[-1], weights=[m.flat("embed_taps", tensor, shape)], n_taps=taps)
+
+    def rows(self, x: Value, chosen: RowList, *, weight: str | None = None, shape: tuple[int, ...] = ()) -> Value:
+        """Rows of x by a list that an image brings.
+
+        Args:
+            x: [rows, n].
+            chosen: "class" puts a weight where class rows are, "patches" drops class rows, "features" brings features into the
+                order of their tokens.
+            weight: Whole name of the tensor [n] that the list may name; None: it names none.
+            shape: Shape of the tensor; (): [n].
+        """
+        m = self._model
+        m.expect("rows", self.prefix, x)
+        weights = [m.vector("rows", [flat(self.prefix + weight, shape or (x.width,))])] if weight else []
+        number = LISTS.index(chosen)
+        return m.emit_rows("rows", [x], x.width, (number, 1), weights, 0, {"list": number})
+
+    def group(self, x: Value, n: int) -> Value:
+        """n neighbouring rows as one row, [rows / n, n * width], without a copy; the width is a multiple of 16."""
+        m = self._model
+        m.expect("group", self.prefix, x)
+        if x.width % 16:
+            m.refuse("group", self.prefix, f"wanted rows of a multiple of 16 columns, have {x.width}")
+        return m.emit_rows("group", [x], n * x.width, _joined(x.rows, n), [], 0, {"n": n})
+
+    def mean_rows(self, x: Value, n: int) -> Value:
+        """The mean of n neighbouring rows, [rows / n, width]."""
+        m = self._model
+        m.expect("mean_rows", self.prefix, x)
+        return m.emit_rows("mean_rows", [x], x.width, _joined(x.rows, n), [], 0, {"n": n})
+
+    def axial_rope(self, head_dim: int, theta: float, *, interleaved: bool = False, alternating: bool = False) -> Rope:
+        """A rotation by the row and the column of a patch.
+
+        Args:
+            head_dim: Elements of a head.
+            theta: Base of the frequencies.
+            interleaved: As in `Rope`.
+            alternating: Rows take the even frequencies of the whole head and columns the odd ones (Pixtral); otherwise both
+                take all frequencies of half a head.
+        """
+        import numpy as np
+
+        from .rope import base_frequencies
+
+        n = head_dim // 4
+        every = base_frequencies(theta, head_dim) if alternating else base_frequencies(theta, head_dim // 2)
+        parts = (every[0::2], every[1::2]) if alternating else (every, every)
+        return Rope(np.concatenate(parts), interleaved=interleaved, axes=np.repeat(np.array([0, 1], np.int32), n))
+
+    def splice(self, x: Value, first: int = 0, *, is_sum: bool = False) -> Value:
+        """Of the text's program: features of images in the rows that stand for them. `Model.embed` calls it.
+
+        Args:
+            x: [rows, n]; nothing else may read it.
+            first: The feature's first column.
+            is_sum: Add the feature to the row instead.
+        """
+        m = self._model
+        m.expect("splice", self.prefix, x)
+        return m.emit("splice", [x], x.width, first=first, is_sum=int(is_sum))
+
+
+def _joined(rows: Rows, n: int) -> Rows:
+    return rows[0], rows[1] * n

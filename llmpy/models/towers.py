@@ -1,0 +1,82 @@
+"""What the families that take images share: the names of their parts, the numbers of bytes, and layers of their towers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import CheckpointError, UnsupportedError
+from . import registry
+from .blocks import Block, Model, Value
+from .config import ModelConfig
+from .rope import Floats
+
+CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
+"""Mean and standard deviation of the channels for models of CLIP."""
+HALVES = ([0.5] * 3, [0.5] * 3)
+"""The same for models of SigLIP and later."""
+
+_TEXTS = (
+    ("language_model.model.", "language_model.lm_head"),
+    ("model.language_model.", "lm_head"),
+    ("model.text_model.", "lm_head"),
+    ("model.", "lm_head"),
+)
+
+
+def text(cfg: ModelConfig, m: Model) -> None:
+    """Writes the text's program with the names that the checkpoint has."""
+    body, head = next((names for names in _TEXTS if m.has(f"{names[0]}embed_tokens.weight")), _TEXTS[0])
+    m.renames = (("model.", body), ("lm_head", head))
+    registry.find(cfg.architecture).text(cfg.raw).build(cfg, m)
+
+
+def prefix(m: Model, name: str, candidates: Sequence[str]) -> str:
+    """The first of the candidates with which the checkpoint has a tensor; the first one without a checkpoint."""
+    return next((each for each in candidates if m.has(each + name)), candidates[0])
+
+
+def feature_id(cfg: ModelConfig) -> int:
+    """The token that stands for a feature."""
+    name = "image_token_index" if cfg.raw.get("image_token_index") is not None else "image_token_id"
+    return cfg.need(name, int)
+
+
+def byte_table(cfg: ModelConfig, usual: tuple[Sequence[float], Sequence[float]]) -> Floats:
+    """float32 [3, 256]: the number of each byte by channel, as transformers' processors rescale and normalise.
+
+    Args:
+        cfg: The model's configuration, with that of its processor.
+        usual: Mean and standard deviation that the processor's configuration may leave out.
+    """
+    given = cfg.processor
+    mean, std = (given.get(name, default) for name, default in zip(("image_mean", "image_std"), usual, strict=True))
+    factor = given.get("rescale_factor", 1 / 255)
+    if not all(isinstance(each, list) and len(each) == 3 for each in (mean, std)) or not isinstance(factor, float | int):
+        raise CheckpointError(f"{cfg.file}: the processor's image_mean, image_std: wanted 3 numbers, have {mean}, {std}")
+    bytes_ = np.arange(256, dtype=np.float64)
+    table = np.repeat((bytes_ * factor if given.get("do_rescale", True) else bytes_).astype(np.float32)[None], 3, 0)
+    if given.get("do_normalize", True):
+        table = (table - np.asarray(mean, np.float32)[:, None]) / np.asarray(std, np.float32)[:, None]
+    return np.ascontiguousarray(table, np.float32)
+
+
+def layer_number(cfg: ModelConfig, n_layers: int) -> int:
+    """How many layers of the tower run, by `vision_feature_layer`."""
+    given = cfg.raw.get("vision_feature_layer", -2)
+    if not isinstance(given, int):
+        raise UnsupportedError(f"{cfg.file}: vision_feature_layer={given!r} is not supported, only one layer")
+    number = given + n_layers + 1 if given < 0 else given
+    if not 1 <= number <= n_layers:
+        raise CheckpointError(f"{cfg.file}: vision_feature_layer: wanted one of {n_layers} layers, have {given}", file=cfg.file)
+    return number
+
+
+def layer(block: Block, cfg: ModelConfig, x: Value, norms: Sequence[str], eps: float) -> Value:
+    """A layer of CLIP or SigLIP: attention and MLP behind a norm each, all with biases."""
+    h = block.layer_norm(x, norms[0], eps)
+    q, k, v = block.linear(h, [f"self_attn.{name}_proj" for name in "qkv"], [x.width] * 3, bias=True)
+    x = x + block.linear(block.row_attention(q, k, v), "self_attn.out_proj", x.width, bias=True)
+    h = block.layer_norm(x, norms[1], eps)
+    return x + block.mlp(h, "mlp.fc1", "mlp.fc2", cfg.intermediate_size, act=cfg.hidden_act)

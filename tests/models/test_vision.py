@@ -1,0 +1,197 @@
+"""Models that take images: against transformers, and equal bits however their prompts are computed."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from modules import load
+
+from llmpy import LLM, InvalidRequestError, SamplingParams, UnsupportedError, models
+from llmpy.engine.images import tables_of
+from llmpy.inputs import Prompt
+from llmpy.models.interpret import Interpreter
+from llmpy.vision.items import PlacedItem
+
+ours = load(Path(__file__).with_name("vision_models.py"))
+BOUND = 1e-4  # of a logit, relative to the largest
+EXACT = ["llava"]
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory, random_parameters):
+    """vision(family) -> VisionModel; each is made once."""
+    made = {}
+
+    def make(name):
+        if name not in made:
+            made[name] = ours.VisionModel(ours.FAMILIES[name], tmp_path_factory.mktemp(name), random_parameters)
+        return made[name]
+
+    return make
+
+
+def prompts_of(model):
+    """Parts of prompts: no image, one in the middle, two with text between, one alone, two that follow each other."""
+    a, b, c = model.images(3)
+    return [[5, 9, 77, 4], [3, 8, a, 20, 21], [b, 6, a, 7], [c], [4, a, c, 9]]
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def images_of(parts):
+    return [part for part in parts if isinstance(part, np.ndarray)]
+
+
+@pytest.mark.parametrize("name", ours.FAMILIES)
+def test_the_interpreter_matches_transformers(name, vision, files_of):
+    model = vision(name)
+    checkpoint = models.open_checkpoint(files := files_of(model.directory))
+    spec = models.load(files, checkpoint).spec
+
+    def read(tensor, shape):
+        return np.frombuffer(checkpoint.read_float32(tensor), np.float32).reshape(shape)
+
+    tower, text = Interpreter(spec["towers"]["image"], read), Interpreter(spec, read)
+    for parts in prompts_of(model)[:3]:
+        ids, placed = model.prompt(parts)
+        features = [tower.features(piece) for one in placed for piece in pieces_of(one.item)]
+        is_visual = np.array(ids) == ours.FEATURE
+        images = {"visual": np.where(is_visual, np.cumsum(is_visual) - 1, -1)}
+        if features:
+            images["features"] = np.concatenate(features)
+        if model.positions(placed, len(ids)) is not None:
+            images["positions"] = model.positions(placed, len(ids))
+        want = model.logits(ids, images_of(parts))
+        assert np.abs(text.logits(ids, images) - want).max() <= BOUND * np.abs(want).max()
+
+
+def pieces_of(item):
+    ends = np.cumsum([piece.n_rows for piece in item.pieces])
+    return [{"rows": rows, **tables_of(item, i)} for i, rows in enumerate(np.split(item.rows, ends[:-1]))]
+
+
+@pytest.mark.parametrize("name", ours.FAMILIES)
+def test_the_engine_matches_transformers(name, vision, device, open_engine):
+    model = vision(name)
+    parts = prompts_of(model)
+    ids, placed = zip(*(model.prompt(each) for each in parts), strict=True)
+    with open_engine(device, model.directory) as engine:
+        alone = [engine.run([one], 4, 99, [images])[0] for one, images in zip(ids, placed, strict=True)]
+        mixed = engine.run(ids, 4, 99, placed)
+    for answer, other, one, each in zip(alone, mixed, ids, parts, strict=True):
+        want = model.logits(one, images_of(each))
+        allowed = 2 * BOUND * np.abs(want).max()
+        assert np.abs(answer.table(99) - log_softmax(want)[:-1]).max() <= allowed
+        assert answer.ids == model.greedy(one, images_of(each), 4)
+        assert (answer.ids, answer.logprobs) == (other.ids, other.logprobs)
+        assert np.array_equal(answer.prompt_top, other.prompt_top)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 4, "max_num_seqs": 4},  # chunks end inside images
+        {"encoder": (256, 16)},  # the pool holds one image
+        {"encoder": (256, 256), "num_threads": 1},
+        {"kv_cache_bytes": 40 << 10, "max_num_seqs": 4, "max_model_len": 64},  # sequences are preempted
+    ],
+    ids=["chunks", "one image", "one thread", "preemption"],
+)
+def test_equal_bits_in_batches_chunks_and_small_pools(name, options, vision, device, open_engine):
+    model = vision(name)
+    ids, placed = zip(*(model.prompt(each) for each in prompts_of(model)), strict=True)
+    with open_engine(device, model.directory) as engine:
+        alone = [engine.run([one], 8, 99, [images])[0] for one, images in zip(ids, placed, strict=True)]
+    with open_engine(device, model.directory, **options) as engine:
+        for answer, want in zip(engine.run(ids * 2, 8, 99, placed * 2), alone * 2, strict=True):
+            assert (answer.ids, answer.logprobs) == (want.ids, want.logprobs)
+            assert np.array_equal(answer.prompt_top, want.prompt_top)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_prefix_that_ends_before_inside_or_behind_an_image(name, vision, device, open_engine):
+    model = vision(name)
+    (image,) = model.images(1)
+    text = list(range(3, 18))
+    with open_engine(device, model.directory, enable_prefix_caching=True) as engine:
+        for before in (0, 9, 15):  # the first 16 tokens are text and image, one block
+            ids, placed = model.prompt([*text[:before], image, *text])
+            longer, others = model.prompt([*text[:before], image, *text, 40, 41])
+            first = engine.run([ids], 4, None, [placed])[0]
+            again = engine.run([ids], 4, None, [placed])[0]
+            behind = engine.run([longer], 4, None, [others])[0]
+            assert (first.ids, first.logprobs) == (again.ids, again.logprobs)
+            assert again.n_cached >= 16 and behind.n_cached >= 16
+    with open_engine(device, model.directory) as engine:
+        cold = engine.run([longer], 4, None, [others])[0]
+    assert (cold.ids, cold.logprobs) == (behind.ids, behind.logprobs)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_images_never_share_blocks(name, vision, device, open_engine):
+    """Equal ids, other images; and one image whose range begins elsewhere."""
+    model = vision(name)
+    a, b = model.images(3)[0], model.images(3)[0] ^ 1
+    with open_engine(device, model.directory, enable_prefix_caching=True) as engine:
+        answers = []
+        for parts in ([a, *range(3, 20)], [b, *range(3, 20)]):
+            ids, placed = model.prompt(parts)
+            answers.append(engine.run([ids], 2, None, [placed])[0])
+        assert [answer.n_cached for answer in answers] == [0, 0] and answers[0].logprobs != answers[1].logprobs
+        moved = [dataclasses.replace(placed[0], n_tokens=placed[0].n_tokens + 3)]
+        assert engine.run([ids], 2, None, [placed])[0].n_cached == len(ids) // 16 * 16
+        assert engine.run([ids], 2, None, [moved])[0].logprobs == answers[1].logprobs
+
+
+def test_images_that_do_not_fit_are_refused(vision, device, open_engine):
+    model = vision("llava")
+    ids, (one,) = model.prompt([4, model.images(1)[0], 5])
+    item = one.item
+    n = item.n_tokens
+    broken = item.tables["rows.patches"]._replace(values=np.full(n, 99, np.int32))
+    wrong = [
+        (PlacedItem(item, 2, n), f"wanted {n} placeholders for its features, have {n - 1}"),
+        (PlacedItem(item, 1, 4 * n), "wanted a range of the prompt's"),
+        (PlacedItem(dataclasses.replace(item, rows=item.rows[:, :-3]), 1, n), "bytes a patch"),
+        (PlacedItem(dataclasses.replace(item, tables={**item.tables, "rows.patches": broken}), 1, n), "wanted rows below"),
+        (PlacedItem(dataclasses.replace(item, tables={}), 1, n), "have 0"),
+    ]
+    with open_engine(device, model.directory) as engine:
+        for placed, message in wrong:
+            with pytest.raises(InvalidRequestError, match=message):
+                engine.run([ids], placed=[[placed]])
+    refused = pytest.raises(InvalidRequestError, match="max_encoder_rows")
+    with open_engine(device, model.directory, encoder=(8, 256)) as engine, refused:
+        engine.run([ids], placed=[[one]])
+
+
+def test_llm_takes_images_beside_texts(vision):
+    model = vision("llava")
+    parts = prompts_of(model)[:3]
+    prompts = []
+    for each in parts:
+        ids, placed = model.prompt(each)
+        prompts.append(Prompt(None, np.array(ids, np.int32)))
+        prompts[-1].images = placed
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "max_encoder_rows": 16}
+    with LLM(model.directory, encoder_cache_tokens=64, **options) as llm:
+        for output, each in zip(llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4)), parts, strict=True):
+            assert list(output.outputs[0].token_ids) == model.greedy(model.prompt(each)[0], images_of(each), 4)
+
+
+def test_what_is_not_supported_is_named(vision):
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
+    with pytest.raises(UnsupportedError, match=r"vision_feature_layer=\[-2, -3\]"):
+        LLM(vision("llava").directory, hf_overrides={"vision_feature_layer": [-2, -3]}, **options)
+    with pytest.raises(UnsupportedError, match="model_type 'mamba'"):
+        LLM(vision("llava").directory, hf_overrides={"text_config": {"model_type": "mamba"}}, **options)
+    with pytest.raises(UnsupportedError, match="tensor_parallel_size"):
+        LLM(vision("llava").directory, tensor_parallel_size=2, **options)
