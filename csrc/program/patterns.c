@@ -406,6 +406,7 @@ static enum rc emit_in_place(struct planner *b, const struct op *op, struct err 
         return RC_OK;
     struct node *node = node_add(b, STEP_OPERATION, op);
     node->in[0] = ref_of(b, op->in[0]);
+    node->out = ref_of(b, op->out[0]);
     return RC_OK;
 }
 

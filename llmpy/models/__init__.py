@@ -36,7 +36,7 @@ _FAMILIES = """
     qwen2 qwen3 seed_oss smollm3 stablelm
     bamba falcon_h1 granite_hybrid jamba lfm2 mamba mamba2 nemotron_h plamo2 qwen3_next
     deepseek ernie glm4_moe gpt_oss llama4 mixtral olmoe qwen_moe
-    llava
+    idefics3 internvl llava mistral3 qwen2_vl qwen3_vl
     baichuan bloom chatglm falcon mpt gpt2 gpt_neox gptj internlm2 opt qwen starcoder2
 """
 for _family in _FAMILIES.split():

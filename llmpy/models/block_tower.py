@@ -40,13 +40,12 @@ class TowerBlock:
         """The weighted sum of rows of a learned table of positions; an image brings rows and weights: [rows, shape[-1]].
 
         Args:
-            name: Module name; the tensor is NAME.weight, or NAME if the shape has three dimensions.
+            name: Whole name of the tensor.
             shape: Shape of the tensor.
             taps: Rows in each sum.
         """
-        m, where = self._model, self.prefix + name
-        tensor = where if len(shape) == 3 else f"{where}.weight"
-        return m.emit("embed_taps", [], shape[-1], weights=[m.flat("embed_taps", tensor, shape)], n_taps=taps)
+        m = self._model
+        return m.emit("embed_taps", [], shape[-1], weights=[m.flat("embed_taps", self.prefix + name, shape)], n_taps=taps)
 
     def rows(self, x: Value, chosen: RowList, *, weight: str | None = None, shape: tuple[int, ...] = ()) -> Value:
         """Rows of x by a list that an image brings.
@@ -78,13 +77,28 @@ class TowerBlock:
         m.expect("mean_rows", self.prefix, x)
         return m.emit_rows("mean_rows", [x], x.width, _joined(x.rows, n), [], 0, {"n": n})
 
-    def axial_rope(self, head_dim: int, theta: float, *, interleaved: bool = False, alternating: bool = False) -> Rope:
+    def scale_by(self, x: Value, name: str) -> Value:
+        """x times a learned factor of each column; `name` is the tensor's whole name, [n]."""
+        m = self._model
+        m.expect("scale_by", self.prefix, x)
+        return m.emit("act", [x], x.width, weights=[m.flat("scale_by", self.prefix + name, (x.width,))], act="scale")
+
+    def axial_rope(
+        self,
+        head_dim: int,
+        theta: float,
+        *,
+        axes: tuple[int, int] = (0, 1),
+        interleaved: bool = False,
+        alternating: bool = False,
+    ) -> Rope:
         """A rotation by the row and the column of a patch.
 
         Args:
             head_dim: Elements of a head.
             theta: Base of the frequencies.
             interleaved: As in `Rope`.
+            axes: The axes of the image's positions: rows are 0, columns 1.
             alternating: Rows take the even frequencies of the whole head and columns the odd ones (Pixtral); otherwise both
                 take all frequencies of half a head.
         """
@@ -95,7 +109,7 @@ class TowerBlock:
         n = head_dim // 4
         every = base_frequencies(theta, head_dim) if alternating else base_frequencies(theta, head_dim // 2)
         parts = (every[0::2], every[1::2]) if alternating else (every, every)
-        return Rope(np.concatenate(parts), interleaved=interleaved, axes=np.repeat(np.array([0, 1], np.int32), n))
+        return Rope(np.concatenate(parts), interleaved=interleaved, axes=np.repeat(np.array(axes, np.int32), n))
 
     def splice(self, x: Value, first: int = 0, *, is_sum: bool = False) -> Value:
         """Of the text's program: features of images in the rows that stand for them. `Model.embed` calls it.

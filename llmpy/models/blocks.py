@@ -390,6 +390,7 @@ class Model(Writer, Block):
         self.generates = False
         self.pooling = "last"
         self.cache_scales = CacheScales()
+        self.injections: list[int] = []
 
     def embed(self, name: str, *, scale: float = 1.0, width: int | None = None) -> Value:
         """Row NAME.weight[token id] times scale, [rows, width]; width None means hidden_size."""
@@ -492,6 +493,10 @@ class Model(Writer, Block):
         tower.spec["rows"], tower.spec["feature_id"] = [], feature_id
         self.spec["towers"] = {"image": tower.spec}
         return tower
+
+    def inject(self, x: Value) -> Value:
+        """Adds the next columns of the features behind a layer of the text, if the tower makes some for it (DeepStack)."""
+        return self.splice(x, self.injections.pop(0), is_sum=True) if self.injections else x
 
     def at(self, prefix: str) -> Block:
         """Operations of this program with another prefix of tensor names."""

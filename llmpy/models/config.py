@@ -154,12 +154,19 @@ class ModelConfig:
                 "hf_overrides can set it"
             )
 
-    def sub(self, name: str, **defaults: object) -> "ModelConfig":
-        """The configuration of a part of the model, such as "vision_config"; `defaults` are fields that it may leave out."""
+    def sub(self, name: str, renames: Mapping[str, str], defaults: Mapping[str, object]) -> "ModelConfig":
+        """The configuration of a part of the model, such as "vision_config".
+
+        Args:
+            name: The field.
+            renames: Names of fields -> the common names.
+            defaults: Fields that it may leave out.
+        """
         given = self.raw.get(name)
         if not isinstance(given, Mapping):
             raise CheckpointError(f"{self.file}: {name}: wanted an object, have {given!r}", file=self.file)
         fields = {key: value for key, value in given.items() if value is not None}
+        fields |= {new: fields[old] for old, new in renames.items() if old in fields}
         raw = {"vocab_size": 1, **defaults, **fields, "architectures": self.raw["architectures"]}
         return ModelConfig(raw, f"{self.file}: {name}")
 

@@ -1,15 +1,14 @@
-"""Llama 4, text."""
+"""Llama 4, with its tower for images or without."""
 
 from dataclasses import replace
 
 from ..errors import CheckpointError
-from . import heads, usual
+from . import heads, towers, usual
 from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "the language models of Llama 4 Scout and Maverick, saved alone"
-LIMITS = "text alone"
+CHECKPOINTS = "Llama 4 Scout and Maverick, and their language models saved alone"
 
 
 @architecture(
@@ -76,3 +75,31 @@ def mix(cfg: ModelConfig, m: Model, layer: Block, x: Value) -> Value:
         x, routes, up, down, cfg.intermediate_size, act=cfg.hidden_act, stacked=stacked, input_scaled=True,
     )  # fmt: skip
     return y + mlp(cfg, layer, x, "feed_forward.shared_expert", "intermediate_size")
+
+
+@architecture("Llama4ForConditionalGeneration", texts={"llama4_text": "Llama4ForCausalLM"})
+def llama4_vision(cfg: ModelConfig, m: Model) -> None:
+    """A tower for tiles, turned by the patches' columns and rows; patches joined through two MLPs, and the text model."""
+    vision = cfg.sub("vision_config", {}, {"hidden_act": "gelu"})
+    vision.only("vision_feature_select_strategy", "default")
+    dim, patch, eps = vision.hidden_size, vision.size("patch_size", 14), 1e-5
+    n_rows = (vision.size("image_size", 336) // patch) ** 2 + 1
+    v = m.tower(vision, towers.prefix(m, "class_embedding", ("vision_model.", "model.vision_model.")), towers.feature_id(cfg))
+    x = v.linear(v.pixels(towers.byte_table(cfg, towers.HALVES), 3 * patch**2), "patch_embedding.linear", dim)
+    x = v.rows(x, "class", weight="class_embedding") + v.embed_taps("positional_embedding_vlm", (n_rows, dim))
+    x = v.layer_norm(x, "layernorm_pre", eps)
+    turn = v.axial_rope(vision.head_dim, towers.theta(vision), axes=(1, 0), interleaved=True)
+    for block in v.layers("model.layers", vision.num_layers):
+        h = block.layer_norm(x, "input_layernorm", eps)
+        q, k, u = block.linear(h, [f"self_attn.{name}_proj" for name in "qkv"], [dim] * 3, bias=True)
+        q, k = block.rope(q, k, turn)
+        x = x + block.linear(block.row_attention(q, k, u), "self_attn.o_proj", dim, bias=True)
+        h = block.layer_norm(x, "post_attention_layernorm", eps)
+        x = x + block.mlp(h, "mlp.fc1", "mlp.fc2", vision.intermediate_size, act=vision.hidden_act)
+    n_joined = round(1 / vision.positive("pixel_shuffle_ratio", 0.5)) ** 2
+    x = v.group(v.rows(v.layer_norm(x, "layernorm_post", eps), "patches"), n_joined)
+    x = v.act(v.linear(x, "vision_adapter.mlp.fc1", vision.size("projector_input_dim", 4096)), "gelu")
+    x = v.act(v.linear(x, "vision_adapter.mlp.fc2", vision.size("projector_output_dim", 4096)), "gelu")
+    p = v.at(towers.prefix(m, "linear_1.weight", ("multi_modal_projector.", "model.multi_modal_projector.")))
+    v.features(p.linear(x, "linear_1", cfg.hidden_size, bias=vision.get("multi_modal_projector_bias", False)))
+    towers.text(cfg, m)

@@ -37,4 +37,5 @@ def qwen3(cfg: ModelConfig, m: Model) -> None:
         x = x + layer.linear(layer.attention(q, k, v, window=window), "self_attn.o_proj", cfg.hidden_size, bias=bias)
         h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
         x = x + layer.gated_mlp(h, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", cfg.intermediate_size, act=cfg.hidden_act)
+        x = m.inject(x)
     heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)

@@ -89,4 +89,5 @@ def write(
             x = x + (y + shared(layer, h) if shared else y)
         else:
             x = x + usual.mlp(cfg, layer, h)
+        x = m.inject(x)
     heads.head(cfg, m, m.rms_norm(x, f"{stem}norm", cfg.rms_norm_eps), stem)

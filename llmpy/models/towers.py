@@ -73,6 +73,24 @@ def layer_number(cfg: ModelConfig, n_layers: int) -> int:
     return number
 
 
+def theta(vision: ModelConfig) -> float:
+    """Base of the tower's rotation."""
+    given = vision.raw.get("rope_parameters")
+    found = given.get("rope_theta") if isinstance(given, dict) else vision.raw.get("rope_theta")
+    return float(found) if isinstance(found, int | float) else 10000.0
+
+
+def siglip(cfg: ModelConfig, vision: ModelConfig, v: Model) -> Value:
+    """The rows of SigLIP behind its last norm; there are no class rows."""
+    dim, patch, eps = vision.hidden_size, vision.size("patch_size", 14), vision.get("layer_norm_eps", 1e-6)
+    n_rows = (vision.size("image_size", 224) // patch) ** 2
+    x = v.linear(v.pixels(byte_table(cfg, HALVES), 3 * patch**2), "embeddings.patch_embedding", dim, bias=True)
+    x = x + v.embed_taps("embeddings.position_embedding.weight", (n_rows, dim))
+    for block in v.layers("encoder.layers", vision.num_layers):
+        x = layer(block, vision, x, ("layer_norm1", "layer_norm2"), eps)
+    return v.layer_norm(x, "post_layernorm", eps)
+
+
 def layer(block: Block, cfg: ModelConfig, x: Value, norms: Sequence[str], eps: float) -> Value:
     """A layer of CLIP or SigLIP: attention and MLP behind a norm each, all with biases."""
     h = block.layer_norm(x, norms[0], eps)
