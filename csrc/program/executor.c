@@ -79,8 +79,10 @@ enum rc rope_tables_run(struct running *run)
         const struct rope *rope = &m->program->ropes[r];
         struct rope_table_args args = {run->view.n_rows, rope->n_freqs, run->view.positions, m->rope_freqs[r], rope->magnitude,
                                        m->rope_tables[r], .axes = m->rope_axes[r], .axis_stride = run->axis_stride};
-        if (rope->n_axes)
+        if (rope->n_axes && run->rope_positions)
             args.positions = run->rope_positions;
+        else
+            args.axis_stride = 0; /* all axes have the row's position, as in a text without images */
         rc = RUN_ENTRY(m, rope_table, &args, run->err);
     }
     return rc;

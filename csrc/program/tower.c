@@ -309,7 +309,8 @@ static enum rc begin_rows(struct running *run)
     run->visual = b->has_visual ? b->visual : NULL;
     if (!t->is_staged)
         return RC_OK;
-    tower_use(run);
+    if (b->n_axes)
+        tower_use(run);
     for (uint32_t axis = 0; axis < b->n_axes && !rc; axis++)
         rc = t->m.backend->upload(t->m.ctx, t->rope_positions + (size_t)axis * run->axis_stride,
                                   b->rope_positions + (size_t)axis * b->max_rows, b->n_rows * sizeof(int32_t), run->err);

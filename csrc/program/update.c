@@ -311,15 +311,34 @@ struct row_dims {
     int64_t shape[PART_MAX_DIMS], strides[PART_MAX_DIMS];
 };
 
+/* How many dimensions the columns of a matrix are: the last ones, of a convolution several. */
+static uint32_t n_column_dims(const struct weight *weight, const struct weight_part *part)
+{
+    uint32_t n = weight->kind == WEIGHT_VECTOR ? 0 : 1;
+    uint64_t cols = part->dims[part->n_dims - 1];
+    while (n && !part->is_transposed && n < part->n_dims && cols < weight->cols)
+        cols *= part->dims[part->n_dims - ++n];
+    return n;
+}
+
+/* Whether one stride steps through the columns. */
+static bool has_even_columns(const struct weight *weight, const struct weight_part *part, const struct update_tensor *tensor)
+{
+    for (uint32_t i = 1, last = part->n_dims - 1; i < n_column_dims(weight, part); i++, last--)
+        if (tensor->strides[last - 1] != tensor->shape[last] * tensor->strides[last])
+            return false;
+    return true;
+}
+
 /* Merges adjacent dimensions into one if a single stride steps through both. */
 static struct row_dims row_dims_of(const struct weight *weight, const struct weight_part *part,
                                    const struct update_tensor *tensor)
 {
     struct row_dims dims = {1, {1}, {0}};
-    uint32_t columns = weight->kind == WEIGHT_VECTOR ? NO_INDEX : part->n_dims - 1 - part->is_transposed;
+    uint32_t end = part->n_dims - part->is_transposed, first = end - n_column_dims(weight, part);
     for (uint32_t i = part->n_dims; i-- > 0;) {
         uint32_t last = dims.n - 1;
-        if (i == columns || tensor->shape[i] == 1)
+        if ((i >= first && i < end) || tensor->shape[i] == 1)
             continue;
         bool is_first = dims.shape[last] == 1;
         if (!is_first && (part->is_transposed || tensor->strides[i] != dims.shape[last] * dims.strides[last])) {
@@ -427,6 +446,9 @@ static enum rc visit_piece(struct update *u, const struct update_entry *entry, c
     bool quantises = tensor && !(flags & AS_GIVEN) && is_quantised(u, piece) && rounds_on_host(u, piece, tensor);
     uint32_t stored = stored_type(u, piece), most_rows = 1 + (uint32_t)(QUANTISED_BYTES / sizeof(float) / weight->cols);
     struct row_dims dims = {1, {INT64_MAX}, {0}};
+    if (tensor && !has_even_columns(weight, part, tensor))
+        return err_set(err, RC_UNSUPPORTED, "weight '%.160s': wanted a contiguous tensor, whose last dimensions are columns",
+                       entry->name);
     if (tensor)
         dims = row_dims_of(weight, part, tensor);
     uint64_t slice = layout_slice(part) < (uint64_t)dims.shape[0] ? layout_slice(part) : (uint64_t)dims.shape[0];

@@ -202,3 +202,30 @@ def test_what_is_not_supported_is_named(vision):
         LLM(vision("llava").directory, hf_overrides={"text_config": {"model_type": "mamba"}}, **options)
     with pytest.raises(UnsupportedError, match="tensor_parallel_size"):
         LLM(vision("llava").directory, tensor_parallel_size=2, **options)
+
+
+def test_images_behind_an_update_of_the_weights_and_behind_sleep(vision, tmp_path):
+    """The features of the old weights are dropped; the convolution of five dimensions is written as the matrix that it is."""
+    torch, safetensors = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+    model = vision("qwen3-vl")
+    ids, placed = model.prompt([3, 8, model.images(1)[0], 20])
+    new = {name: tensor * (1.25 if "patch_embed" in name else 1) for name, tensor in safetensors.load_file(
+        next(model.directory.glob("*.safetensors"))).items()}  # fmt: skip
+    safetensors.save_file(new, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((model.directory / "config.json").read_text())
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
+
+    def logprobs(llm):
+        prompt = Prompt(None, np.array(ids, np.int32))
+        prompt.images = placed
+        return llm.generate([prompt], SamplingParams(temperature=0, max_tokens=3, logprobs=0))[0].outputs[0].token_logprobs.tolist()
+
+    with LLM(tmp_path, **options) as llm:
+        want = logprobs(llm)
+    with LLM(model.directory, **options) as llm:
+        old = logprobs(llm)
+        llm.update_weights([(name, torch.as_tensor(tensor)) for name, tensor in new.items()])
+        assert logprobs(llm) == want != old
+        llm.sleep(1)
+        llm.wake_up()
+        assert logprobs(llm) == want
