@@ -320,6 +320,8 @@ struct attention_args {
     const float *sinks;         /* [n_heads] or NULL: exp(sink) joins the denominator of the softmax */
     uint32_t chunk;             /* key j <= i is visible iff j / chunk == i / chunk; 0: window decides */
     const struct qkv_args *heads; /* NULL, or FUSION_QKV_ATTENTION: run this qkv first; its q is q, updating q is optional */
+    const int32_t *visible_end; /* [n_rows] or NULL; FUSION_VISIBLE_END: key j is visible iff i - window < j < visible_end[row],
+                                 * which is above i, ascends within a sequence, and names keys of this step or before */
 };
 
 /* One matrix-vector product a head: out[h] = W_h x[h], or W_h^T x[h] if is_transposed. W_h is the used_rows rows of the matrix
@@ -593,12 +595,7 @@ struct place_rows_args { uint32_t n_rows; const int32_t *rows; struct view x, ou
 /* out row i = the sum of the n rows of x from i * n on, a chain of float32, times 1 / n; out is not x */
 struct mean_rows_args { uint32_t n_rows, n; struct view x, out; };
 /* x[r] = features[visual[r]], or (is_sum) x[r] + that, for the rows with visual[r] >= 0; others stay */
-struct splice_args {
-    uint32_t n_rows;
-    bool is_sum;
-    const int32_t *visual;
-    struct view features, x;
-};
+struct splice_args { uint32_t n_rows; bool is_sum; const int32_t *visual; struct view features, x; };
 
 /* Draws one token from one row of logits, or scores one given token (is_score), by the steps of docs/use/sampling.md. The lists
  * lie in host memory; the caller leaves them unchanged until the results are written. */
@@ -866,7 +863,8 @@ enum fusion {
     FUSION_NORM_LINEAR = 1, FUSION_GATED_LINEAR = 2, FUSION_LINEAR_ADD = 4, FUSION_LINEAR_GATED = 8, FUSION_ADD_NORM = 16,
     FUSION_NORM_ADD_NORM = 32, FUSION_SSM_GATED = 64, FUSION_SSM_INPUTS = 128, FUSION_NORM_ROUTE = 256,
     FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024, FUSION_GATHER_NORM = 2048,
-    FUSION_LINEAR_DELTA = 4096 /* linears add `delta`, and `lora` has is_delta */
+    FUSION_LINEAR_DELTA = 4096, /* linears add `delta`, and `lora` has is_delta */
+    FUSION_VISIBLE_END = 8192 /* `attention` has visible_end */
 };
 
 struct backend_options {

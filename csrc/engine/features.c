@@ -1,4 +1,5 @@
 #include "features.h"
+#include "items.h"
 
 #include "../base/mem.h"
 
@@ -170,10 +171,12 @@ uint32_t features_take(struct features *f, const struct sequence *q, uint32_t n)
         f->counts.n_hits += entry && entry->used != f->n_steps;
         if (entry)
             entry->used = f->n_steps;
-        else if (!encode(f, item))
-            return item->first > q->n_computed ? item->first - q->n_computed : 0;
+        else if (!encode(f, item)) {
+            n = item->first > q->n_computed ? item->first - q->n_computed : 0;
+            break;
+        }
     }
-    return n;
+    return f ? items_cut(q->request, q->n_computed, n) : n;
 }
 
 bool features_fill(const struct features *f, const struct sequence *q, uint32_t first, uint32_t n, int32_t *visual)

@@ -55,6 +55,26 @@ void items_fill(struct request *r, const struct request_spec *spec)
     }
 }
 
+/* Whether a token and the one before stand for neighbouring features. */
+static bool continues_span(const struct request *r, uint32_t position)
+{
+    return r->spec.n_items && position < r->spec.prompt.n && r->features[position] > 0 &&
+           r->features[position] == r->features[position - 1] + 1;
+}
+
+void items_visible_ends(const struct request *r, uint32_t first, uint32_t n, int32_t *ends)
+{
+    for (uint32_t i = n; i-- > 0;)
+        ends[i] = i + 1 < n && continues_span(r, first + i + 1) ? ends[i + 1] : (int32_t)(first + i + 1);
+}
+
+uint32_t items_cut(const struct request *r, uint32_t first, uint32_t n)
+{
+    while (n && r->context->config->runner.sees_spans && continues_span(r, first + n))
+        n--;
+    return n;
+}
+
 int32_t items_position(const struct request *r, uint32_t axis, uint32_t position)
 {
     uint32_t n = r->spec.prompt.n;
@@ -107,6 +127,9 @@ static enum rc check_item(const struct engine_config *config, const struct reque
     if (n_features != item->n_features || n_placeholders != n_features || !n_features)
         REFUSE("image %u: wanted %llu placeholders for its features, have %u", i, (unsigned long long)n_features,
                n_placeholders);
+    if (config->runner.sees_spans && n_features > config->max_num_batched_tokens)
+        REFUSE("image %u: wanted at most max_num_batched_tokens=%u features, because they are computed in one step, have %llu; "
+               "raise the option", i, config->max_num_batched_tokens, (unsigned long long)n_features);
     if ((n_features + 15) / 16 > config->runner.n_features / 16)
         REFUSE("image %u: wanted at most encoder_cache_tokens=%u features, have %llu; raise the option or send a smaller image",
                i, config->runner.n_features, (unsigned long long)n_features);

@@ -18,6 +18,7 @@ struct running {
     const int32_t *source_rows;      /* [n_rows] of a head */
     bool is_carried;                 /* as in struct batch; graphs of heads are of such batches */
     const int32_t *visual;           /* [n_rows] rows of the feature pool, -1: none; NULL: no row stands for a feature */
+    const int32_t *visible_end;      /* [n_rows] as in struct attention_args; NULL: rows see what is before them */
     const int32_t *rope_positions;   /* [axes][axis_stride] of ropes with axes */
     uint32_t axis_stride;
     const struct item_piece *piece;       /* of a tower: what it computes; its tables and bytes are in device memory */

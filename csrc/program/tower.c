@@ -13,7 +13,7 @@ struct tower {
     bool is_staged;            /* steps cannot read host memory */
     char *bytes;               /* device memory for a piece, if is_staged: its bytes, its tables, ... */
     int32_t *tables[PIECE_TABLES], *feature_rows;
-    int32_t *visual, *rope_positions; /* ... and for the arrays of a step's rows */
+    int32_t *visual, *visible_end, *rope_positions; /* ... and for the arrays of a step's rows */
     size_t bytes_size, table_values[PIECE_TABLES];
 };
 
@@ -125,6 +125,9 @@ enum rc tower_check_piece(const struct model *m, const struct item_piece *piece,
 
 enum rc tower_check_backend(const struct model *m, struct err *err)
 {
+    if (program_sees_spans(m->program) && !(m->backend->fusions(m->ctx) & FUSION_VISIBLE_END))
+        return err_set(err, RC_UNSUPPORTED,
+                       "images whose tokens see each other (Gemma 3) are not supported yet on %s; use the CPU", m->backend->name);
     if (!m->program->tower || m->options.n_ranks < 2)
         return RC_OK;
     return err_set(err, RC_UNSUPPORTED,
@@ -202,6 +205,8 @@ static enum rc make_staging(struct tower *t, struct err *err)
         rc = buffer(t, t->table_values[PIECE_LIST] * sizeof(int32_t), &t->feature_rows, err);
     if (!rc)
         rc = buffer(t, rows_bytes(t, 1), &t->visual, err);
+    if (!rc)
+        rc = buffer(t, rows_bytes(t, 1), &t->visible_end, err);
     return rc ? rc : buffer(t, rows_bytes(t, program_n_axes(t->text->program)), &t->rope_positions, err);
 }
 
@@ -232,6 +237,7 @@ void tower_destroy(struct model *text)
         b->buffer_destroy(t->m.ctx, t->tables[i], t->table_values[i] * sizeof(int32_t));
     b->buffer_destroy(t->m.ctx, t->feature_rows, t->table_values[PIECE_LIST] * sizeof(int32_t));
     b->buffer_destroy(t->m.ctx, t->visual, rows_bytes(t, 1));
+    b->buffer_destroy(t->m.ctx, t->visible_end, rows_bytes(t, 1));
     b->buffer_destroy(t->m.ctx, t->rope_positions, rows_bytes(t, program_n_axes(text->program)));
     model_free_ropes(&t->m);
     entries_clear(&t->m.entries);
@@ -307,6 +313,7 @@ static enum rc begin_rows(struct running *run)
     run->axis_stride = b->max_rows;
     run->rope_positions = b->rope_positions;
     run->visual = b->has_visual ? b->visual : NULL;
+    run->visible_end = b->has_visual ? b->visible_end : NULL;
     if (!t->is_staged)
         return RC_OK;
     if (b->n_axes)
@@ -317,7 +324,9 @@ static enum rc begin_rows(struct running *run)
     if (rc || !b->has_visual)
         return rc;
     run->visual = t->visual;
-    return t->m.backend->upload(t->m.ctx, t->visual, b->visual, b->n_rows * sizeof(int32_t), run->err);
+    run->visible_end = t->visible_end;
+    rc = t->m.backend->upload(t->m.ctx, t->visible_end, b->visible_end, b->n_rows * sizeof(int32_t), run->err);
+    return rc ? rc : t->m.backend->upload(t->m.ctx, t->visual, b->visual, b->n_rows * sizeof(int32_t), run->err);
 }
 
 enum rc tower_begin(struct running *run)

@@ -91,10 +91,11 @@ enum rc batch_add_tower(struct batch *b, uint32_t n_axes, uint32_t n_features, s
 {
     b->n_axes = n_axes;
     b->visual = mem_calloc(b->max_rows, sizeof *b->visual);
+    b->visible_end = mem_calloc(b->max_rows, sizeof *b->visible_end);
     b->rope_positions = mem_calloc((size_t)b->max_rows * n_axes, sizeof *b->rope_positions);
     b->encodings = mem_calloc(n_features, sizeof *b->encodings);
     b->feature_rows = mem_calloc(n_features, sizeof *b->feature_rows);
-    if (b->visual && b->encodings && b->feature_rows && (b->rope_positions || !n_axes))
+    if (b->visual && b->visible_end && b->encodings && b->feature_rows && (b->rope_positions || !n_axes))
         return RC_OK;
     return err_set(err, RC_MEMORY, "batch: out of memory for %u features; lower encoder_cache_tokens", n_features);
 }
@@ -103,7 +104,7 @@ void batch_destroy(struct batch *b)
 {
     void *arrays[] = {b->token_ids, b->positions, b->token_types, b->row_seq, b->row_adapter, b->source_rows, b->seq_first_row,
                       b->copies, b->logits_rows, b->state_rows, b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks,
-                      b->visual, b->rope_positions, b->encodings, b->feature_rows};
+                      b->visual, b->visible_end, b->rope_positions, b->encodings, b->feature_rows};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         mem_free(arrays[i]);
     *b = (struct batch){0};

@@ -48,6 +48,7 @@ struct batch {
     int32_t *visual;         /* [max_rows] the row of the feature pool that replaces the row's embedding, -1: none; valid if
                               * has_visual; else no row has one */
     bool has_visual;
+    int32_t *visible_end;    /* [max_rows] the end of the positions that the row sees; valid if has_visual */
     int32_t *rope_positions; /* [n_axes][max_rows] */
     uint32_t n_axes;         /* of the model's ropes; 0: it has none, and no rope_positions */
     struct encoding *encodings; /* [n_encodings] whose features are computed before the rows */

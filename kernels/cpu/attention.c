@@ -94,7 +94,7 @@ struct attention_unit {
     uint32_t type;            /* TILE_F32, ... */
     size_t key_scales, value_scales; /* their places in a group; 0: the type has none */
     const char *keys[TILE_GROUPS], *values[TILE_GROUPS];
-    uint32_t positions[ATTENTION_TILE_ROWS];
+    uint32_t positions[ATTENTION_TILE_ROWS], ends[ATTENTION_TILE_ROWS];
     float slopes[ATTENTION_TILE_ROWS]; /* times log2 e */
     const char *next_keys[TILE_GROUPS], *next_values[TILE_GROUPS]; /* to prefetch: the next tile's, if there is one */
 };
@@ -108,6 +108,14 @@ static uint32_t row_position(const struct attention_job *job, const struct atten
 {
     const struct batch_view *batch = job->args->batch;
     return (uint32_t)batch->positions[batch->seq_first_row[task->seq]] + (task->first + row) / job->group;
+}
+
+/* The end of the keys that a row sees. It ascends with the rows. */
+static uint32_t visible_to(const struct attention_job *job, const struct attention_task *task, uint32_t row)
+{
+    const struct batch_view *batch = job->args->batch;
+    uint32_t at = (uint32_t)batch->seq_first_row[task->seq] + (task->first + row) / job->group;
+    return job->args->visible_end ? (uint32_t)job->args->visible_end[at] : row_position(job, task, row) + 1;
 }
 
 static uint32_t visible_from(const struct attention_job *job, uint32_t position)
@@ -170,7 +178,7 @@ static void take_tile(struct attention_unit *u, uint32_t start, uint32_t from, u
 /* The keys that a row sees in the tile at start: [*lo, *hi) within the tile. Returns false if there are none. */
 static bool row_range(const struct attention_unit *u, uint32_t row, uint32_t start, uint32_t *lo, uint32_t *hi)
 {
-    uint32_t position = u->positions[row], from = visible_from(u->job, position), to = position + 1;
+    uint32_t from = visible_from(u->job, u->positions[row]), to = u->ends[row];
     *lo = from > start ? from - start : 0;
     *hi = to < start + TILE_KEYS ? (to > start ? to - start : 0) : TILE_KEYS;
     return *lo < *hi;
@@ -294,8 +302,8 @@ static void run_split(struct attention_unit *u, uint32_t split, uint32_t from, u
 /* True if the row sees a key of this split. */
 static bool row_sees(const struct attention_job *job, const struct attention_task *task, uint32_t row, uint32_t split)
 {
-    uint32_t position = row_position(job, task, row);
-    return position >= split * SPLIT_KEYS && visible_from(job, position) < (split + 1) * SPLIT_KEYS;
+    uint32_t from = visible_from(job, row_position(job, task, row));
+    return visible_to(job, task, row) > split * SPLIT_KEYS && from < (split + 1) * SPLIT_KEYS;
 }
 
 static void unit_open(struct attention_unit *u, const struct attention_job *job, const struct attention_task *task,
@@ -312,6 +320,7 @@ static void unit_open(struct attention_unit *u, const struct attention_job *job,
     u->value_scales = u->key_scales ? u->key_scales + KV_GROUP * sizeof(float) : 0;
     for (uint32_t r = 0; r < task->n_rows; r++) {
         u->positions[r] = row_position(job, task, r);
+        u->ends[r] = visible_to(job, task, r);
         u->slopes[r] = job->args->slopes ? job->args->slopes[row_head(job, task, head, r)] * LOG2_E : 0;
     }
     scale_queries(u);
@@ -321,7 +330,7 @@ static void unit_open(struct attention_unit *u, const struct attention_job *job,
 static void task_range(const struct attention_job *job, const struct attention_task *task, uint32_t *from, uint32_t *to)
 {
     *from = visible_from(job, row_position(job, task, 0));
-    *to = row_position(job, task, task->n_rows - 1) + 1;
+    *to = visible_to(job, task, task->n_rows - 1);
 }
 
 static void run_whole(const struct attention_job *job, const struct attention_task *task, uint32_t head, uint32_t thread)

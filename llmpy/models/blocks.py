@@ -185,6 +185,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
         slopes: int | None = None,
         sinks: str | None = None,
         chunk: int = 0,
+        spans: bool = False,
     ) -> Value:
         """Causal attention; each call adds a layer of the cache. Groups of query heads share one head of k and v.
 
@@ -199,6 +200,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
                 from query i to the score. None: no ALiBi.
             sinks: Name of a tensor [n_heads]: a score that is part of each softmax but has no value; None: no sinks.
             chunk: Chunk length in positions: a query sees only keys of its own chunk. 0: `window` applies.
+            spans: Whether the tokens of an image also see those behind them (Gemma 3).
         """
         m = self._model
         m.expect("attention", self.prefix, q, k, v)
@@ -219,7 +221,10 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
         scale = (m.head_dim**-0.5 if scale is None else scale) * k_scale
         layer = len(m.spec["layers"]) - 1
         inputs = [q, self.scale(k, [1 / k_scale]), self.scale(v, [1 / v_scale])]
-        out = m.emit("attention", inputs, q.width, weights=weights, layer=layer, chunk=chunk, scale=scale, softcap=softcap)
+        given: dict[str, float | str] = {"layer": layer, "chunk": chunk, "scale": scale, "softcap": softcap}
+        if spans:
+            given["sees_spans"] = 1
+        out = m.emit_rows("attention", inputs, q.width, q.rows, weights, 0, given)
         return self.scale(out, [v_scale])
 
     def row_attention(self, q: Value, k: Value, v: Value, *, scale: float | None = None, segments: int = 0) -> Value:

@@ -1,16 +1,17 @@
-"""Gemma 1, 2 and 3, text."""
+"""Gemma 1, 2 and 3; Gemma 3 also with its tower for images."""
 
 from collections.abc import Iterable
 from math import sqrt
 
-from . import heads, usual
+from . import heads, towers, usual
 from .blocks import Model
 from .config import ModelConfig
+from .pieces import Piece
 from .registry import architecture
 from .rope import Rope
 
-CHECKPOINTS = "Gemma 2B and 7B; Gemma 2 2B, 9B and 27B; Gemma 3 270M and 1B"
-LIMITS = "text alone: checkpoints with a vision tower (Gemma 3 4B to 27B) are refused"
+CHECKPOINTS = "Gemma 2B and 7B; Gemma 2 2B, 9B and 27B; Gemma 3 270M to 27B"
+LIMITS = "Gemma 3 with its tower for images (4B to 27B) runs on the CPU alone"
 KINDS = ("full_attention", "sliding_attention")
 DEFAULTS = {
     "rms_norm_eps": 1e-6,
@@ -68,7 +69,7 @@ def write_sandwich(
     cfg.without("use_bidirectional_attention")
     bias, eps, act = cfg.get("attention_bias", False), cfg.rms_norm_eps, cfg.need("hidden_activation", str)
     window, scale = cfg.get("sliding_window", 0), cfg.positive("query_pre_attn_scalar", 256.0) ** -0.5
-    stem = m.stem("model.", "embed_tokens")
+    stem, spans = m.stem("model.", "embed_tokens"), bool(m.spec.get("towers"))
     x = m.embed(f"{stem}embed_tokens", scale=sqrt(cfg.hidden_size))
     for layer, kind in zip(m.layers(f"{stem}layers", cfg.num_layers), kinds, strict=True):
         q, k, v = usual.qkv(cfg, layer, layer.rms_norm(x, "input_layernorm", eps, offset=1.0), bias=bias)
@@ -77,9 +78,25 @@ def write_sandwich(
             k = layer.rms_norm(k, "self_attn.k_norm", eps, per_head=True, offset=1.0)
         q, k = layer.rope(q, k, ropes[kind])
         visible = window if kind == "sliding_attention" else 0
-        h = usual.out(cfg, layer, layer.attention(q, k, v, window=visible, scale=scale, softcap=softcap), bias=bias)
+        h = layer.attention(q, k, v, window=visible, scale=scale, softcap=softcap, spans=spans)
+        h = usual.out(cfg, layer, h, bias=bias)
         x = x + layer.rms_norm(h, "post_attention_layernorm", eps, offset=1.0)
         h = usual.mlp(cfg, layer, layer.rms_norm(x, "pre_feedforward_layernorm", eps, offset=1.0), act=act)
         x = x + layer.rms_norm(h, "post_feedforward_layernorm", eps, offset=1.0)
     x = m.rms_norm(x, f"{stem}norm", eps, offset=1.0)
     heads.head(cfg, m, x, stem, softcap=cfg.get("final_logit_softcapping", 0.0))
+
+
+@architecture("Gemma3ForConditionalGeneration", texts={"gemma3_text": "Gemma3ForCausalLM"})
+def gemma3_vision(cfg: ModelConfig, m: Model) -> None:
+    """SigLIP, the means of squares of patches, a norm and one matrix; tokens of an image see each other."""
+    vision = cfg.sub("vision_config", {}, {"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh", "num_channels": 3})
+    stems = ("vision_tower.", "vision_tower.vision_model.", "model.vision_tower.", "model.vision_tower.vision_model.")
+    v = m.tower(vision, towers.prefix(m, "embeddings.patch_embedding.weight", stems), towers.feature_id(cfg))
+    n_rows = (vision.size("image_size", 896) // vision.size("patch_size", 14)) ** 2
+    x = v.mean_rows(towers.siglip(cfg, vision, v), n_rows // cfg.size("mm_tokens_per_image", 256))
+    p = v.at(towers.prefix(m, "mm_soft_emb_norm.weight", ("multi_modal_projector.", "model.multi_modal_projector.")))
+    x = p.rms_norm(x, "mm_soft_emb_norm", vision.get("layer_norm_eps", 1e-6), offset=1.0)
+    matrix = Piece(f"{p.prefix}mm_input_projection_weight", (x.width, cfg.hidden_size), cfg.hidden_size, transposed=True)
+    v.features(v.emit("linear", [x], cfg.hidden_size, weights=[v.matrix("linear", [matrix], x.width)]))
+    towers.text(cfg, m)

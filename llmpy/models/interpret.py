@@ -141,6 +141,17 @@ def _attention(
     return np.reshape(out.transpose(1, 0, 2), (n, -1))
 
 
+def _spans(n: int, window: int, visual: NDArray[np.int64] | None) -> Array:
+    """Which keys [n, n] rows see that also see the rest of their image; features of an image follow each other."""
+    ends = np.arange(n) + 1
+    chosen = np.full(n, -1) if visual is None else visual
+    for row in reversed(range(n - 1)):
+        if chosen[row] >= 0 and chosen[row + 1] == chosen[row] + 1:
+            ends[row] = ends[row + 1]
+    rows, columns = np.arange(n)[:, None], np.arange(n)
+    return np.asarray((columns < ends[:, None]) & (columns > rows - (window or n)))
+
+
 def _conv(x: Array, weight: Array, bias: Array | float, taps: int) -> Array:
     padded = np.concatenate([np.zeros((taps - 1, x.shape[1])), x])
     parts = [padded[k : k + len(x)] * weight.reshape(-1, taps)[:, k] for k in range(taps)]
@@ -473,7 +484,8 @@ class Interpreter:
         if name == "attention":
             slopes, sinks = (self._weights[i] if i >= 0 else None for i in (*op["weights"], -1, -1)[:2])
             layer = self.spec["layers"][given["layer"]]
-            numbers = given["scale"], given["softcap"], None, slopes, sinks, given["chunk"]
+            seen = _spans(len(x[0]), layer[3], self._piece.get("visual")) if given.get("sees_spans", 0) else None
+            numbers = given["scale"], given["softcap"], seen, slopes, sinks, given["chunk"]
             return [_attention(x[0], x[1], x[2], layer, *numbers)]
         if name == "layer_norm":
             return [_layer_norm(x[0], weights, given["eps"], given["n_heads"])]

@@ -125,7 +125,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF attention_args
     AT(batch, 0) AT(kv, 8) AT(n_heads, 56) AT(window, 60) AT(scale, 64) AT(softcap, 68) AT(q, 72) AT(out, 88) AT(slopes, 104)
-    AT(sinks, 112) AT(chunk, 120) AT(heads, 128)
+    AT(sinks, 112) AT(chunk, 120) AT(heads, 128) AT(visible_end, 136)
 #undef OF
 #define OF head_linear_args
     AT(matrix, 0) AT(n_rows, 8) AT(n_heads, 12) AT(head_rows, 16) AT(first_row, 20) AT(used_rows, 24) AT(is_transposed, 28)

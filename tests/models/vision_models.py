@@ -64,6 +64,7 @@ class Family:
         inputs: Arguments of transformers' model for images.
         sizes: Sides (h, w) of images that the model takes.
         wants_types: Whether transformers wants to know which tokens are images.
+        types: The argument that says so.
         merge: Patches of a feature along each side, if images have positions by row and column; 0: they do not.
         is_by_hand: Whether the class's forward() fails.
     """
@@ -75,6 +76,7 @@ class Family:
     sizes: Sequence[tuple[int, int]]
     wants_types: bool = False
     merge: int = 0
+    types: str = "mm_token_type_ids"
     is_by_hand: bool = False
 
 
@@ -109,8 +111,8 @@ class VisionModel:
 
     def arguments(self, ids: Sequence[int], images: Sequence[np.ndarray]) -> dict[str, Any]:
         given = {"input_ids": torch.tensor([ids]), **(self.family.inputs(images) if images else {})}
-        if self.family.wants_types and images:
-            given["mm_token_type_ids"] = (given["input_ids"] == FEATURE).int()
+        if images and (self.family.wants_types or self.family.types == "token_type_ids"):
+            given[self.family.types] = (given["input_ids"] == FEATURE).int()
         return given
 
     def positions(self, placed: Sequence[PlacedItem], n: int) -> np.ndarray | None:
@@ -377,6 +379,15 @@ def llava_next() -> Any:
     )  # fmt: skip
 
 
+def gemma3() -> Any:
+    text = {**TEXT, "head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    vision = {**SMALL, "image_size": 56, "patch_size": 14, "vision_use_head": False}
+    return transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=FEATURE, boi_token_index=97,
+        eoi_token_index=96,
+    )  # fmt: skip
+
+
 MERGED = {"wants_types": True, "merge": 2}
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FAMILIES = {
@@ -392,6 +403,9 @@ FAMILIES = {
         "Qwen3VLForConditionalGeneration", qwen3_vl, tapped_item, flattened(16, HALVES), [(64, 96), (32, 64)], **MERGED
     ),
     "internvl": Family("InternVLForConditionalGeneration", internvl, class_item(7, True), stacked(IMAGENET), [(28, 28)]),
+    "gemma3": Family(
+        "Gemma3ForConditionalGeneration", gemma3, plain_item(14, 2), stacked(HALVES), [(56, 56)], types="token_type_ids"
+    ),
     "idefics3": Family("Idefics3ForConditionalGeneration", idefics3, plain_item(14, 2), tiled(HALVES), [(56, 56)]),
     "pixtral": Family(
         "LlavaForConditionalGeneration", pixtral(vision_feature_select_strategy="full"), turned_item(14, 1), sized(CLIP),
