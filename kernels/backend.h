@@ -575,13 +575,9 @@ struct token_seen {
 
 /* ---- operations of towers, which turn the bytes of an image into rows of a text model, and of the text that takes them -- */
 
-/* out[r][(c * n_frames + t) * n + i] = table[c][bytes[r][c * n + i]] for c < 3, t < n_frames, i < n */
-struct pixels_args {
-    uint32_t n_rows, n_frames;
-    const uint8_t *bytes;       /* [n_rows][3 * n] */
-    const float *table;         /* [3][256] */
-    struct view out;            /* 3 * n_frames * n wide */
-};
+/* out[r][(c * n_frames + t) * n + i] = table[c][bytes[r][c * n + i]] for c < 3, t < n_frames, i < n; bytes [n_rows][3 * n],
+ * table [3][256] */
+struct pixels_args { uint32_t n_rows, n_frames; const uint8_t *bytes; const float *table; struct view out; };
 /* out[r] = the sum over t < n_taps of weights[r][t] * row rows[r][t] of the table: a chain of float32 in the order of t. */
 struct embed_taps_args {
     const float *table;         /* [..][out.width] */
