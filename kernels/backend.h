@@ -580,11 +580,8 @@ struct token_seen {
 struct pixels_args { uint32_t n_rows, n_frames; const uint8_t *bytes; const float *table; struct view out; };
 /* out[r] = the sum over t < n_taps of weights[r][t] * row rows[r][t] of the table: a chain of float32 in the order of t. */
 struct embed_taps_args {
-    const float *table;         /* [..][out.width] */
-    uint32_t n_rows, n_taps;
-    const int32_t *rows;        /* [n_rows][n_taps] */
-    const float *weights;       /* [n_rows][n_taps] */
-    struct view out;
+    const float *table, *weights; /* [..][out.width], [n_rows][n_taps] */
+    uint32_t n_rows, n_taps; const int32_t *rows; struct view out; /* rows [n_rows][n_taps] */
 };
 /* out row rows[i] = x row i; the rows differ */
 struct place_rows_args { uint32_t n_rows; const int32_t *rows; struct view x, out; };

@@ -40,9 +40,8 @@ enum rc run_embed_taps(struct running *run, const struct step *step, const struc
 {
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN];
-    struct embed_taps_args args = {vector_of(m, op, 0), v->n_rows, op->embed_taps.n_taps,
-                                   run->piece->tables[PIECE_TAPS].values,
-                                   (const float *)(const void *)run->piece->tables[PIECE_WEIGHTS].values, v->out};
+    struct embed_taps_args args = {vector_of(m, op, 0), (const float *)(const void *)run->piece->tables[PIECE_WEIGHTS].values,
+                                   v->n_rows, op->embed_taps.n_taps, run->piece->tables[PIECE_TAPS].values, v->out};
     return m->backend->embed_taps(m->ctx, &args, run->err);
 }
 

@@ -86,7 +86,7 @@ TEST(the_abi_has_its_number)
     AT(n_rows, 0) AT(n_frames, 4) AT(bytes, 8) AT(table, 16) AT(out, 24)
 #undef OF
 #define OF embed_taps_args
-    AT(table, 0) AT(n_rows, 8) AT(n_taps, 12) AT(rows, 16) AT(weights, 24) AT(out, 32)
+    AT(table, 0) AT(weights, 8) AT(n_rows, 16) AT(n_taps, 20) AT(rows, 24) AT(out, 32)
 #undef OF
 #define OF place_rows_args
     AT(n_rows, 0) AT(rows, 8) AT(x, 16) AT(out, 32)
