@@ -66,6 +66,7 @@ struct scheduler {
 enum rc scheduler_create(struct scheduler *scheduler, const struct sequence_context *context, struct statistics *statistics,
                          struct err *err);
 void scheduler_destroy(struct scheduler *scheduler);
+uint32_t scheduler_max_copies(const struct engine_config *config); /* the most copies of a step */
 enum rc scheduler_create_batch(const struct scheduler *scheduler, size_t n_top, struct batch *batch, struct err *err);
 
 void scheduler_add(struct scheduler *scheduler, struct sequence *sequence);

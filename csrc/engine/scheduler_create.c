@@ -4,8 +4,7 @@
 #include "../base/mem.h"
 #include "../step/kv_layout.h"
 
-/* The most copies of a step. */
-static uint32_t max_copies(const struct engine_config *config)
+uint32_t scheduler_max_copies(const struct engine_config *config)
 {
     return config->max_num_seqs * (config->layout.n_groups + config->layout.n_state_pages);
 }
@@ -14,7 +13,7 @@ enum rc scheduler_create_batch(const struct scheduler *s, size_t n_top, struct b
 {
     const struct engine_config *config = s->context->config;
     const struct runner *runner = &config->runner;
-    enum rc rc = batch_create(batch, &s->tables, config->max_num_batched_tokens, n_top, max_copies(config), err);
+    enum rc rc = batch_create(batch, &s->tables, config->max_num_batched_tokens, n_top, scheduler_max_copies(config), err);
     return rc || !runner->n_features ? rc : batch_add_tower(batch, runner->n_axes, runner->n_features, err);
 }
 
@@ -27,7 +26,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
     *s = (struct scheduler){.context = context, .statistics = statistics, .n_state_pages = layout->n_state_pages};
     s->running = mem_calloc(n_slots, sizeof *s->running);
     s->slots = mem_calloc(n_slots, sizeof *s->slots);
-    s->copy_owners = mem_calloc(max_copies(config), sizeof *s->copy_owners);
+    s->copy_owners = mem_calloc(scheduler_max_copies(config), sizeof *s->copy_owners);
     s->seen_keys = layout->n_state_pages ? mem_calloc(N_SEEN_KEYS, sizeof *s->seen_keys) : NULL;
     s->scratch = mem_calloc((size_t)config->n_pages * 2, sizeof *s->scratch);
     enum rc rc = page_tables_create(&s->tables, kv_layout_n_tables(layout), n_slots,

@@ -3,7 +3,7 @@
 
 static enum rc copy_rows(struct running *run, uint32_t n, const int32_t *rows, struct view from, struct view to)
 {
-    return run->m->backend->select(run->m->ctx, &(struct select_args){n, rows, from, to}, run->err);
+    return run->m->backend->select(run->m->ctx, &(struct select_args){n, rows, from, to, NULL}, run->err);
 }
 
 /* Columns first .. first + width of a view. */

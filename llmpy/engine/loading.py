@@ -195,7 +195,7 @@ def _programs(config: EngineConfig, spec: Spec) -> list[Spec]:
 
 def _images(config: EngineConfig, files: ModelFiles, spec: Spec, tokenizer: Tokenizer | None) -> Images | None:
     """What prepares images, if the program has a tower for them."""
-    towers: Mapping[str, Any] = spec.get("towers") or {}  # type: ignore[assignment]
+    towers: Mapping[str, Any] = spec.get("towers") or {}
     if "image" not in towers or files.directory is None:
         return None
     from ..vision.images import Images, most_images
