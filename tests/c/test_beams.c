@@ -2,9 +2,17 @@
  * invariants are walked after every operation, and every text is compared with that of a plain search that copies whole beams. */
 #include "trace.h"
 
+/* The trace has gone where it should. */
+static void look_at_trace(const struct setup *setup, const struct engine_stats *stats)
+{
+    CHECK(stats->num_preemptions > 0);
+    CHECK(!setup->caches || stats->prefix_cache_hits > 0);
+    CHECK(!setup->has_nan || stats->finished[FINISH_ERROR] > 0);
+}
+
 TEST(random_traces_of_beams)
 {
-    const struct setup SETUPS[] = {
+    struct setup setups[] = {
         {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 6, .max_num_batched_tokens = 16, .caches = true},
         {.block_tokens = 16, .n_pages = 9, .max_num_seqs = 3, .max_num_batched_tokens = 7, .caches = true, .has_nan = true},
         {.block_tokens = 1, .n_pages = 98, .max_num_seqs = 5, .max_num_batched_tokens = 64, .caches = true, .policy = POLICY_PRIORITY},
@@ -17,21 +25,9 @@ TEST(random_traces_of_beams)
         {.block_tokens = 4, .n_pages = 14, .max_num_seqs = 8, .max_num_batched_tokens = 24, .states = {{0, 3, 256}, {0, 1, 256}}, .n_states = 2,
          .snapshot_tokens = 16, .caches = true, .has_no_attention = true},
     };
-    uint32_t n_setups = sizeof SETUPS / sizeof *SETUPS;
-    const char *wanted = getenv("TRACE_OPERATIONS");
-    uint32_t n_operations = wanted ? (uint32_t)atoi(wanted) : 24000;
-    struct engine_stats stats;
-    for (uint32_t i = 0; i < 2 * n_setups && !check_failures; i++) {
-        struct setup setup = SETUPS[i / 2];
-        setup.is_async = i % 2;
-        setup.only_beams = true;
-        trace_run(&setup, n_operations / n_setups, &stats);
-        CHECK(stats.num_preemptions > 0); /* the trace has gone where it should */
-        CHECK(!setup.caches || stats.prefix_cache_hits > 0);
-        CHECK(!setup.has_nan || stats.finished[FINISH_ERROR] > 0);
-        if (check_failures)
-            fprintf(stderr, "in setup %u, %u steps in flight\n", i / 2, 1 + i % 2);
-    }
+    for (uint32_t i = 0; i < sizeof setups / sizeof *setups; i++)
+        setups[i].only_beams = true;
+    trace_run_all(setups, sizeof setups / sizeof *setups, 24000, look_at_trace);
 }
 
 static struct job *beams_of(const struct fake *fake, uint32_t n_prompt, uint32_t n_new, uint32_t width)

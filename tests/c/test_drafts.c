@@ -11,6 +11,26 @@ static const struct setup SETUP = {.block_tokens = 4, .n_pages = 60, .max_num_se
 
 /* ---- exactness ---- */
 
+static struct fake_source trace_source; /* of the trace that runs */
+static uint32_t n_preempting_traces;
+
+/* Checks a trace, and makes the source new for the next one. */
+static void look_at_trace(const struct setup *setup, const struct engine_stats *stats)
+{
+    const struct fake_source *source = &trace_source;
+    n_preempting_traces += stats->num_preemptions > 0;
+    if (!setup->draft_source)
+        return;
+    CHECK_EQ(source->n_begun, source->n_ended);
+    CHECK(source->n_noted <= stats->generation_tokens && source->n_noted * 10 > stats->generation_tokens * 9); /* not of max_tokens 1 */
+    if (setup->drafts.k) { /* else the time of the steps decides whether there are drafts */
+        CHECK((stats->draft_rows > 0) == (source->kind != NOTHING));
+        CHECK((stats->accepted_rows > 0) == (source->kind != NOTHING) || source->kind == GARBAGE);
+        CHECK(stats->accepted_rows < stats->draft_rows || source->kind == NOTHING || !source->n_wrong);
+    }
+    fake_drafts(&trace_source, source->kind, source->n_wrong);
+}
+
 TEST(random_traces_with_drafts)
 {
     const struct setup SETUPS[] = {
@@ -49,34 +69,22 @@ TEST(random_traces_with_drafts)
         {{.method = DRAFT_NGRAM, .k = 4, .min = 1, .max = 3}, 0, 0},
         {{.method = DRAFT_SUFFIX, .k = 0, .shared_bytes = 1 << 16}, 0, 0},
     };
-    const char *wanted = getenv("TRACE_OPERATIONS");
-    uint32_t n_setups = sizeof SETUPS / sizeof *SETUPS, n_sources = sizeof SOURCES / sizeof *SOURCES;
-    uint32_t n_operations = (wanted ? (uint32_t)atoi(wanted) : 100000) / (n_setups * n_sources), n_preemptions = 0;
-    for (uint32_t i = 0; i < 2 * n_setups * n_sources && !check_failures; i++) {
-        struct setup setup = SETUPS[i / 2 % n_setups];
-        struct engine_stats stats;
-        struct fake_source source;
-        uint32_t from = i / 2 / n_setups;
-        setup.is_async = i % 2;
-        setup.no_beams = true; /* their tokens get no drafts */
-        setup.drafts = SOURCES[from].drafts;
-        if (setup.drafts.method == DRAFT_NONE)
-            setup.draft_source = fake_drafts(&source, SOURCES[from].kind, SOURCES[from].n_wrong);
-        trace_run(&setup, n_operations, &stats);
-        n_preemptions += stats.num_preemptions > 0;
-        if (setup.draft_source) {
-            CHECK_EQ(source.n_begun, source.n_ended);
-            CHECK(source.n_noted <= stats.generation_tokens && source.n_noted * 10 > stats.generation_tokens * 9); /* not of max_tokens 1 */
-            if (setup.drafts.k) { /* else the time of the steps decides whether there are drafts */
-                CHECK((stats.draft_rows > 0) == (source.kind != NOTHING));
-                CHECK((stats.accepted_rows > 0) == (source.kind != NOTHING) || source.kind == GARBAGE);
-                CHECK(stats.accepted_rows < stats.draft_rows || source.kind == NOTHING || !source.n_wrong);
-            }
+    enum { N_SETUPS = sizeof SETUPS / sizeof *SETUPS, N_SOURCES = sizeof SOURCES / sizeof *SOURCES };
+    n_preempting_traces = 0;
+    for (uint32_t from = 0; from < N_SOURCES && !check_failures; from++) {
+        struct setup setups[N_SETUPS];
+        for (uint32_t i = 0; i < N_SETUPS; i++) {
+            setups[i] = SETUPS[i];
+            setups[i].no_beams = true; /* their tokens get no drafts */
+            setups[i].drafts = SOURCES[from].drafts;
+            if (SOURCES[from].drafts.method == DRAFT_NONE)
+                setups[i].draft_source = fake_drafts(&trace_source, SOURCES[from].kind, SOURCES[from].n_wrong);
         }
+        trace_run_all(setups, N_SETUPS, 100000 / N_SOURCES, look_at_trace);
         if (check_failures)
-            fprintf(stderr, "in setup %u, source %u, %u steps in flight\n", i / 2 % n_setups, from, 1 + i % 2);
+            fprintf(stderr, "with source %u\n", from);
     }
-    CHECK(n_preemptions > n_sources * n_setups / 2); /* the traces have gone where they should */
+    CHECK(n_preempting_traces > N_SOURCES * N_SETUPS / 2); /* the traces have gone where they should */
 }
 
 /* ---- what is accepted, and what is counted ---- */

@@ -2,6 +2,15 @@
  * after every operation, every token, logprob and finish compared with the oracle. */
 #include "trace.h"
 
+/* The trace has gone where it should. */
+static void look_at_trace(const struct setup *setup, const struct engine_stats *stats)
+{
+    CHECK((stats->wasted_rows > 0) == setup->is_async);
+    CHECK(setup->has_no_attention || stats->num_preemptions > 0);
+    CHECK(!setup->caches || stats->prefix_cache_hits > 0);
+    CHECK(!setup->caches || stats->evictions > 0);
+}
+
 TEST(random_traces)
 {
     const struct setup SETUPS[] = {
@@ -31,21 +40,7 @@ TEST(random_traces)
         {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 6, .max_num_batched_tokens = 16, .states = {{0, 3, 32}}, .n_states = 1,
          .caches = false},
     };
-    const char *wanted = getenv("TRACE_OPERATIONS");
-    uint32_t n_setups = sizeof SETUPS / sizeof *SETUPS, n_operations = wanted ? (uint32_t)atoi(wanted) : 100000;
-    struct engine_stats stats;
-    for (uint32_t i = 0; i < 2 * n_setups && !check_failures; i++) {
-        struct setup setup = SETUPS[i / 2];
-        setup.is_async = i % 2;
-        trace_run(&setup, n_operations / n_setups, &stats);
-        CHECK_EQ(stats.max_steps_in_flight, 1 + i % 2);
-        CHECK((stats.wasted_rows > 0) == setup.is_async);
-        CHECK(setup.has_no_attention || stats.num_preemptions > 0); /* the trace has gone where it should */
-        CHECK(!setup.caches || stats.prefix_cache_hits > 0);
-        CHECK(!setup.caches || stats.evictions > 0);
-        if (check_failures)
-            fprintf(stderr, "in setup %u, %u steps in flight\n", i / 2, 1 + i % 2);
-    }
+    trace_run_all(SETUPS, sizeof SETUPS / sizeof *SETUPS, 100000, look_at_trace);
 }
 
 static struct job *greedy_job(const struct fake *fake, uint32_t stream, uint32_t n_prompt, uint32_t n_new, int64_t priority)

@@ -3,9 +3,18 @@
 #include "bench.h"
 #include "trace.h"
 
+static void look_at_trace(const struct setup *setup, const struct engine_stats *stats)
+{
+    (void)setup;
+    CHECK(stats->num_swaps > 0 && stats->num_swaps <= stats->num_preemptions);
+    CHECK(stats->blocks_swapped_in > 0 && stats->blocks_swapped_in <= stats->blocks_swapped_out);
+    CHECK_EQ(stats->host_blocks_swapped, 0);
+    CHECK_EQ(stats->allocations_since_warmup, 0);
+}
+
 TEST(random_traces_with_swapping)
 {
-    const struct setup SETUPS[] = {
+    struct setup setups[] = {
         {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 6, .max_num_batched_tokens = 16, .n_host_slots = 60},
         {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 6, .max_num_batched_tokens = 40, .n_host_slots = 23, .policy = POLICY_PRIORITY,
          .caches = true},
@@ -23,21 +32,9 @@ TEST(random_traces_with_swapping)
         {.block_tokens = 4, .n_pages = 30, .max_num_seqs = 8, .max_num_batched_tokens = 48, .states = {{0, 3, 32}}, .n_states = 1,
          .n_host_slots = 60, .no_beams = true},
     };
-    const char *wanted = getenv("TRACE_OPERATIONS");
-    uint32_t n_setups = sizeof SETUPS / sizeof *SETUPS, n_operations = wanted ? (uint32_t)atoi(wanted) : 24000;
-    struct engine_stats stats;
-    for (uint32_t i = 0; i < 2 * n_setups && !check_failures; i++) {
-        struct setup setup = SETUPS[i / 2];
-        setup.is_async = i % 2;
-        setup.preemption = PREEMPTION_SWAP;
-        trace_run(&setup, n_operations / n_setups, &stats);
-        CHECK(stats.num_swaps > 0 && stats.num_swaps <= stats.num_preemptions);
-        CHECK(stats.blocks_swapped_in > 0 && stats.blocks_swapped_in <= stats.blocks_swapped_out);
-        CHECK_EQ(stats.host_blocks_swapped, 0);
-        CHECK_EQ(stats.allocations_since_warmup, 0);
-        if (check_failures)
-            fprintf(stderr, "in setup %u, %u steps in flight\n", i / 2, 1 + i % 2);
-    }
+    for (uint32_t i = 0; i < sizeof setups / sizeof *setups; i++)
+        setups[i].preemption = PREEMPTION_SWAP;
+    trace_run_all(setups, sizeof setups / sizeof *setups, 24000, look_at_trace);
 }
 
 /* Two sequences that do not fit the pool together. Returns the rows computed twice. */

@@ -2,9 +2,17 @@
  * allows; and what the tier finds again. */
 #include "trace.h"
 
+static void look_at_trace(const struct setup *setup, const struct engine_stats *stats)
+{
+    (void)setup;
+    CHECK(stats->evictions > 0);
+    CHECK(stats->host_cache_hits > 0);
+    CHECK(stats->host_stored_bytes > 0 && stats->host_loaded_bytes > 0);
+}
+
 TEST(random_traces_with_a_host_tier)
 {
-    const struct setup SETUPS[] = {
+    struct setup setups[] = {
         {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 6, .max_num_batched_tokens = 16, .n_host_slots = 40},
         {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 6, .max_num_batched_tokens = 40, .n_host_slots = 7, .policy = POLICY_PRIORITY},
         {.block_tokens = 1, .n_pages = 110, .max_num_seqs = 5, .max_num_batched_tokens = 64, .n_host_slots = 200},
@@ -18,20 +26,9 @@ TEST(random_traces_with_a_host_tier)
         {.block_tokens = 4, .n_pages = 40, .max_num_seqs = 8, .max_num_batched_tokens = 24, .states = {{0, 3, 256}, {0, 1, 256}}, .n_states = 2,
          .snapshot_tokens = 16, .has_no_attention = true, .n_host_slots = 50},
     };
-    const char *wanted = getenv("TRACE_OPERATIONS");
-    uint32_t n_setups = sizeof SETUPS / sizeof *SETUPS, n_operations = wanted ? (uint32_t)atoi(wanted) : 24000;
-    struct engine_stats stats;
-    for (uint32_t i = 0; i < 2 * n_setups && !check_failures; i++) {
-        struct setup setup = SETUPS[i / 2];
-        setup.is_async = i % 2;
-        setup.caches = true;
-        trace_run(&setup, n_operations / n_setups, &stats);
-        CHECK(stats.evictions > 0);
-        CHECK(stats.host_cache_hits > 0);
-        CHECK(stats.host_stored_bytes > 0 && stats.host_loaded_bytes > 0);
-        if (check_failures)
-            fprintf(stderr, "in setup %u, %u steps in flight\n", i / 2, 1 + i % 2);
-    }
+    for (uint32_t i = 0; i < sizeof setups / sizeof *setups; i++)
+        setups[i].caches = true;
+    trace_run_all(setups, sizeof setups / sizeof *setups, 24000, look_at_trace);
 }
 
 static void run_steps(struct engine *engine, uint32_t n)

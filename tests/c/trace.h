@@ -97,4 +97,23 @@ static void trace_run(const struct setup *setup, uint32_t n_operations, struct e
     free(t);
 }
 
+/* Runs n_operations, or as many as TRACE_OPERATIONS says, shared out to the set-ups, of each with one and with two steps in
+ * flight. `look` checks that a trace has gone where it should. */
+UNUSED static void trace_run_all(const struct setup *setups, uint32_t n_setups, uint32_t n_operations,
+                                 void (*look)(const struct setup *setup, const struct engine_stats *stats))
+{
+    const char *wanted = getenv("TRACE_OPERATIONS");
+    n_operations = wanted ? (uint32_t)atoi(wanted) : n_operations;
+    for (uint32_t i = 0; i < 2 * n_setups && !check_failures; i++) {
+        struct setup setup = setups[i / 2];
+        struct engine_stats stats = {0};
+        setup.is_async = i % 2;
+        trace_run(&setup, n_operations / n_setups, &stats);
+        CHECK_EQ(stats.max_steps_in_flight, 1 + i % 2);
+        look(&setup, &stats);
+        if (check_failures)
+            fprintf(stderr, "in setup %u, %u steps in flight\n", i / 2, 1 + i % 2);
+    }
+}
+
 #endif
