@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import options as rules
 from .checks import as_bool, refuse_names
+from .engine import disk_cache as disk
 from .engine.speculation import speculation
 from .hub import DEMO
 from .options import Rule, choice, integer, only, optional, refuse
@@ -65,6 +66,8 @@ class EngineConfig:
             them share a quarter of the memory, at most 4 GiB.
         host_cache_bytes: Host memory of each replica for prefixes that the cache evicts, in bytes or as "4GiB"; 0 = none. Never
             changes a result. With one rank a replica so far.
+        disk_cache: Files for prefixes that `host_cache_bytes` evicts: {"path": FOLDER, "bytes": "100GiB"}; None = none. With
+            `prefix_cache_seed` they outlive the engine, and engines share them. Never changes a result.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with the
             checkpoint's scales or 1; "int8" = a scale for each token and head.
         activation_dtype: Arithmetic of quantised weights: "auto", "int8", "fp8" (CUDA), "float".
@@ -136,6 +139,7 @@ class EngineConfig:
     gpu_memory_utilization: float = field(default=0.92, metadata=option(rules.share))
     kv_cache_memory_bytes: int | str | None = field(default=None, metadata=option(optional(rules.parse_size)))
     host_cache_bytes: int | str = field(default=0, metadata=option(rules.parse_size))
+    disk_cache: Mapping[str, Any] | None = field(default=None, metadata=option(optional(disk.disk_cache)))
     kv_cache_dtype: str = field(default="auto", metadata=option(choice(
         "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "int8", not_yet=("fp8_e5m2",), knob="use 'fp8'")))
     activation_dtype: str = field(default="auto", metadata=option(choice("auto", "int8", "fp8", "float")))
@@ -185,6 +189,7 @@ class EngineConfig:
             refuse("tensor_parallel_size", f"at least nnodes={hosts}, a rank for each host", values["tensor_parallel_size"])
         if values["preemption"] == "swap" and not values["host_cache_bytes"]:
             refuse("host_cache_bytes", "above 0 with preemption='swap'", values["host_cache_bytes"])
+        disk.check(self)
         replicas, queued = values["data_parallel_size"], values["max_queued_requests"]
         if queued is not None and queued < replicas:
             refuse("max_queued_requests", f"at least data_parallel_size={replicas}", queued)

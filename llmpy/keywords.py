@@ -138,6 +138,7 @@ class EngineOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | str | None
     host_cache_bytes: int | str
+    disk_cache: Mapping[str, Any] | None
     kv_cache_dtype: str
     activation_dtype: str
     block_size: int

@@ -566,6 +566,11 @@ class EngineStats:
     - `host_cache_hits`: tokens that samples took from the host cache, also after a preemption.
     - `host_stored_bytes`, `host_loaded_bytes`, `host_store_s`, `host_load_s`: bytes copied to and from the host cache, and
       the seconds of these copies.
+    - `disk_blocks_cached`, `disk_bytes`: files of the disk cache and their bytes.
+    - `disk_cache_queries`, `disk_cache_hits`: tokens of samples that looked for blocks on disk, and tokens found there.
+    - `disk_stored_bytes`, `disk_loaded_bytes`, `disk_store_s`, `disk_load_s`: bytes written and read, and the seconds for it.
+    - `disk_misses`: reads that brought no block. `disk_bad_files`: damaged files, now removed.
+    - `disk_errors`, `disk_evictions`: calls of the system that failed, and files removed to make room.
     - `states`: what stops steps: "paused", "updating", "weights missing", "asleep", "dead"; or ("serving",).
     - `num_masks`, `mask_us`: masks filled for grammars, and the threads' time for them in microseconds.
     - `num_held`, `num_compiling`: of `num_waiting`: samples that wait for the end of a pause, and for their grammar.
@@ -609,6 +614,18 @@ class EngineStats:
     host_loaded_bytes: int = 0
     host_store_s: float = 0.0
     host_load_s: float = 0.0
+    disk_blocks_cached: int = 0
+    disk_bytes: int = 0
+    disk_cache_queries: int = 0
+    disk_cache_hits: int = 0
+    disk_stored_bytes: int = 0
+    disk_loaded_bytes: int = 0
+    disk_store_s: float = 0.0
+    disk_load_s: float = 0.0
+    disk_misses: int = 0
+    disk_bad_files: int = 0
+    disk_errors: int = 0
+    disk_evictions: int = 0
     state_snapshots: int = 0
     state_snapshot_bytes: int = 0
     state_snapshots_taken: int = 0

@@ -134,6 +134,8 @@ void engine_destroy(struct engine *e)
         return;
     for (; in_flight(e); e->n_ended++) /* no step may still run when the memory is freed */
         e->config.runner.finish(e->config.runner.ctx, &e->flights[e->n_ended % 2].batch, NULL);
+    if (e->scheduler.tier)
+        tiers_close(e);
     for (uint32_t b = 0; b < N_BUCKETS; b++)
         for (struct request *r = e->map[b], *next; r; r = next) {
             next = r->map_next;
@@ -739,7 +741,7 @@ enum rc engine_step(struct engine *e, bool *progressed, struct err *err)
         rc = run_steps(e, &has_run, err);
     if (!rc && !has_run && e->stats->num_compiling)
         grammars_wait(atomic_load(&e->grammars), COMPILE_LOOK_SECONDS);
-    *progressed = has_acted || has_run;
+    *progressed = has_acted || has_run || e->scheduler.n_seeking;
     if (e->is_warm)
         e->stats->allocations_since_warmup += count_allocations(e) - n_allocations;
     e->is_warm |= has_run;
@@ -758,14 +760,6 @@ enum rc engine_settle(struct engine *e, struct err *err)
     engine_publish_stats(e);
     engine_unclaim(e);
     return rc;
-}
-
-enum rc engine_fault(struct engine *e, struct err *err)
-{
-    if (!atomic_load(&e->is_dead))
-        return e->config.runner.check ? e->config.runner.check(e->config.runner.ctx, err) : RC_OK;
-    *err = e->fault;
-    return e->fault.rc;
 }
 
 /* ---- results ---- */

@@ -6,6 +6,7 @@
 
 #include "../step/kv_layout.h"
 #include "../step/runner.h"
+#include "disk_cache.h"
 #include "draft.h"
 #include "kv_events.h"
 #include "statistics.h"
@@ -56,6 +57,7 @@ struct engine_config {
     struct drafter_model drafter;
     const struct draft_source *draft_source; /* NULL: the source of drafts.method */
     bool is_serial;                   /* at most one step in flight, even if the runner is asynchronous */
+    const struct disk_options *disk;  /* read by engine_create; NULL: no blocks are kept on disk */
 };
 
 /* Which hidden states of the prompt a request wants instead of tokens: the last row's, the first row's, the mean of all rows,

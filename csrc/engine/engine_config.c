@@ -79,14 +79,14 @@ static uint32_t copy_in_vocabulary(int32_t *target, const int32_t *ids, uint32_t
     return n_kept;
 }
 
-static enum rc cache_key(const struct engine_config *config, struct hash *key, struct err *err)
+static enum rc cache_keys(const struct engine_config *config, struct sequence_context *context, struct err *err)
 {
-    if (config->has_cache_seed) {
-        *key = hash_bytes(&(struct hash){0}, &config->cache_seed, sizeof config->cache_seed);
+    if (getrandom(&context->own_key, sizeof context->own_key, 0) == sizeof context->own_key) {
+        context->key = context->own_key;
+        if (config->has_cache_seed)
+            context->key = hash_bytes(&(struct hash){0}, &config->cache_seed, sizeof config->cache_seed);
         return RC_OK;
     }
-    if (getrandom(key, sizeof *key, 0) == sizeof *key)
-        return RC_OK;
     err_set(err, RC_IO, "random key of the prefix cache: the system gives no random numbers");
     if (err)
         err->code = errno;
@@ -120,7 +120,7 @@ enum rc engine_config_copy(const struct engine_config *config, struct engine_con
     for (uint32_t i = 0; i < config->n_special; i++)
         if (config->special_ids[i] >= 0 && (uint32_t)config->special_ids[i] < n_tokens)
             is_special[config->special_ids[i]] = 1;
-    rc = cache_key(config, &context->key, err);
+    rc = cache_keys(config, context, err);
     if (rc)
         engine_config_free(own, context);
     return rc;

@@ -202,7 +202,7 @@ enum rc engine_sleep(struct engine *e, uint32_t level, uint32_t parts, struct er
     if ((going & PART_POOL) && keeps) /* running sequences compute again what the host tier lacks */
         scheduler_lose_pages(&e->scheduler);
     else if (going & PART_POOL)
-        scheduler_reset_cache(&e->scheduler, true);
+        scheduler_drop_cache(&e->scheduler, true);
     e->are_weights_gone |= drops;
     atomic_fetch_or(&e->holds, HOLD_SCHEDULING | holds_of(going) | (drops ? HOLD_TORN : 0u));
     if (level > atomic_load(&e->sleep_level))

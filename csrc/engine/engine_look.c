@@ -12,6 +12,14 @@ static double seconds_now(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
+enum rc engine_fault(struct engine *e, struct err *err)
+{
+    if (!atomic_load(&e->is_dead))
+        return e->config.runner.check ? e->config.runner.check(e->config.runner.ctx, err) : RC_OK;
+    *err = e->fault;
+    return e->fault.rc;
+}
+
 bool engine_has_unfinished(struct engine *e)
 {
     return atomic_load(&e->n_live) > 0;

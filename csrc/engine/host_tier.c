@@ -3,12 +3,16 @@
 #include "../base/mem.h"
 #include "key_table.h"
 
-enum slot_state { SLOT_FREE, SLOT_ENTRY, SLOT_PART, SLOT_SWAPPED };
+/* A coming entry has a key that host_tier_find does not give. The entry in SLOT_GONE was reset while it was pinned. */
+enum slot_state { SLOT_FREE, SLOT_ENTRY, SLOT_PART, SLOT_SWAPPED, SLOT_COMING, SLOT_GONE };
 
 struct slot {
     uint64_t touched;           /* number of the flush that last used the slot */
     uint64_t moves[2];          /* numbers of its last moves, by way */
+    uint64_t load;              /* of a coming entry: number of its load */
     uint8_t state;              /* enum slot_state */
+    /* Of an entry: the outer tier has it, or has refused it; it stands on the list `leaving`; on the list `pinned`. */
+    bool is_saved, is_leaving, is_pinned;
 };
 
 struct host_tier {
@@ -18,8 +22,12 @@ struct host_tier {
     struct page_move *moves[2]; /* [n_slots], [2 * n_pages] of this flush */
     uint32_t n_moves[2];
     uint64_t after[2], awaited[2], flush;
-    uint32_t n_slots, n_pages, bundle_pages, n_free, n_swapped, n_findable;
-    uint32_t free, used;        /* lists: free slots, those used by this flush last; entries, the least recently used first */
+    uint64_t last[2], ended[2]; /* numbers of the last moves, by way, and of those up to which all have ended */
+    uint32_t n_slots, n_pages, bundle_pages, n_free, n_swapped, n_findable, n_coming;
+    uint32_t n_leaving;         /* slots of the entries that leave */
+    uint32_t free;              /* list of free slots, those used by this flush last */
+    uint32_t leaving, used;     /* lists of entries, the least recently used first; those that leave are saved, and go first */
+    uint32_t pinned;            /* list of entries that are pinned */
 };
 
 enum rc host_tier_create(uint32_t n_slots, uint32_t n_pages, uint32_t bundle_pages, struct host_tier **result, struct err *err)
@@ -32,7 +40,7 @@ enum rc host_tier_create(uint32_t n_slots, uint32_t n_pages, uint32_t bundle_pag
     tier->moves[MOVE_OUT] = mem_calloc(n_slots, sizeof(struct page_move));
     tier->moves[MOVE_IN] = mem_calloc((size_t)2 * n_pages, sizeof(struct page_move));
     if (!tier->slots || !tier->pages || !tier->moves[MOVE_OUT] || !tier->moves[MOVE_IN] ||
-        key_table_create(&tier->table, n_slots + 1, 2, err)) {
+        key_table_create(&tier->table, n_slots + 1, 4, err)) {
         host_tier_destroy(tier);
         *result = NULL;
         return err_set(err, RC_MEMORY, "host cache: out of memory for %u slots; lower host_cache_bytes", n_slots);
@@ -43,6 +51,8 @@ enum rc host_tier_create(uint32_t n_slots, uint32_t n_pages, uint32_t bundle_pag
     tier->flush = 1;
     tier->free = n_slots + 1;
     tier->used = n_slots + 2;
+    tier->leaving = n_slots + 3;
+    tier->pinned = n_slots + 4;
     for (uint32_t slot = 1; slot <= n_slots; slot++)
         list_push(&tier->table, tier->free, slot);
     return RC_OK;
@@ -60,9 +70,16 @@ void host_tier_destroy(struct host_tier *tier)
     mem_free(tier);
 }
 
-uint32_t host_tier_find(struct host_tier *tier, const struct hash *key, uint32_t group)
+/* The entry, also if it is still coming. */
+static uint32_t entry_of(const struct host_tier *tier, const struct hash *key, uint32_t group)
 {
     return key_table_match(&tier->table, *key_table_bucket(&tier->table, key, group), key, group);
+}
+
+uint32_t host_tier_find(struct host_tier *tier, const struct hash *key, uint32_t group)
+{
+    uint32_t entry = entry_of(tier, key, group);
+    return entry && tier->slots[entry].state == SLOT_ENTRY ? entry : 0;
 }
 
 /* ---- slots ---- */
@@ -88,24 +105,44 @@ static void chain_free(struct host_tier *tier, uint32_t first)
     }
 }
 
+static uint32_t n_slots_of(const struct host_tier *tier, uint32_t first)
+{
+    uint32_t n = 0;
+    for (uint32_t at = first; at; at = tier->table.items[at].next_part)
+        n++;
+    return n;
+}
+
+/* Frees an entry that is not pinned. */
 static void entry_free(struct host_tier *tier, uint32_t number)
 {
-    uint32_t n_before = tier->n_free;
+    uint32_t n = n_slots_of(tier, number);
     key_table_drop(&tier->table, number);
     list_remove(&tier->table, number);
     chain_free(tier, number);
-    tier->n_findable -= tier->n_free - n_before;
+    tier->n_findable -= n;
+    tier->n_leaving -= tier->slots[number].is_leaving ? n : 0;
+    tier->slots[number].is_leaving = false;
+}
+
+/* Frees the oldest entry of a list; false if there is none, or if this flush uses it. */
+static bool oldest_free(struct host_tier *tier, uint32_t head)
+{
+    uint32_t oldest = tier->table.items[head].next;
+    if (oldest == head || tier->slots[oldest].touched == tier->flush)
+        return false;
+    entry_free(tier, oldest);
+    return true;
 }
 
 /* Takes a slot that this flush has not used; 0: there is none. */
 static uint32_t slot_take(struct host_tier *tier)
 {
     const struct keyed *items = tier->table.items;
-    uint32_t number = items[tier->free].next, oldest = items[tier->used].next;
+    uint32_t number = items[tier->free].next;
     if (number == tier->free || tier->slots[number].touched == tier->flush) {
-        if (oldest == tier->used || tier->slots[oldest].touched == tier->flush)
+        if (!oldest_free(tier, tier->leaving) && !oldest_free(tier, tier->used))
             return 0;
-        entry_free(tier, oldest);
         number = items[tier->free].next;
     }
     list_remove(&tier->table, number);
@@ -123,32 +160,38 @@ static void move_add(struct host_tier *tier, enum move_way way, int32_t page, ui
     struct slot *slot = &tier->slots[number];
     later(&tier->after[way], slot->moves[!way]);
     later(&tier->after[way], tier->pages[page][!way]);
-    slot->moves[way] = tier->pages[page][way] = slot->touched = tier->flush;
+    slot->moves[way] = tier->pages[page][way] = slot->touched = tier->last[way] = tier->flush;
     tier->moves[way][tier->n_moves[way]++] = (struct page_move){page, number - 1};
 }
 
 /* ---- entries ---- */
 
-bool host_tier_store(struct host_tier *tier, const struct hash *key, uint32_t group, const int32_t *pages, uint32_t n)
+/* Takes n slots for an entry, linked one behind the other; 0: there are not as many. */
+static uint32_t chain_take(struct host_tier *tier, uint32_t n)
 {
     struct keyed *items = tier->table.items;
     uint32_t first = 0, last = 0, n_taken = 0;
-    if (host_tier_find(tier, key, group))
-        return false;
     for (uint32_t number; n_taken < n && (number = slot_take(tier)); last = number, n_taken++) {
+        tier->slots[number].state = first ? SLOT_PART : SLOT_ENTRY;
+        tier->slots[number].is_saved = false;
         if (last)
             items[last].next_part = number;
         else
             first = number;
     }
-    if (n_taken < n) {
-        chain_free(tier, first);
+    if (n_taken == n)
+        return first;
+    chain_free(tier, first);
+    return 0;
+}
+
+bool host_tier_store(struct host_tier *tier, const struct hash *key, uint32_t group, const int32_t *pages, uint32_t n)
+{
+    uint32_t first = entry_of(tier, key, group) ? 0 : chain_take(tier, n), i = 0;
+    if (!first)
         return false;
-    }
-    for (uint32_t at = first, i = 0; at; at = items[at].next_part, i++) {
-        tier->slots[at].state = i ? SLOT_PART : SLOT_ENTRY;
-        move_add(tier, MOVE_OUT, pages[i], at);
-    }
+    for (uint32_t at = first; at; at = tier->table.items[at].next_part)
+        move_add(tier, MOVE_OUT, pages[i++], at);
     tier->n_findable += n;
     key_table_add(&tier->table, first, key, group);
     list_push(&tier->table, tier->used, first);
@@ -159,6 +202,10 @@ void host_tier_touch(struct host_tier *tier, uint32_t entry)
 {
     for (uint32_t at = entry; at; at = tier->table.items[at].next_part)
         tier->slots[at].touched = tier->flush;
+    if (tier->slots[entry].is_pinned)
+        return;
+    tier->n_leaving -= tier->slots[entry].is_leaving ? n_slots_of(tier, entry) : 0;
+    tier->slots[entry].is_leaving = false;
     list_remove(&tier->table, entry);
     list_push(&tier->table, tier->used, entry);
 }
@@ -178,8 +225,137 @@ void host_tier_load(struct host_tier *tier, uint32_t entry, const int32_t *pages
 
 void host_tier_reset(struct host_tier *tier)
 {
-    while (!list_is_empty(&tier->table, tier->used))
-        entry_free(tier, tier->table.items[tier->used].next);
+    const uint32_t heads[] = {tier->used, tier->leaving};
+    for (uint32_t i = 0; i < 2; i++)
+        while (!list_is_empty(&tier->table, heads[i]))
+            entry_free(tier, tier->table.items[heads[i]].next);
+    for (uint32_t at = tier->table.items[tier->pinned].next; at != tier->pinned; at = tier->table.items[at].next) {
+        if (tier->slots[at].state == SLOT_GONE)
+            continue;
+        uint32_t n = tier->slots[at].state == SLOT_ENTRY ? n_slots_of(tier, at) : 0;
+        tier->n_findable -= n;
+        tier->n_coming += n;
+        tier->slots[at].state = SLOT_GONE;
+        key_table_drop(&tier->table, at);
+    }
+}
+
+/* ---- the outer tier ---- */
+
+void host_tier_note_ended(struct host_tier *tier, const uint64_t ended[2])
+{
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
+        later(&tier->ended[way], ended[way]);
+}
+
+bool host_tier_is_settled(const struct host_tier *tier)
+{
+    return tier->ended[MOVE_OUT] >= tier->last[MOVE_OUT] && tier->ended[MOVE_IN] >= tier->last[MOVE_IN];
+}
+
+/* True if all moves of one way that name the slots of an entry have ended. */
+static bool has_ended(const struct host_tier *tier, uint32_t entry, enum move_way way)
+{
+    for (uint32_t at = entry; at; at = tier->table.items[at].next_part)
+        if (tier->slots[at].moves[way] > tier->ended[way])
+            return false;
+    return true;
+}
+
+static void pin(struct host_tier *tier, uint32_t entry)
+{
+    tier->slots[entry].is_pinned = true;
+    list_push(&tier->table, tier->pinned, entry);
+}
+
+/* Lets a saved entry leave, in the order in which it was used. */
+static void leave(struct host_tier *tier, uint32_t entry)
+{
+    tier->slots[entry].is_leaving = true;
+    tier->n_leaving += n_slots_of(tier, entry);
+    list_push(&tier->table, tier->leaving, entry);
+}
+
+uint32_t host_tier_begin_save(struct host_tier *tier, bool all)
+{
+    for (;;) {
+        uint32_t oldest = tier->table.items[tier->used].next;
+        bool is_enough = !all && tier->n_free + tier->n_leaving >= (tier->n_slots + 7) / 8;
+        if (is_enough || oldest == tier->used || tier->slots[oldest].touched == tier->flush ||
+            !has_ended(tier, oldest, MOVE_OUT))
+            return 0;
+        list_remove(&tier->table, oldest);
+        if (!tier->slots[oldest].is_saved) {
+            pin(tier, oldest);
+            return oldest;
+        }
+        leave(tier, oldest);
+    }
+}
+
+void host_tier_end_save(struct host_tier *tier, uint32_t entry)
+{
+    list_remove(&tier->table, entry);
+    tier->slots[entry].is_pinned = false;
+    if (tier->slots[entry].state == SLOT_GONE) {
+        tier->n_coming -= n_slots_of(tier, entry);
+        chain_free(tier, entry);
+        return;
+    }
+    tier->slots[entry].is_saved = true;
+    if (tier->slots[entry].touched == tier->flush)
+        list_push(&tier->table, tier->used, entry);
+    else
+        leave(tier, entry);
+}
+
+uint32_t host_tier_begin_fill(struct host_tier *tier, const struct hash *key, uint32_t group, uint32_t n, uint64_t number)
+{
+    uint32_t first = entry_of(tier, key, group) ? 0 : chain_take(tier, n);
+    if (!first)
+        return 0;
+    if (!has_ended(tier, first, MOVE_OUT) || !has_ended(tier, first, MOVE_IN)) {
+        chain_free(tier, first);
+        return 0;
+    }
+    tier->slots[first].state = SLOT_COMING;
+    tier->slots[first].load = number;
+    tier->n_coming += n;
+    key_table_add(&tier->table, first, key, group);
+    pin(tier, first);
+    return first;
+}
+
+void host_tier_end_fill(struct host_tier *tier, uint32_t entry, bool is_good)
+{
+    uint32_t n = n_slots_of(tier, entry);
+    list_remove(&tier->table, entry);
+    tier->slots[entry].is_pinned = false;
+    tier->n_coming -= n;
+    if (is_good && tier->slots[entry].state == SLOT_COMING) {
+        tier->slots[entry].state = SLOT_ENTRY;
+        tier->slots[entry].is_saved = true;
+        tier->n_findable += n;
+        for (uint32_t at = entry; at; at = tier->table.items[at].next_part)
+            tier->slots[at].touched = tier->flush;
+        list_push(&tier->table, tier->used, entry);
+        return;
+    }
+    if (tier->slots[entry].state == SLOT_COMING)
+        key_table_drop(&tier->table, entry);
+    chain_free(tier, entry);
+}
+
+uint64_t host_tier_coming(struct host_tier *tier, const struct hash *key, uint32_t group)
+{
+    uint32_t entry = entry_of(tier, key, group);
+    return entry && tier->slots[entry].state == SLOT_COMING ? tier->slots[entry].load : 0;
+}
+
+const struct hash *host_tier_key(const struct host_tier *tier, uint32_t entry, uint32_t *group)
+{
+    *group = tier->table.items[entry].group;
+    return &tier->table.items[entry].key;
 }
 
 /* ---- swapped slots ---- */
@@ -265,25 +441,42 @@ uint32_t host_tier_n_findable(const struct host_tier *tier)
     return tier->n_findable;
 }
 
+uint32_t host_tier_n_coming(const struct host_tier *tier)
+{
+    return tier->n_coming;
+}
+
 /* ---- invariants ---- */
 
-static enum rc check_list(const struct host_tier *tier, uint32_t head, uint32_t *n, struct err *err)
+/* The state of a list's items: of the list `pinned`, one that is like the first's. */
+static bool belongs(const struct host_tier *tier, uint32_t head, uint32_t first, uint32_t part)
+{
+    uint8_t state = tier->slots[part].state;
+    if (part != first)
+        return state == SLOT_PART;
+    if (head == tier->pinned)
+        return tier->slots[part].is_pinned && (state == SLOT_ENTRY || state == SLOT_COMING || state == SLOT_GONE);
+    return state == (head == tier->free ? SLOT_FREE : SLOT_ENTRY) && !tier->slots[part].is_pinned &&
+           tier->slots[part].is_leaving == (head == tier->leaving);
+}
+
+static enum rc check_list(const struct host_tier *tier, uint32_t head, uint32_t *n, uint32_t *n_coming, struct err *err)
 {
     const struct keyed *items = tier->table.items;
     bool is_used_now = false, is_free = head == tier->free;
-    *n = 0;
     for (uint32_t at = items[head].next; at != head; at = items[at].next) {
         uint32_t n_parts = 0;
         for (uint32_t part = at; part && n_parts <= tier->n_slots; part = items[part].next_part, n_parts++)
-            if (tier->slots[part].state != (is_free ? SLOT_FREE : part == at ? SLOT_ENTRY : SLOT_PART))
+            if (!belongs(tier, head, at, part))
                 return err_set(err, RC_INTERNAL, "invariant 20: slot %u has state %u on the wrong list", part,
                                tier->slots[part].state);
-        if (items[items[at].next].prev != at || (*n += n_parts) > tier->n_slots || (is_free && n_parts != 1))
+        *(head == tier->pinned && tier->slots[at].state != SLOT_ENTRY ? n_coming : n) += n_parts;
+        if (items[items[at].next].prev != at || *n + *n_coming > tier->n_slots || (is_free && n_parts != 1))
             return err_set(err, RC_INTERNAL, "invariant 20: the list of slot %u is torn", at);
-        if (is_used_now && tier->slots[at].touched != tier->flush)
+        if (head != tier->pinned && is_used_now && tier->slots[at].touched != tier->flush)
             return err_set(err, RC_INTERNAL, "invariant 20: slot %u stands behind one that this flush uses", at);
         is_used_now = tier->slots[at].touched == tier->flush;
-        if (!is_free && !items[at].has_key)
+        if (!is_free && items[at].has_key == (tier->slots[at].state == SLOT_GONE))
             return err_set(err, RC_INTERNAL, "invariant 20: entry %u cannot be found", at);
     }
     return RC_OK;
@@ -292,16 +485,22 @@ static enum rc check_list(const struct host_tier *tier, uint32_t head, uint32_t 
 enum rc host_tier_check(const struct host_tier *tier, struct err *err)
 {
     const struct keyed *items = tier->table.items;
-    uint32_t n_free = 0, n_findable = 0, n_swapped = 0, n_keys = 0, n_entries = 0;
-    enum rc rc = check_list(tier, tier->free, &n_free, err);
+    uint32_t n_free = 0, n_leaving = 0, n_findable = 0, n_coming = 0, n_swapped = 0, n_keys = 0, n_entries = 0;
+    enum rc rc = check_list(tier, tier->free, &n_free, &n_coming, err);
     if (!rc)
-        rc = check_list(tier, tier->used, &n_findable, err);
+        rc = check_list(tier, tier->leaving, &n_leaving, &n_coming, err);
+    n_findable = n_leaving;
+    if (!rc)
+        rc = check_list(tier, tier->used, &n_findable, &n_coming, err);
+    if (!rc)
+        rc = check_list(tier, tier->pinned, &n_findable, &n_coming, err);
     if (rc)
         return rc;
     for (uint32_t i = 1; i <= tier->n_slots; i++) {
         n_swapped += tier->slots[i].state == SLOT_SWAPPED;
-        n_entries += tier->slots[i].state == SLOT_ENTRY;
-        if (items[i].has_key && tier->slots[i].state != SLOT_ENTRY)
+        bool has_key = tier->slots[i].state == SLOT_ENTRY || tier->slots[i].state == SLOT_COMING;
+        n_entries += has_key;
+        if (items[i].has_key && !has_key)
             return err_set(err, RC_INTERNAL, "invariant 20: slot %u has a key and state %u", i, tier->slots[i].state);
     }
     for (uint32_t b = 0; b <= tier->table.mask; b++)
@@ -310,8 +509,10 @@ enum rc host_tier_check(const struct host_tier *tier, struct err *err)
     if (n_keys != n_entries)
         return err_set(err, RC_INTERNAL, "invariant 20: %u keys, %u entries", n_keys, n_entries);
     if (n_free != tier->n_free || n_findable != tier->n_findable || n_swapped != tier->n_swapped ||
-        n_free + n_findable + n_swapped != tier->n_slots)
-        return err_set(err, RC_INTERNAL, "invariant 20: %u free, %u findable, %u swapped of %u slots; counted %u, %u, %u",
-                       n_free, n_findable, n_swapped, tier->n_slots, tier->n_free, tier->n_findable, tier->n_swapped);
+        n_coming != tier->n_coming || n_leaving != tier->n_leaving ||
+        n_free + n_findable + n_swapped + n_coming != tier->n_slots)
+        return err_set(err, RC_INTERNAL, "invariant 20: %u free, %u findable, %u leaving, %u swapped, %u coming of %u slots; "
+                       "counted %u, %u, %u, %u, %u", n_free, n_findable, n_leaving, n_swapped, n_coming, tier->n_slots,
+                       tier->n_free, tier->n_findable, tier->n_leaving, tier->n_swapped, tier->n_coming);
     return RC_OK;
 }

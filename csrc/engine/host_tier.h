@@ -1,7 +1,8 @@
-/* host_tier.h: the slots of host memory that hold pages outside the pool. A slot is free, part of a findable entry, or swapped:
- * a sequence's own until it comes back. An entry is a copy of a published block (one slot) or of a snapshot (a bundle of slots)
- * under the same key. The tier decides where copies go and in which order they may run; it copies nothing itself: flush hands
- * the moves of a step to their owner. Driver's thread only; no function allocates after host_tier_create.
+/* host_tier.h: the slots of host memory that hold pages outside the pool. A slot is free, part of a findable entry, swapped (a
+ * sequence's own until it comes back), or pinned: the outer tier (outer_tier.h) reads it or writes it. An entry is a copy of a
+ * published block (one slot) or of a snapshot (a bundle of slots) under the same key. The tier decides where copies go and in
+ * which order they may run; it copies nothing itself: flush hands the moves of a step to their owner. Driver's thread only; no
+ * function allocates after host_tier_create.
  *
  * Moves have the number of their flush. Within a flush all moves out come before the moves in. A page or slot may have moves
  * that have not ended: the numbers of the last ones are kept, and a later move, or the step that uses the page, waits for them
@@ -39,8 +40,24 @@ uint32_t host_tier_next(const struct host_tier *tier, uint32_t slot);
 /* Copies a swapped slot into a page and frees the slot; host_tier_drop only frees it. */
 void host_tier_swap_in(struct host_tier *tier, uint32_t slot, int32_t page);
 void host_tier_drop(struct host_tier *tier, uint32_t slot);
-/* Frees every entry; swapped slots stay. */
+/* Frees every entry; swapped slots stay, and pinned ones until they are no longer used. */
 void host_tier_reset(struct host_tier *tier);
+
+/* The outer tier reads and writes slots outside of all flushes, so moves of theirs must have ended: `ended` by way, the moves
+ * up to these numbers. */
+void host_tier_note_ended(struct host_tier *tier, const uint64_t ended[2]);
+bool host_tier_is_settled(const struct host_tier *tier); /* every move so far has ended */
+/* The entry that leaves next of those that are not saved, as long as less than an eighth of the slots is free or saved; with
+ * `all` in any case. Its slots are pinned until host_tier_end_save. 0: none, or its copy has not ended. */
+uint32_t host_tier_begin_save(struct host_tier *tier, bool all);
+void host_tier_end_save(struct host_tier *tier, uint32_t entry);
+/* Takes n slots for an entry that is coming from outside: it can be found once host_tier_end_fill has said that it is good.
+ * `number` identifies the load. 0: the key is there, or there are not enough slots without moves. */
+uint32_t host_tier_begin_fill(struct host_tier *tier, const struct hash *key, uint32_t group, uint32_t n, uint64_t number);
+void host_tier_end_fill(struct host_tier *tier, uint32_t entry, bool is_good);
+/* Number of the load that brings the entry; 0: none. */
+uint64_t host_tier_coming(struct host_tier *tier, const struct hash *key, uint32_t group);
+const struct hash *host_tier_key(const struct host_tier *tier, uint32_t entry, uint32_t *group);
 
 /* True for a page that a move in of this flush fills. */
 bool host_tier_is_coming(const struct host_tier *tier, int32_t page);
@@ -57,6 +74,7 @@ bool host_tier_flush(struct host_tier *tier, struct move_args *args);
 uint32_t host_tier_n_free(const struct host_tier *tier);
 uint32_t host_tier_n_swapped(const struct host_tier *tier);
 uint32_t host_tier_n_findable(const struct host_tier *tier); /* slots of findable entries */
+uint32_t host_tier_n_coming(const struct host_tier *tier);   /* slots of entries that come, or were reset while they are read */
 /* Checks the invariants; the error of RC_INTERNAL names the broken one. */
 enum rc host_tier_check(const struct host_tier *tier, struct err *err);
 

@@ -209,7 +209,7 @@ void recurrent_touch(struct scheduler *s, struct sequence *q, uint32_t block)
 uint32_t recurrent_find(struct scheduler *s, struct sequence *q, uint32_t n_blocks)
 {
     for (uint32_t n = n_blocks; n; n--) {
-        int32_t bundle = block_manager_look(s->blocks, sequence_key(q, n - 1), BUNDLE_GROUP);
+        int32_t bundle = pages_look(s, sequence_key(q, n - 1), BUNDLE_GROUP);
         if (bundle < 0 || (bundle && block_manager_is_settled(s->blocks, bundle)))
             return n;
     }

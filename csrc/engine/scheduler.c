@@ -2,6 +2,7 @@
 
 #include "../step/kv_layout.h"
 #include "recurrent.h"
+#include "seek.h"
 #include "sequence_pages.h"
 #include "swap.h"
 
@@ -89,6 +90,7 @@ static void stop_running(struct scheduler *s, struct sequence *q)
     q->n_computed = q->n_hit = q->n_taken_rows = 0;
     q->shares_tail = false;
     q->failed_room = q->loaded_by = 0;
+    q->has_sought = false;
 }
 
 void scheduler_park(struct scheduler *s, struct sequence *q)
@@ -182,9 +184,7 @@ static uint32_t hit_tokens(const struct scheduler *s, const struct sequence *q, 
     return n < n_known ? n : n_known - 1;
 }
 
-/* The largest number of leading cached blocks that serve q, at most `limit`; their pages go into the slot's tables. In place of
- * a page that only the host tier has stands minus the number of the tier's entry. */
-static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t limit)
+uint32_t scheduler_find_hit(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t limit)
 {
     uint32_t n_hit = limit;
     for (uint32_t g = 0; g < n_groups(s); g++) {
@@ -192,7 +192,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
             continue;
         int32_t *table = scheduler_table(s, g, slot);
         uint32_t b = 0;
-        while (b < n_hit && (table[b] = block_manager_look(s->blocks, sequence_key(q, b), g)))
+        while (b < n_hit && (table[b] = pages_look(s, sequence_key(q, b), g)))
             b++;
         n_hit = b;
     }
@@ -208,7 +208,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
         if (!config_of(s)->layout.groups[g].window)
             continue;
         for (uint32_t b = n_hit; b-- > pages_first_seen_block(s, g, hit_tokens(s, q, n_hit));)
-            if (!block_manager_look(s->blocks, sequence_key(q, b), g)) {
+            if (!pages_look(s, sequence_key(q, b), g)) {
                 n_hit = b;
                 n_settled = 0;
             }
@@ -217,7 +217,7 @@ static uint32_t hit_find(struct scheduler *s, struct sequence *q, uint32_t slot,
         int32_t *table = scheduler_table(s, g, slot);
         uint32_t first = pages_first_seen_block(s, g, hit_tokens(s, q, n_hit));
         for (uint32_t b = 0; b < limit; b++) /* also clears entries behind a shortened hit */
-            table[b] = b >= first && b < n_hit ? block_manager_look(s->blocks, sequence_key(q, b), g) : 0;
+            table[b] = b >= first && b < n_hit ? pages_look(s, sequence_key(q, b), g) : 0;
     }
     return n_hit;
 }
@@ -394,12 +394,12 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     if (q->swapped && (admit_swapped(s, q, slot, now) || s->n_running))
         return q->state == SEQUENCE_RUNNING;
     swap_drop(s, q); /* no sequence runs, and still there is no room to copy the pages back */
-    uint32_t n_hit = hit_find(s, q, slot, limit);
+    uint32_t n_hit = scheduler_find_hit(s, q, slot, limit);
     bool fits = hit_fits(s, q, slot, n_hit);
     if (!fits && hit_tokens(s, q, n_hit) % block_tokens(s)) { /* retry without the block that would be copied */
         for (uint32_t g = 0; g < n_groups(s); g++)
             scheduler_table(s, g, slot)[n_hit - 1] = 0;
-        n_hit = hit_find(s, q, slot, n_hit - 1);
+        n_hit = scheduler_find_hit(s, q, slot, n_hit - 1);
         fits = hit_fits(s, q, slot, n_hit);
     }
     uint32_t n_tokens = hit_tokens(s, q, n_hit);
@@ -494,8 +494,10 @@ static bool awaits_adapter(const struct scheduler *s, const struct sequence *q)
 /* True for a sequence that is passed over at this step. */
 static bool is_passed_over(struct scheduler *s, struct sequence *q)
 {
-    bool may_hit = s->n_state_pages && s->rows_left && !q->swapped;
-    return (may_hit && recurrent_is_awaited(s, q, hit_limit(s, q))) || awaits_adapter(s, q);
+    bool may_hit = s->rows_left && !q->swapped;
+    if (s->n_state_pages && may_hit && recurrent_is_awaited(s, q, hit_limit(s, q)))
+        return true;
+    return awaits_adapter(s, q) || (s->outer && may_hit && seek_is_on(s, q, hit_limit(s, q)));
 }
 
 static void admit_waiting(struct scheduler *s, double now)
@@ -550,7 +552,7 @@ static void loads_join(struct scheduler *s, bool is_in_flight)
 /* Gives rows to running and then to waiting sequences. */
 static void rows_spend(struct scheduler *s, bool is_in_flight, double now)
 {
-    s->n_promised = s->n_preempted = s->n_admitted = 0;
+    s->n_promised = s->n_preempted = s->n_admitted = s->n_seeking = 0;
     s->awaits_features = false;
     for (uint32_t i = 0; i < s->n_running; i++)
         if (is_decoding(s->running[i]))
@@ -593,7 +595,7 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     while (s->rows_left == config_of(s)->max_num_batched_tokens && !is_in_flight && s->waiting.n && park_idle(s))
         rows_spend(s, is_in_flight, now);
     bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;
-    s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running;
+    s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running && !s->n_seeking;
 }
 
 /* ---- drafts ---- */
@@ -719,7 +721,7 @@ void scheduler_leave_pages(struct scheduler *s)
     preempt_all(s, true);
 }
 
-void scheduler_reset_cache(struct scheduler *s, bool recompute)
+void scheduler_drop_cache(struct scheduler *s, bool recompute)
 {
     if (s->tier)
         host_tier_reset(s->tier);
@@ -731,6 +733,13 @@ void scheduler_reset_cache(struct scheduler *s, bool recompute)
     }
 }
 
+void scheduler_reset_cache(struct scheduler *s, bool recompute)
+{
+    scheduler_drop_cache(s, recompute);
+    if (s->outer)
+        outer_tier_clear(s->outer);
+}
+
 void scheduler_lose_pages(struct scheduler *s)
 {
     pool_reset(s, true);
@@ -740,7 +749,9 @@ void scheduler_lose_pages(struct scheduler *s)
  * preemption. It starts over: otherwise its keys and values would be of two epochs, but its tokens would report the newer. */
 void scheduler_new_epoch(struct scheduler *s, bool recompute)
 {
-    scheduler_reset_cache(s, recompute);
+    if (s->outer) /* its blocks are those of the first epoch */
+        outer_tier_turn_off(s->outer);
+    scheduler_drop_cache(s, recompute);
     for (uint32_t i = s->n_running; i-- > 0;)
         if (sequence_is_whole(s->running[i]) || s->running[i]->n_output == s->running[i]->n_admitted_output)
             preempt(s, s->running[i], false);

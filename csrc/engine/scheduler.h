@@ -17,6 +17,7 @@
 #include "adapter_slots.h"
 #include "block_manager.h"
 #include "features.h"
+#include "outer_tier.h"
 #include "queue.h"
 
 #define N_SEEN_KEYS 65536u
@@ -34,6 +35,10 @@ struct scheduler {
     struct batch *batch;             /* of the step being built; the scheduler fills its copies */
     struct block_manager *blocks;
     struct host_tier *tier;          /* NULL: the model has no host cache */
+    struct outer_tier *outer;        /* NULL: there is none */
+    bool looks_outside;              /* lookups go on in the outer tier */
+    uint32_t n_seeking;              /* sequences that this step passed over because blocks come from the outer tier */
+    uint64_t outer_queries, outer_hits; /* tokens of sequences that looked there, and tokens whose blocks were ordered */
     uint64_t loads_ended;            /* the engine sets it: the host tier's moves in up to this number have ended */
     double page_move_s[2], row_s;    /* measured: seconds of a page's move, by way, and of a prompt's row; 0: not known */
     uint32_t n_store_ahead;          /* most pages that a step copies to the host tier before they are wanted */
@@ -99,7 +104,9 @@ void scheduler_roll_back(struct scheduler *scheduler, struct sequence *sequence,
 void scheduler_end_step(struct scheduler *scheduler);
 /* Removes a waiting or running sequence and frees its pages. Call it at a step boundary, or once its results are processed. */
 void scheduler_remove(struct scheduler *scheduler, struct sequence *sequence);
-/* Makes every block published so far unfindable; `recompute` also preempts all running sequences. */
+/* Makes every block published so far unfindable in the pool and the host tier; `recompute` also preempts all running sequences.
+ * scheduler_reset_cache also removes what the outer tier has. */
+void scheduler_drop_cache(struct scheduler *scheduler, bool recompute);
 void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
 /* Preempts all running sequences, by a swap where that is the way: the pool will lose its contents. */
 void scheduler_leave_pages(struct scheduler *scheduler);
@@ -108,6 +115,10 @@ void scheduler_lose_pages(struct scheduler *scheduler);
 /* Resets the cache after a commit of weights. Scores and pooled states, which must come from one epoch, start over. */
 void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
 
+/* The largest number of leading cached blocks that serve the sequence, at most `limit`; their pages go into the tables of a
+ * free slot. In place of a page that only the host tier has stands minus the number of the tier's entry; with looks_outside,
+ * PAGE_OUTSIDE in place of one that only the outer tier has. */
+uint32_t scheduler_find_hit(struct scheduler *scheduler, struct sequence *sequence, uint32_t slot, uint32_t limit);
 int32_t *scheduler_table(const struct scheduler *scheduler, uint32_t group, uint32_t slot);
 enum rc scheduler_check(const struct scheduler *scheduler, struct err *err);
 

@@ -17,6 +17,22 @@ enum rc scheduler_create_batch(const struct scheduler *s, size_t n_top, struct b
     return rc || !runner->n_features ? rc : batch_add_tower(batch, runner->n_axes, runner->n_features, err);
 }
 
+static enum rc outer_create(struct scheduler *s, const struct engine_config *config, struct err *err)
+{
+    const struct runner *runner = &config->runner;
+    const struct kv_layout *layout = &config->layout;
+    struct connector connector;
+    if (!s->tier) {
+        err_set(err, RC_CONFIG, "disk_cache wants host_cache_bytes above 0, got 0.");
+        err_name(err, "host_cache_bytes", NULL);
+        return RC_CONFIG;
+    }
+    enum rc rc = disk_cache_open(config->disk, runner->host_slot_bytes, layout->n_state_pages, layout->block_tokens, &connector,
+                                 err);
+    return rc ? rc : outer_tier_create(&connector, s->tier, runner->host_slots, runner->host_slot_bytes, layout->n_state_pages,
+                                       &s->outer, err);
+}
+
 enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct statistics *statistics,
                          struct err *err)
 {
@@ -35,6 +51,8 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
         rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->blocks, err);
     if (!rc && config->runner.n_host_slots)
         rc = host_tier_create(config->runner.n_host_slots, config->n_pages, layout->n_state_pages, &s->tier, err);
+    if (!rc && config->disk)
+        rc = outer_create(s, config, err);
     if (!rc && config->n_kv_events)
         rc = kv_events_create(config->n_kv_events, layout->block_tokens, &s->events, err);
     if (!rc)
@@ -56,6 +74,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
 
 void scheduler_destroy(struct scheduler *s)
 {
+    outer_tier_destroy(s->outer);
     block_manager_destroy(s->blocks);
     host_tier_destroy(s->tier);
     adapter_slots_destroy(&s->adapters);

@@ -107,6 +107,13 @@ static struct hash block_key(const struct request *r, uint32_t block, const stru
     return hash_bytes(&r->context->key, bytes, sizeof *parent + n_bytes);
 }
 
+/* Adapters have their numbers from this process, so the keys mean nothing to another one. */
+static struct hash adapter_root(const struct sequence_context *context, const struct hash *root, uint64_t adapter)
+{
+    struct hash of_adapter = hash_bytes(&context->own_key, &adapter, sizeof adapter);
+    return hash_bytes(&of_adapter, root, sizeof *root);
+}
+
 static void request_fill(struct request *r, const struct request_spec *spec)
 {
     const struct sequence_context *context = r->context;
@@ -124,7 +131,7 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     r->spec.grammar = (struct grammar_spec){0};
     r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
     if (spec->adapter)
-        r->root = hash_bytes(&r->root, &spec->adapter, sizeof spec->adapter);
+        r->root = adapter_root(context, &r->root, spec->adapter);
     if (spec->types.n)
         r->root = hash_bytes(&r->root, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
     items_fill(r, spec);

@@ -20,7 +20,8 @@ struct matcher;
 struct sequence_context {
     const struct engine_config *config; /* the engine's copy */
     const uint8_t *is_special;          /* [n_tokens] */
-    struct hash key;                    /* secret key of the prefix cache's hashes */
+    struct hash key;                    /* key of the prefix cache's hashes */
+    struct hash own_key;                /* secret and random, for hashes that mean nothing to another process */
     const struct draft_source *drafts;  /* NULL: no speculation */
 };
 
@@ -136,6 +137,8 @@ struct sequence {
     uint32_t n_hit, n_taken_rows;  /* cached positions at the last admission, and rows since; n_computed is their sum */
     uint32_t swapped, n_swapped;   /* first slot of the host tier with its pages, and positions in them; 0: it is not swapped */
     uint64_t loaded_by;            /* number of the host tier's last move into its pages; no rows before that has ended */
+    uint64_t sought_by;            /* number of the outer tier's last load for it; it is not admitted before that has ended */
+    bool has_sought;               /* has looked into the outer tier since it began to wait */
     uint32_t n_admitted_output;    /* n_output at the last admission */
     uint32_t n_ever_computed;      /* positions below were computed before; computing them again counts as redone */
     uint32_t n_preemptions;

@@ -9,6 +9,12 @@ int32_t *scheduler_table(const struct scheduler *s, uint32_t group, uint32_t slo
     return page_tables_row(&s->tables, group, slot);
 }
 
+int32_t pages_look(struct scheduler *s, const struct hash *key, uint32_t group)
+{
+    int32_t page = block_manager_look(s->blocks, key, group);
+    return page || !s->looks_outside || !outer_tier_has(s->outer, key, group) ? page : PAGE_OUTSIDE;
+}
+
 void pages_forget(struct sequence *q)
 {
     q->n_published = 0;

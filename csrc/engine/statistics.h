@@ -34,6 +34,13 @@ struct engine_stats {
     uint64_t host_cache_hits;        /* tokens that admissions, also those after a preemption, found in the host cache alone */
     uint64_t host_stored_bytes, host_loaded_bytes; /* copied to and from the host cache */
     double host_store_s, host_load_s; /* time of these copies */
+    uint64_t disk_blocks_cached, disk_bytes; /* files of the disk cache */
+    uint64_t disk_cache_queries;     /* tokens of waiting samples that looked for blocks on disk */
+    uint64_t disk_cache_hits;        /* tokens whose blocks waiting samples had read from disk */
+    uint64_t disk_stored_bytes, disk_loaded_bytes;
+    uint64_t disk_misses;            /* reads that brought no block: damaged, removed by another engine, or failed */
+    uint64_t disk_bad_files, disk_errors, disk_evictions; /* damaged; failed calls of the system; removed for room */
+    double disk_store_s, disk_load_s; /* the threads' time for these reads and writes */
     uint64_t state_snapshots, state_snapshot_bytes;  /* snapshots of recurrent states that can be found */
     uint64_t state_snapshots_taken;
     uint64_t finished[N_FINISHES]; /* by enum finish */

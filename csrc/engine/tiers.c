@@ -1,19 +1,51 @@
+#define _GNU_SOURCE
 #include "tiers.h"
+
+#include <time.h>
 
 /* A step of few rows takes as long as one of more: it says nothing of the time of a row. A step of RATE_WEIGHT rows weighs as
  * much as all steps before it. */
 #define RATE_ROWS 32
 #define RATE_WEIGHT 512.0
+#define SEEK_WAIT_S 0.002 /* an engine that waits for the outer tier alone looks at its commands this often */
+#define CLOSE_WAIT_S 30.0 /* most for the last copies to host memory */
+#define CLOSE_LOOK_NS 100000
+
+static void poll_outer(struct engine *e)
+{
+    struct scheduler *s = &e->scheduler;
+    struct engine_stats *stats = e->stats;
+    struct outer_stats outer;
+    if (s->n_seeking && e->n_started == e->n_ended && !s->n_running)
+        outer_tier_wait(s->outer, SEEK_WAIT_S);
+    outer_tier_poll(s->outer);
+    outer_tier_stats(s->outer, &outer);
+    stats->disk_blocks_cached = outer.connector.n_blocks;
+    stats->disk_bytes = outer.connector.n_bytes;
+    stats->disk_bad_files = outer.connector.n_bad;
+    stats->disk_errors = outer.connector.n_errors;
+    stats->disk_evictions = outer.connector.n_evicted;
+    stats->disk_cache_queries = s->outer_queries;
+    stats->disk_cache_hits = s->outer_hits;
+    stats->disk_misses = outer.n_missed;
+    stats->disk_stored_bytes = outer.saved_bytes;
+    stats->disk_loaded_bytes = outer.loaded_bytes;
+    stats->disk_store_s = outer.save_s;
+    stats->disk_load_s = outer.load_s;
+}
 
 enum rc tiers_poll(struct engine *e, struct err *err)
 {
     const struct runner *runner = &e->config.runner;
-    const struct host_tier *tier = e->scheduler.tier;
+    struct host_tier *tier = e->scheduler.tier;
     struct move_state state;
     enum rc rc = runner->poll_moves(runner->ctx, &state, err);
     if (rc)
         return rc;
     e->scheduler.loads_ended = state.ended[MOVE_IN];
+    host_tier_note_ended(tier, state.ended);
+    if (e->scheduler.outer)
+        poll_outer(e);
     for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
         if (state.bytes[way])
             e->scheduler.page_move_s[way] = state.seconds[way] / (double)state.bytes[way] * (double)e->config.layout.page_bytes;
@@ -44,6 +76,34 @@ enum rc tiers_flush(struct engine *e, struct err *err)
     const struct runner *runner = &e->config.runner;
     struct move_args args = {0};
     return host_tier_flush(e->scheduler.tier, &args) ? runner->move(runner->ctx, &args, err) : RC_OK;
+}
+
+/* Waits until all moves have ended; false if that takes too long. */
+static bool moves_end(struct engine *e)
+{
+    const struct timespec pause = {.tv_nsec = CLOSE_LOOK_NS};
+    for (double waited = 0; waited < CLOSE_WAIT_S; waited += CLOSE_LOOK_NS * 1e-9) {
+        if (tiers_poll(e, NULL))
+            return false;
+        if (host_tier_is_settled(e->scheduler.tier))
+            return true;
+        nanosleep(&pause, NULL);
+    }
+    return false;
+}
+
+void tiers_close(struct engine *e)
+{
+    struct scheduler *s = &e->scheduler;
+    if (!e->stats || !s->outer || !outer_tier_is_lasting(s->outer) || atomic_load(&e->is_dead) || engine_holds(e))
+        return;
+    for (uint32_t round = 0; round < 2; round++) { /* what the host tier has may have to make room for what the pool has */
+        if (round)
+            block_manager_store_all(s->blocks);
+        if (tiers_flush(e, NULL) || !moves_end(e))
+            return;
+        outer_tier_save_all(s->outer);
+    }
 }
 
 enum rc tiers_settle(struct engine *e, bool stores, struct err *err)

@@ -66,6 +66,7 @@ const struct program *model_program(const struct model *model);
 const struct weights *model_weights(const struct model *model);
 uint32_t model_n_pages(const struct model *model);
 uint32_t model_n_host_slots(const struct model *model); /* pages that the host memory holds */
+void *model_host_slots(const struct model *model);      /* that memory, a page a slot; NULL: none */
 uint32_t model_max_len(const struct model *model);
 uint32_t model_n_graphs(const struct model *model);
 uint32_t model_kv_dtype(const struct model *model);

@@ -42,6 +42,11 @@ uint32_t model_n_host_slots(const struct model *m)
     return m->n_slots;
 }
 
+void *model_host_slots(const struct model *m)
+{
+    return m->slots;
+}
+
 enum rc team_move(void *ctx, struct move_args *args, struct err *err)
 {
     const struct model *m = team_model(ctx, 0);

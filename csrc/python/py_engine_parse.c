@@ -556,6 +556,29 @@ static int engine_cache_seed(const struct item *item, void *place)
     return config->cache_seed == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
 }
 
+/* (path, bytes, fingerprint, whether the folder is shared) */
+static int engine_disk_cache(const struct item *item, void *place)
+{
+    struct engine_config *config = place;
+    struct disk_options *disk = scratch_alloc(item->scratch, 1, sizeof *disk);
+    const char *path, *fingerprint;
+    unsigned long long bytes;
+    Py_ssize_t n_path, n_fingerprint;
+    int is_shared;
+    if (!disk)
+        return -1;
+    if (!PyTuple_Check(item->value) ||
+        !PyArg_ParseTuple(item->value, "y#Ky#p", &path, &n_path, &bytes, &fingerprint, &n_fingerprint,
+                          &is_shared))
+        return PyErr_Occurred() ? -1 : refuse(item, "a tuple");
+    if (n_fingerprint != DISK_FINGERPRINT || memchr(path, 0, (size_t)n_path))
+        return refuse(item, "a path, bytes and a fingerprint of 16 bytes");
+    *disk = (struct disk_options){.path = path, .bytes = bytes, .is_shared = is_shared}; /* the tuple outlives engine_create */
+    memcpy(disk->fingerprint, fingerprint, DISK_FINGERPRINT);
+    config->disk = disk;
+    return 0;
+}
+
 static int engine_draft_method(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix",
@@ -651,6 +674,7 @@ static const struct row OPTIONS[] = {
     {"policy", engine_policy, 0},
     {"preemption", engine_preemption, 0},
     {"prefix_cache_seed", engine_cache_seed, 0},
+    {"disk_cache", engine_disk_cache, 0},
     {"eos_token_ids", engine_eos, 0},
     {"token_bytes", engine_token_bytes, 0},
     {"special_token_ids", engine_special, 0},

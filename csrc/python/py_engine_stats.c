@@ -52,6 +52,16 @@ PyObject *py_stats(const struct engine_stats *s)
         {"host_cache_hits", s->host_cache_hits},
         {"host_stored_bytes", s->host_stored_bytes},
         {"host_loaded_bytes", s->host_loaded_bytes},
+        {"disk_blocks_cached", s->disk_blocks_cached},
+        {"disk_bytes", s->disk_bytes},
+        {"disk_cache_queries", s->disk_cache_queries},
+        {"disk_cache_hits", s->disk_cache_hits},
+        {"disk_stored_bytes", s->disk_stored_bytes},
+        {"disk_loaded_bytes", s->disk_loaded_bytes},
+        {"disk_misses", s->disk_misses},
+        {"disk_bad_files", s->disk_bad_files},
+        {"disk_errors", s->disk_errors},
+        {"disk_evictions", s->disk_evictions},
         {"state_snapshots", s->state_snapshots},
         {"state_snapshot_bytes", s->state_snapshot_bytes},
         {"state_snapshots_taken", s->state_snapshots_taken},
@@ -62,7 +72,8 @@ PyObject *py_stats(const struct engine_stats *s)
         {"mask_us", s->mask_us},
         {"allocations_since_warmup", s->allocations_since_warmup},
     };
-    PyObject *dict = Py_BuildValue("{sdsdsdsdsd}", "host_store_s", s->host_store_s, "host_load_s", s->host_load_s,
+    PyObject *dict = Py_BuildValue("{sdsdsdsdsdsdsd}", "host_store_s", s->host_store_s, "host_load_s", s->host_load_s,
+                                   "disk_store_s", s->disk_store_s, "disk_load_s", s->disk_load_s,
                                    "last_step_ms", s->last_step_ms, "last_host_us", s->last_host_us, "uptime_s", s->uptime_s);
     int bad = !dict;
     for (size_t i = 0; i < sizeof counts / sizeof *counts && !bad; i++)

@@ -408,7 +408,8 @@ int py_model_get(PyObject *self, struct model_parts *parts)
                    team_read_states, program_states_width(model_program(model)), !program_has_logits(model_program(model)),
                    team_release, team_restore, program_takes_whole_prompts(model_program(model)),
                    program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL,
-                   model_lora(model)->adapters, model_n_host_slots(model), team_move, team_poll_moves},
+                   model_lora(model)->adapters, model_n_host_slots(model), team_move, team_poll_moves,
+                   model_host_slots(model), model_layout(model)->page_bytes},
     };
     parts->runner.kept = model_kept(model, &parts->runner.kept_width, &parts->runner.kept_stride);
     parts->runner.is_head = program_is_head(model_program(model));

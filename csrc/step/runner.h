@@ -36,6 +36,8 @@ struct runner {
     /* Enqueues moves and waits before a step. The runner fills the pool and the host memory in. */
     enum rc (*move)(void *ctx, struct move_args *args, struct err *err);
     enum rc (*poll_moves)(void *ctx, struct move_state *state, struct err *err); /* does not wait */
+    void *host_slots;                   /* [n_host_slots][host_slot_bytes] that memory */
+    size_t host_slot_bytes;
     const void *kept;                   /* rows that steps keep for heads, in device memory; NULL: none */
     uint32_t kept_width, kept_stride;   /* in items of activations */
     bool is_head;                       /* batches need source_rows */

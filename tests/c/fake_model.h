@@ -514,6 +514,7 @@ UNUSED static void random_job(struct job *job, const struct fake *fake, enum eng
 
 /* ---- engines ---- */
 
+struct trace;
 struct setup {
     uint32_t block_tokens, n_pages, max_num_seqs, max_num_batched_tokens;
     uint32_t windows[4], n_layers; /* 0: one full layer */
@@ -523,6 +524,9 @@ struct setup {
     enum engine_policy policy;
     bool caches, has_nan, is_async, takes_whole_prompts, only_beams, no_beams;
     uint32_t n_token_types, n_host_slots;
+    const struct disk_options *disk;
+    bool has_cache_seed;
+    void (*between)(struct trace *trace); /* called before each operation of a random trace; NULL: nothing is */
     enum preemption preemption;
     struct draft_options drafts;
     const struct draft_source *draft_source;
@@ -560,11 +564,12 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         .layout = fake->layout, .n_pages = setup->n_pages, .max_num_seqs = setup->max_num_seqs,
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_ASKED,
         .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy, .preemption = setup->preemption,
-        .prefix_caching = setup->caches, .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
+        .prefix_caching = setup->caches, .disk = setup->disk, .has_cache_seed = setup->has_cache_seed,
+        .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
         .special_ids = SPECIAL, .n_special = 2, .drafts = setup->drafts, .draft_source = setup->draft_source,
         .runner = {fake, fake_start, fake_finish, setup->is_async, NULL, fake_read_states, STATES_WIDTH, setup->takes_whole_prompts,
                    fake_release, fake_restore, setup->takes_whole_prompts, setup->n_token_types, NULL, NULL, setup->n_host_slots,
-                   fake_move, fake_poll_moves},
+                   fake_move, fake_poll_moves, fake->slots, setup->block_tokens * sizeof *fake->slots},
     };
     if (engine_create(&config, &engine, err)) {
         free(fake->pool);

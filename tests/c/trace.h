@@ -83,8 +83,11 @@ static void trace_run(const struct setup *setup, uint32_t n_operations, struct e
         free(t);
         return;
     }
-    for (uint32_t i = 0; i < n_operations && !check_failures; i++)
+    for (uint32_t i = 0; i < n_operations && !check_failures; i++) {
+        if (setup->between)
+            setup->between(t);
         trace_operation(t);
+    }
     if (!check_failures)
         drain(t->engine, t->jobs, N_LIVE);
     trace_free_done(t);

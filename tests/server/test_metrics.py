@@ -34,10 +34,12 @@ def test_counters_count(client):
 
 GAUGES = "num_requests_waiting num_requests_running kv_cache_usage_perc num_dead_replicas cache_config_info"
 GAUGES += " host_cache_blocks host_swapped_blocks num_requests_waiting_by_reason engine_sleep_state engine_state"
-GAUGES += " weight_version_info"
+GAUGES += " disk_cache_blocks disk_cache_bytes weight_version_info"
 COUNTERS = "prompt_tokens prompt_tokens_cached generation_tokens request_success num_preemptions prefix_cache_queries"
 COUNTERS += " prefix_cache_hits spec_decode_num_draft_tokens spec_decode_num_accepted_tokens corrupted_requests request_errors"
 COUNTERS += " num_swaps host_cache_hits host_cache_stored_bytes host_cache_loaded_bytes"
+COUNTERS += " external_prefix_cache_queries external_prefix_cache_hits disk_cache_stored_bytes disk_cache_loaded_bytes"
+COUNTERS += " disk_cache_misses disk_cache_bad_files disk_cache_errors"
 HISTOGRAMS = "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds"
 HISTOGRAMS += " e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds"
 HISTOGRAMS += " request_inference_time_seconds iteration_tokens_total request_prompt_tokens request_generation_tokens"

@@ -65,6 +65,15 @@ def test_c(source: Path, core_library: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
+def test_longer_traces_and_200_kills(core_library: Path, tmp_path: Path) -> None:
+    source, program = ROOT / "tests/c/test_disk_cache.c", tmp_path / "test_disk_cache"
+    run([*COMPILER, *FLAGS, source, core_library, "-lm", "-o", program])
+    env = os.environ | {"KILLS": "200", "TRACE_OPERATIONS": "100000"}
+    result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=900)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.fixture(scope="session")
 def thread_checked_core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The core under the thread sanitizer."""

@@ -1,0 +1,51 @@
+/* outer_tier.h: the tier behind the host tier: a connector, and the threads that call it. One thread loads into slots of the
+ * host tier, one saves from them; both know no pages and no keys but those of their jobs. A slot with a job is pinned. Loads
+ * have numbers and end in their order, so whoever waits needs the last number alone. A load that fails, or that takes longer
+ * than its deadline, costs a computation. All functions are for the driver's thread; none allocates after outer_tier_create. */
+#ifndef LLMPY_OUTER_TIER_H
+#define LLMPY_OUTER_TIER_H
+
+#include "connector.h"
+#include "host_tier.h"
+
+#define OUTER_DEADLINE_S 10.0
+
+struct outer_tier;
+
+struct outer_stats {
+    struct connector_stats connector;
+    uint64_t n_loaded, n_saved;          /* blocks */
+    uint64_t n_missed;                   /* loads that brought nothing */
+    uint64_t loaded_bytes, saved_bytes;
+    double load_s, save_s;               /* the threads' time for them */
+    uint32_t n_loading, n_saving;        /* jobs that have not ended */
+    bool is_late;                        /* a job runs beyond its deadline */
+};
+
+/* Takes the connector over, also if it fails. slots: [n_slots][slot_bytes] the host tier's memory. bundle_pages: as there. */
+enum rc outer_tier_create(const struct connector *connector, struct host_tier *tier, void *slots, size_t slot_bytes,
+                          uint32_t bundle_pages, struct outer_tier **outer, struct err *err);
+/* Waits for the jobs that run, drops those that wait, and closes the connector. */
+void outer_tier_destroy(struct outer_tier *outer);
+
+/* Takes up the jobs that have ended, and orders saves of entries that will leave the host tier. Call it before each step. */
+void outer_tier_poll(struct outer_tier *outer);
+/* Waits until a load ends, at most as long. Call outer_tier_poll next. */
+void outer_tier_wait(struct outer_tier *outer, double seconds);
+/* Never again: the engine's blocks are no longer those that the connector has. */
+void outer_tier_turn_off(struct outer_tier *outer);
+bool outer_tier_has(struct outer_tier *outer, const struct hash *key, uint32_t group);
+/* Orders a load into the host tier, unless one is on its way: its number. 0: there is no slot, or too much waits. */
+uint64_t outer_tier_load(struct outer_tier *outer, const struct hash *key, uint32_t group);
+/* True until the load with the number has ended, or is late. */
+bool outer_tier_is_loading(const struct outer_tier *outer, uint64_t number);
+/* Lets the connector learn what others have stored. */
+void outer_tier_look(struct outer_tier *outer);
+/* Removes every block. */
+void outer_tier_clear(struct outer_tier *outer);
+/* Saves every entry of the host tier whose copy has ended; waits for that. */
+void outer_tier_save_all(struct outer_tier *outer);
+bool outer_tier_is_lasting(const struct outer_tier *outer); /* and not turned off */
+void outer_tier_stats(struct outer_tier *outer, struct outer_stats *stats);
+
+#endif

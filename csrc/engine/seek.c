@@ -1,0 +1,77 @@
+#include "seek.h"
+
+#include "sequence_pages.h"
+
+#include <string.h>
+
+/* Keeps what the host tier has of the hit, so that the loads do not take its slots. */
+static void keep_found(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t n_hit)
+{
+    for (uint32_t g = 0; g < n_groups(s); g++)
+        for (uint32_t b = 0; b < n_hit; b++) {
+            int32_t page = scheduler_table(s, g, slot)[b];
+            if (page < 0 && page != PAGE_OUTSIDE)
+                host_tier_touch(s->tier, (uint32_t)-page);
+        }
+    int32_t bundle = s->n_state_pages ? pages_look(s, sequence_key(q, n_hit - 1), BUNDLE_GROUP) : 0;
+    if (bundle < 0 && bundle != PAGE_OUTSIDE)
+        host_tier_touch(s->tier, (uint32_t)-bundle);
+}
+
+/* Orders one block; false if nothing more can be ordered. */
+static bool load(struct scheduler *s, struct sequence *q, uint32_t block, uint32_t group)
+{
+    uint64_t number = outer_tier_load(s->outer, sequence_key(q, block), group);
+    q->sought_by = number > q->sought_by ? number : q->sought_by;
+    return number > 0;
+}
+
+/* Orders what only the outer tier has of a hit, from the beginning on; the snapshot at the end first, without which a model
+ * with recurrent states has no hit. */
+static void load_missing(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t n_hit)
+{
+    bool is_state_outside = s->n_state_pages && pages_look(s, sequence_key(q, n_hit - 1), BUNDLE_GROUP) == PAGE_OUTSIDE;
+    if (is_state_outside && !load(s, q, n_hit - 1, BUNDLE_GROUP))
+        return;
+    for (uint32_t b = 0; b < n_hit; b++) {
+        bool is_outside = is_state_outside && !n_groups(s);
+        for (uint32_t g = 0; g < n_groups(s); g++)
+            if (scheduler_table(s, g, slot)[b] == PAGE_OUTSIDE) {
+                if (!load(s, q, b, g))
+                    return;
+                is_outside = true;
+            }
+        s->outer_hits += is_outside ? block_tokens(s) : 0;
+    }
+}
+
+static void seek(struct scheduler *s, struct sequence *q, uint32_t limit)
+{
+    uint32_t slot = 0, n_hit;
+    while (s->slots[slot])
+        slot++;
+    s->outer_queries += sequence_n_known(q);
+    s->looks_outside = true;
+    n_hit = scheduler_find_hit(s, q, slot, limit);
+    if (n_hit < limit)
+        outer_tier_look(s->outer);
+    if (n_hit) {
+        keep_found(s, q, slot, n_hit);
+        load_missing(s, q, slot, n_hit);
+    }
+    s->looks_outside = false;
+    for (uint32_t g = 0; g < n_groups(s); g++)
+        memset(scheduler_table(s, g, slot), 0, limit * sizeof(int32_t));
+}
+
+bool seek_is_on(struct scheduler *s, struct sequence *q, uint32_t limit)
+{
+    if (!q->has_sought) {
+        q->has_sought = true;
+        q->sought_by = 0;
+        seek(s, q, limit);
+    }
+    bool is_on = outer_tier_is_loading(s->outer, q->sought_by);
+    s->n_seeking += is_on;
+    return is_on;
+}

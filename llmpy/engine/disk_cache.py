@@ -1,0 +1,102 @@
+"""The option `disk_cache`: files of the prefix cache, and the fingerprint of what their bytes depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checks import refuse_names
+from ..errors import UnsupportedError
+from ..options import parse_size, refuse
+
+if TYPE_CHECKING:
+    from ..config import EngineConfig
+    from .loading import Loaded
+
+SAMPLES, SAMPLE_BYTES = 32, 1 << 16
+"""Places at which a file of weights is read for the fingerprint."""
+
+
+def disk_cache(name: str, value: object) -> dict[str, Any]:
+    """A dict with `path`, absolute, and `bytes`.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value is bad.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, but is of type {type(value).__name__}")
+    refuse_names(name, [key for key in value if key not in ("path", "bytes")], ["path", "bytes"])
+    path, size = value.get("path"), value.get("bytes")
+    if not isinstance(path, str | Path) or not str(path) or size is None:
+        refuse(name, "a dict with 'path', a folder, and 'bytes', the most that its files take", dict(value))
+    return {"path": os.path.abspath(Path(path).expanduser()), "bytes": parse_size(f"{name}: bytes", size)}
+
+
+def check(config: EngineConfig) -> None:
+    """Refuses a disk cache without the caches before it."""
+    if config.disk_cache is None:
+        return
+    if config.tensor_parallel_size > 1:
+        raise UnsupportedError("disk_cache is not supported yet with tensor_parallel_size above 1; use disk_cache=None")
+    if not config.host_cache_bytes:
+        refuse("host_cache_bytes", "above 0 with disk_cache, whose blocks pass through host memory", config.host_cache_bytes)
+    if not config.enable_prefix_caching:
+        refuse("enable_prefix_caching", "True with disk_cache", config.enable_prefix_caching)
+
+
+def _feed(digest: hashlib.blake2b, value: Any) -> None:
+    """Adds plain data to a digest; equal data gives equal digests in every process."""
+    if isinstance(value, Mapping):
+        value = sorted(value.items())
+    if isinstance(value, list | tuple):
+        digest.update(b"(%d" % len(value))
+        for item in value:
+            _feed(digest, item)
+    elif hasattr(value, "tobytes"):
+        digest.update(repr((value.dtype.str, value.shape)).encode() + value.tobytes())
+    else:
+        digest.update(repr(value).encode() + b",")
+
+
+def _feed_file(digest: hashlib.blake2b, path: str | Path) -> None:
+    """Adds size and time of a file, its beginning and samples of the rest."""
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        _feed(digest, (status.st_size, status.st_mtime_ns))
+        for i in range(SAMPLES):
+            file.seek(i * max(status.st_size - SAMPLE_BYTES, 0) // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+
+
+def _fingerprint(loaded: Loaded, weights: Iterable[str | Path], library: str) -> bytes:
+    """Digest of all that the bytes of a block depend on but its tokens: code, device, program, types and weights."""
+    from .. import _core
+
+    digest, chosen = hashlib.blake2b(digest_size=16), loaded.model.describe()
+    config = loaded.config
+    _feed(digest, {key: chosen[key] for key in ("device", "kv_dtype", "activation_dtype", "page_bytes", "state_bytes")})
+    seed = config.seed if config.load_format == "dummy" else None
+    _feed(digest, (config.dtype, config.quantization, config.block_size, seed))
+    _feed(digest, loaded.spec)
+    for path in (_core.__file__, *([library] if library else []), *weights):
+        _feed_file(digest, path)
+    return digest.digest()
+
+
+def core_option(loaded: Loaded, weights: Iterable[str | Path], library: str) -> dict[str, Any]:
+    """The option of the core's engine.
+
+    Args:
+        loaded: The engine's parts, with its model.
+        weights: Files of the weights; none for dummies.
+        library: Library of the backend; "" = the CPU's, which is part of the core.
+    """
+    chosen = loaded.config.disk_cache
+    if chosen is None:
+        return {}
+    os.makedirs(chosen["path"], exist_ok=True)
+    is_shared = loaded.config.prefix_cache_seed is not None
+    return {"disk_cache": (os.fsencode(chosen["path"]), chosen["bytes"], _fingerprint(loaded, weights, library), is_shared)}

@@ -1,0 +1,134 @@
+"""A cache on disk behind the one in host memory: ids and logprob bits are those of a request that is alone, without a cache;
+also after a restart, in a second engine, and with damaged files."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modules import load
+
+from llmpy import ConfigError, UnsupportedError
+
+tiers = load(Path(__file__).with_name("test_tiers.py"))
+bits, open_llm, params, prompts, run_twice = tiers.bits, tiers.open_llm, tiers.params, tiers.prompts, tiers.run_twice
+Make = Callable[[str, str], Path]
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def disk_options(folder: Path, **options: Any) -> dict[str, Any]:
+    """Options of an engine whose host cache is so small that most blocks have to go to disk."""
+    return {"host_cache_bytes": "512KiB", "disk_cache": {"path": folder, "bytes": "64MiB"}, "prefix_cache_seed": 3} | options
+
+
+def alone(path: Path, device: str, **options: Any) -> list[tuple[bytes, ...]]:
+    with open_llm(path, device, enable_prefix_caching=False, **options) as llm:
+        return [bits(llm.generate([prompt], [params(i)], use_tqdm=False)[0]) for i, prompt in enumerate(prompts())]
+
+
+def pool_bytes(path: Path, device: str, blocks: int, **options: Any) -> int:
+    with open_llm(path, device, **options) as llm:
+        return int(blocks * llm.memory()["kv"] // llm.stats().kv_blocks_total)
+
+
+def compare(path: Path, device: str, blocks: int, folder: Path, **options: Any) -> None:
+    wanted, size_bytes = alone(path, device, **options), pool_bytes(path, device, blocks, **options)
+    for is_warm in (False, True):
+        with open_llm(path, device, size_bytes, **disk_options(folder, host_cache_bytes=size_bytes, **options)) as llm:
+            found, stats = run_twice(llm, prompts())
+            assert found == wanted * 2
+            assert stats.disk_cache_hits > (300 if is_warm else 0) and stats.disk_loaded_bytes > 0
+            assert stats.allocations_since_warmup == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+            assert stats.disk_errors == stats.disk_bad_files == stats.disk_misses == 0
+    assert files(folder) and not list(folder.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("model", tiers.MODELS, ids=lambda model: "-".join(model[:3]))
+def test_a_cache_on_disk_changes_no_bit(
+    tiny_model: Make, model: tuple[str, str, str, int], device: str, tmp_path: Path
+) -> None:
+    compare(tiny_model(*model[:2]), device, model[3], tmp_path / "new" / "cache", kv_cache_dtype=model[2])
+
+
+def test_recurrent_states_come_from_disk(recurrent_model: Path, device: str, tmp_path: Path) -> None:
+    compare(recurrent_model, device, 40, tmp_path)
+
+
+def test_a_restart_finds_what_the_pool_had(tiny_model: Make, device: str, tmp_path: Path) -> None:
+    path, prompt = tiny_model("llama", "float32"), prompts()[-1]
+    options = disk_options(tmp_path, host_cache_bytes="4MiB")
+    for hits in (0, 128):
+        with open_llm(path, device, **options) as llm:
+            output = llm.generate([prompt], [params(0)], use_tqdm=False)[0]
+            assert output.num_cached_tokens == llm.stats().disk_cache_hits == hits
+            reset_hits = llm.stats().disk_cache_hits
+    assert len(files(tmp_path)) == 8
+    with open_llm(path, device, **options) as llm:
+        llm.reset_prefix_cache()
+        assert llm.generate([prompt], [params(0)], use_tqdm=False)[0].num_cached_tokens == 0 and reset_hits == 128
+
+
+def test_files_of_another_model_are_not_found(tiny_model: Make, device: str, tmp_path: Path) -> None:
+    prompt = prompts()[-1]
+    for name, dtype in (("llama", "float32"), ("llama", "bfloat16"), ("qwen3", "float32")):
+        with open_llm(tiny_model(name, dtype), device, **disk_options(tmp_path)) as llm:
+            assert llm.generate([prompt], [params(0)], use_tqdm=False)[0].num_cached_tokens == 0
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_damaged_files_are_computed_again(tiny_model: Make, device: str, tmp_path: Path) -> None:
+    path, prompt = tiny_model("llama", "float32"), prompts()[-1]
+    with open_llm(path, device, **disk_options(tmp_path)) as llm:
+        wanted = bits(llm.generate([prompt], [params(0)], use_tqdm=False)[0])
+    for file in files(tmp_path):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    with open_llm(path, device, **disk_options(tmp_path)) as llm:
+        output = llm.generate([prompt], [params(0)], use_tqdm=False)[0]
+        assert bits(output) == wanted and output.num_cached_tokens == 0
+        stats = llm.stats()
+        assert stats.disk_bad_files == stats.disk_misses == 8 and stats.disk_loaded_bytes == 0
+
+
+def test_without_a_seed_the_files_go_with_the_engine(tiny_model: Make, device: str, tmp_path: Path) -> None:
+    path = tiny_model("llama", "float32")
+    size_bytes = pool_bytes(path, device, 20)
+    with open_llm(path, device, size_bytes, **disk_options(tmp_path, prefix_cache_seed=None, host_cache_bytes="128KiB")) as llm:
+        run_twice(llm, prompts())
+        assert files(tmp_path) and llm.stats().disk_stored_bytes > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_options_name_themselves(tiny_model: Make, device: str, tmp_path: Path) -> None:
+    path = tiny_model("llama", "float32")
+    with pytest.raises(ConfigError, match="host_cache_bytes must be above 0 with disk_cache"):
+        open_llm(path, device, disk_cache={"path": tmp_path, "bytes": "1GiB"})
+    with pytest.raises(ConfigError, match="enable_prefix_caching must be True with disk_cache"):
+        open_llm(path, device, **disk_options(tmp_path, enable_prefix_caching=False))
+    with pytest.raises(ConfigError, match=r"disk_cache must be a dict with 'path'"):
+        open_llm(path, device, **disk_options(tmp_path, disk_cache={"path": tmp_path}))
+    with pytest.raises(ConfigError, match=r"disk_cache: bytes must be at least [0-9]+, a file of this model, got 99"):
+        open_llm(path, device, **disk_options(tmp_path, disk_cache={"path": tmp_path, "bytes": 99}))
+    with pytest.raises(UnsupportedError, match="disk_cache is not supported yet with tensor_parallel_size above 1"):
+        open_llm(path, device, **disk_options(tmp_path, tensor_parallel_size=2, host_cache_bytes=0))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        open_llm(path, device, **disk_options(tmp_path, disk_cache={"path": tmp_path / "file", "bytes": "1MiB"}))
+
+
+def test_the_folder_may_be_taken_away(tiny_model: Make, device: str, tmp_path: Path) -> None:
+    """Writes fail and are counted; requests go on."""
+    path, folder = tiny_model("llama", "float32"), tmp_path / "cache"
+    size_bytes = pool_bytes(path, device, 20)
+    wanted = alone(path, device)
+    with open_llm(path, device, size_bytes, **disk_options(folder, host_cache_bytes="128KiB")) as llm:
+        os.rename(folder, tmp_path / "other")
+        for inner in (tmp_path / "other").iterdir():
+            inner.rmdir()
+        found, stats = run_twice(llm, prompts())
+        assert found == wanted * 2 and stats.disk_errors > 0 and stats.disk_stored_bytes == 0
