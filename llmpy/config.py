@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import options as rules
 from .checks import as_bool, refuse_names
-from .engine import disk_cache as disk
+from .engine import outer_tier
 from .engine.speculation import speculation
 from .hub import DEMO
 from .options import Rule, choice, integer, only, optional, refuse
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from .keywords import ConfigChanges
+    from .kv import Connector
 
 
 def option(rule: Rule) -> dict[str, Rule]:
@@ -68,6 +69,8 @@ class EngineConfig:
             changes a result. With one rank a replica so far.
         disk_cache: Files for prefixes that `host_cache_bytes` evicts: {"path": FOLDER, "bytes": "100GiB"}; None = none. With
             `prefix_cache_seed` they outlive the engine, and engines share them. Never changes a result.
+        kv_connector: A store for prefixes that `host_cache_bytes` evicts, instead of `disk_cache`: an `llmpy.kv.Connector`, or
+            "module:name" of what makes one; None = none. Never changes a result.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with the
             checkpoint's scales or 1; "int8" = a scale for each token and head.
         activation_dtype: Arithmetic of quantised weights: "auto", "int8", "fp8" (CUDA), "float".
@@ -139,7 +142,8 @@ class EngineConfig:
     gpu_memory_utilization: float = field(default=0.92, metadata=option(rules.share))
     kv_cache_memory_bytes: int | str | None = field(default=None, metadata=option(optional(rules.parse_size)))
     host_cache_bytes: int | str = field(default=0, metadata=option(rules.parse_size))
-    disk_cache: Mapping[str, Any] | None = field(default=None, metadata=option(optional(disk.disk_cache)))
+    disk_cache: Mapping[str, Any] | None = field(default=None, metadata=option(optional(outer_tier.disk_cache)))
+    kv_connector: Connector | str | None = field(default=None, metadata=option(optional(outer_tier.connector)))
     kv_cache_dtype: str = field(default="auto", metadata=option(choice(
         "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "int8", not_yet=("fp8_e5m2",), knob="use 'fp8'")))
     activation_dtype: str = field(default="auto", metadata=option(choice("auto", "int8", "fp8", "float")))
@@ -189,7 +193,7 @@ class EngineConfig:
             refuse("tensor_parallel_size", f"at least nnodes={hosts}, a rank for each host", values["tensor_parallel_size"])
         if values["preemption"] == "swap" and not values["host_cache_bytes"]:
             refuse("host_cache_bytes", "above 0 with preemption='swap'", values["host_cache_bytes"])
-        disk.check(self)
+        outer_tier.check(self)
         replicas, queued = values["data_parallel_size"], values["max_queued_requests"]
         if queued is not None and queued < replicas:
             refuse("max_queued_requests", f"at least data_parallel_size={replicas}", queued)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from .engine.progress import UseTqdm
+    from .kv import Connector
     from .sampling_params import RequestOutputKind
     from .structured.params import StructuredOutputsParams
     from .weights.updates import Rename
@@ -139,6 +140,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_memory_bytes: int | str | None
     host_cache_bytes: int | str
     disk_cache: Mapping[str, Any] | None
+    kv_connector: Connector | str | None
     kv_cache_dtype: str
     activation_dtype: str
     block_size: int

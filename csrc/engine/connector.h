@@ -24,16 +24,21 @@ struct connector_stats {
     uint64_t n_errors;             /* calls that failed */
 };
 
+/* A quick store knows at once what it has (has); one that must ask somebody is asked on the loading thread (match). */
 struct connector {
     void *ctx;
+    /* Quick stores: driver's thread, at once; else NULL. */
     bool (*has)(void *ctx, const struct hash *key, uint32_t group);
+    /* Other stores: found[g * n_keys + i] is to say whether the block of keys[i] and groups[g] is there. False: it failed. */
+    bool (*match)(void *ctx, const struct hash *keys, uint32_t n_keys, const uint32_t *groups, uint32_t n_groups, bool *found);
     bool (*load)(void *ctx, const struct outer_block *block); /* false: it is not there; the parts are undefined then */
     bool (*save)(void *ctx, const struct outer_block *block);
     void (*clear)(void *ctx);      /* removes every block */
-    void (*look)(void *ctx);       /* learns what others have stored meanwhile */
+    void (*look)(void *ctx);       /* quick stores: learns what others have stored meanwhile; NULL: there is nothing to learn */
     void (*stats)(void *ctx, struct connector_stats *stats);
     void (*close)(void *ctx);      /* no other call runs */
     bool is_lasting;               /* outlives the engine, so that what the pool and the host have is saved at the end */
+    double deadline_s;             /* nobody waits for a call longer */
 };
 
 #endif

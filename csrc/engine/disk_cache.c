@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 
 #define MAX_FILES (1u << 22)
+#define DEADLINE_S 10.0
 #define NAME_LENGTH 37u /* 32 hexadecimal digits of the key, "-", four of the group */
 #define OWN_PREFIX "private-"
 #define OWN_PREFIX_LENGTH (sizeof OWN_PREFIX - 1)
@@ -573,7 +574,7 @@ enum rc disk_cache_open(const struct disk_options *options, size_t page_bytes, u
         return rc;
     }
     scan(c);
-    *connector = (struct connector){c, cache_has, cache_load, cache_save, cache_clear, cache_look, cache_stats, cache_close,
-                                    .is_lasting = c->is_shared};
+    *connector = (struct connector){c, cache_has, NULL, cache_load, cache_save, cache_clear, cache_look, cache_stats,
+                                    cache_close, c->is_shared, DEADLINE_S};
     return RC_OK;
 }

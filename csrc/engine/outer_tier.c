@@ -3,23 +3,39 @@
 
 #include "../base/mem.h"
 #include "block_manager.h"
+#include "key_table.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <string.h>
 #include <time.h>
 
 #define N_LOADS 1024u
 #define N_SAVES 64u
 #define LOOK_SECONDS 1.0 /* the connector looks at most this often */
 
-enum job_kind { JOB_BLOCK, JOB_LOOK, JOB_CLEAR };
+#define MAX_GROUPS 17u
+#define N_QUESTIONS 16u
+#define MOST_ASKED 4096u /* keys of a question */
+#define N_KNOWN 65536u   /* blocks remembered that the connector said it has */
+
+enum job_kind { JOB_BLOCK, JOB_ASK, JOB_LOOK, JOB_CLEAR };
+
+/* What a connector that is not quick is asked. */
+struct question {
+    struct hash keys[MOST_ASKED];
+    bool found[MAX_GROUPS * MOST_ASKED];
+    uint32_t n;
+    bool is_taken;
+};
 
 struct job {
     enum job_kind kind;
     struct outer_block block;
     void **parts;                  /* [most parts] */
     uint32_t entry;
+    struct question *question;
     bool is_good;
 };
 
@@ -28,6 +44,8 @@ struct lane {
     struct outer_tier *owner;
     struct job *jobs;              /* [n] */
     void **parts;                  /* [n][most parts] */
+    char *bounce;                  /* [most parts][slot_bytes] a connector that is not quick gets this instead of slots */
+    void **bounce_parts;           /* [most parts] */
     uint32_t n;
     uint64_t ordered, ended, taken; /* numbers of the last jobs; ordered and taken are the driver's */
     double begun;                  /* time at which the running job began; 0: none runs */
@@ -35,7 +53,8 @@ struct lane {
     uint64_t n_moved;              /* blocks */
     uint64_t n_bytes;
     pthread_t thread;
-    bool has_thread, is_closing;
+    bool has_thread, is_closing, has_ended;
+    bool is_copying;               /* between the bounce and slots */
     pthread_cond_t wake;
 };
 
@@ -49,7 +68,12 @@ struct outer_tier {
     uint32_t bundle_pages, most_parts;
     struct lane lanes[N_LANES];
     pthread_mutex_t lock;          /* guards the lanes; never held while the connector is called */
-    pthread_cond_t ended;          /* a load has ended */
+    pthread_cond_t ended;          /* a job or a thread has ended */
+    bool is_abandoned;             /* the driver is gone; the last thread frees everything */
+    uint32_t groups[MAX_GROUPS], n_groups;
+    struct question *questions;    /* [N_QUESTIONS]; NULL for a quick connector */
+    struct key_table known;        /* [N_KNOWN] blocks that it has, and two lists: free items, and the oldest first */
+    struct question *asked;        /* the last one */
     uint64_t n_missed;
     double looked;
     uint64_t clear;                /* number of the last job that clears the connector */
@@ -65,15 +89,76 @@ static double seconds_now(void)
 
 /* ---- the threads ---- */
 
-static void job_run(struct outer_tier *outer, struct job *job, bool is_save)
+/* Copies between slots and bounce; false if the slots are no longer the engine's. */
+static bool bounce(struct outer_tier *outer, struct lane *lane, const struct outer_block *block, bool is_save)
+{
+    pthread_mutex_lock(&outer->lock);
+    lane->is_copying = !outer->is_abandoned;
+    pthread_mutex_unlock(&outer->lock);
+    for (uint32_t i = 0; lane->is_copying && i < block->n_parts; i++)
+        memcpy(is_save ? lane->bounce_parts[i] : block->parts[i], is_save ? block->parts[i] : lane->bounce_parts[i],
+               outer->slot_bytes);
+    pthread_mutex_lock(&outer->lock);
+    bool has_copied = lane->is_copying;
+    lane->is_copying = false;
+    pthread_cond_broadcast(&outer->ended);
+    pthread_mutex_unlock(&outer->lock);
+    return has_copied;
+}
+
+/* Loads or saves a block by way of the bounce. */
+static bool block_run(struct outer_tier *outer, struct lane *lane, const struct outer_block *block, bool is_save)
 {
     const struct connector *connector = &outer->connector;
+    struct outer_block own = *block;
+    own.parts = lane->bounce_parts;
+    if (is_save)
+        return bounce(outer, lane, block, true) && connector->save(connector->ctx, &own);
+    return connector->load(connector->ctx, &own) && bounce(outer, lane, block, false);
+}
+
+static void job_run(struct outer_tier *outer, struct lane *lane, struct job *job)
+{
+    const struct connector *connector = &outer->connector;
+    struct question *question = job->question;
+    bool is_save = lane == &outer->lanes[SAVE];
     if (job->kind == JOB_LOOK)
         connector->look(connector->ctx);
     else if (job->kind == JOB_CLEAR)
         connector->clear(connector->ctx);
+    else if (job->kind == JOB_ASK)
+        job->is_good = connector->match(connector->ctx, question->keys, question->n, outer->groups, outer->n_groups,
+                                        question->found);
+    else if (lane->bounce)
+        job->is_good = block_run(outer, lane, &job->block, is_save);
     else
         job->is_good = (is_save ? connector->save : connector->load)(connector->ctx, &job->block);
+}
+
+static void outer_free(struct outer_tier *outer)
+{
+    for (uint32_t i = 0; i < N_LANES; i++) {
+        pthread_cond_destroy(&outer->lanes[i].wake);
+        mem_free(outer->lanes[i].jobs);
+        mem_free(outer->lanes[i].parts);
+        mem_free(outer->lanes[i].bounce);
+        mem_free(outer->lanes[i].bounce_parts);
+    }
+    outer->connector.close(outer->connector.ctx);
+    key_table_destroy(&outer->known);
+    mem_free(outer->questions);
+    pthread_mutex_destroy(&outer->lock);
+    pthread_cond_destroy(&outer->ended);
+    mem_free(outer);
+}
+
+/* True if no thread is left that may use the memory. */
+static bool have_ended(const struct outer_tier *outer)
+{
+    bool have = true;
+    for (uint32_t i = 0; i < N_LANES; i++)
+        have &= !outer->lanes[i].has_thread || outer->lanes[i].has_ended;
+    return have;
 }
 
 static void *lane_run(void *ctx)
@@ -89,7 +174,7 @@ static void *lane_run(void *ctx)
         struct job *job = &lane->jobs[(lane->ended + 1) % lane->n];
         double begun = lane->begun = seconds_now();
         pthread_mutex_unlock(&outer->lock);
-        job_run(outer, job, lane == &outer->lanes[SAVE]);
+        job_run(outer, lane, job);
         pthread_mutex_lock(&outer->lock);
         if (job->kind == JOB_BLOCK && job->is_good) {
             lane->seconds += seconds_now() - begun;
@@ -100,7 +185,12 @@ static void *lane_run(void *ctx)
         lane->ended++;
         pthread_cond_broadcast(&outer->ended);
     }
+    lane->has_ended = true;
+    pthread_cond_broadcast(&outer->ended);
+    bool is_last = outer->is_abandoned && have_ended(outer);
     pthread_mutex_unlock(&outer->lock);
+    if (is_last)
+        outer_free(outer);
     return NULL;
 }
 
@@ -118,6 +208,14 @@ static enum rc lane_start(struct outer_tier *outer, uint32_t which, uint32_t n_j
         return err_set(err, RC_MEMORY, "outer tier: out of memory for %u jobs", n_jobs);
     for (uint32_t i = 0; i < n_jobs; i++)
         lane->jobs[i].parts = lane->parts + (size_t)i * outer->most_parts;
+    if (outer->questions) {
+        lane->bounce = mem_alloc(outer->most_parts * outer->slot_bytes);
+        lane->bounce_parts = mem_calloc(outer->most_parts, sizeof *lane->bounce_parts);
+        if (!lane->bounce || !lane->bounce_parts)
+            return err_set(err, RC_MEMORY, "outer tier: out of memory for %u pages", outer->most_parts);
+        for (uint32_t i = 0; i < outer->most_parts; i++)
+            lane->bounce_parts[i] = lane->bounce + i * outer->slot_bytes;
+    }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the program */
     lane->has_thread = !pthread_create(&lane->thread, NULL, lane_run, lane);
@@ -128,8 +226,19 @@ static enum rc lane_start(struct outer_tier *outer, uint32_t which, uint32_t n_j
     return RC_OK;
 }
 
+/* What a connector that is not quick needs. */
+static enum rc questions_create(struct outer_tier *outer, struct err *err)
+{
+    outer->questions = mem_calloc(N_QUESTIONS, sizeof *outer->questions);
+    if (!outer->questions || key_table_create(&outer->known, N_KNOWN + 1, 2, err))
+        return err_set(err, RC_MEMORY, "outer tier: out of memory for questions");
+    for (uint32_t item = 1; item <= N_KNOWN; item++)
+        list_push(&outer->known, N_KNOWN + 1, item);
+    return RC_OK;
+}
+
 enum rc outer_tier_create(const struct connector *connector, struct host_tier *tier, void *slots, size_t slot_bytes,
-                          uint32_t bundle_pages, struct outer_tier **result, struct err *err)
+                          uint32_t bundle_pages, uint32_t n_groups, struct outer_tier **result, struct err *err)
 {
     struct outer_tier *outer = mem_calloc(1, sizeof *outer);
     if (!outer) {
@@ -150,7 +259,13 @@ enum rc outer_tier_create(const struct connector *connector, struct host_tier *t
     outer->most_parts = bundle_pages > 1 ? bundle_pages : 1;
     for (uint32_t i = 0; i < N_LANES; i++)
         pthread_cond_init(&outer->lanes[i].wake, NULL);
-    enum rc rc = lane_start(outer, LOAD, N_LOADS, err);
+    for (uint32_t group = 0; group < n_groups; group++)
+        outer->groups[outer->n_groups++] = group;
+    if (bundle_pages)
+        outer->groups[outer->n_groups++] = BUNDLE_GROUP;
+    enum rc rc = connector->has ? RC_OK : questions_create(outer, err);
+    if (!rc)
+        rc = lane_start(outer, LOAD, N_LOADS, err);
     if (!rc)
         rc = lane_start(outer, SAVE, N_SAVES, err);
     if (rc) {
@@ -159,6 +274,19 @@ enum rc outer_tier_create(const struct connector *connector, struct host_tier *t
     }
     *result = outer;
     return RC_OK;
+}
+
+static struct timespec time_in(double seconds)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    uint64_t ns = (uint64_t)time.tv_nsec + (uint64_t)(seconds * 1e9);
+    return (struct timespec){.tv_sec = time.tv_sec + (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+}
+
+static bool is_copying(const struct outer_tier *outer)
+{
+    return outer->lanes[LOAD].is_copying || outer->lanes[SAVE].is_copying;
 }
 
 void outer_tier_destroy(struct outer_tier *outer)
@@ -170,18 +298,19 @@ void outer_tier_destroy(struct outer_tier *outer)
         outer->lanes[i].is_closing = true;
         pthread_cond_signal(&outer->lanes[i].wake);
     }
-    pthread_mutex_unlock(&outer->lock);
-    for (uint32_t i = 0; i < N_LANES; i++) {
+    const struct timespec until = time_in(outer->connector.deadline_s);
+    int code = 0;
+    while (!have_ended(outer) && (code != ETIMEDOUT || is_copying(outer)))
+        code = outer->questions && code != ETIMEDOUT ? pthread_cond_timedwait(&outer->ended, &outer->lock, &until)
+                                                     : pthread_cond_wait(&outer->ended, &outer->lock);
+    bool is_last = have_ended(outer);
+    outer->is_abandoned = true;
+    for (uint32_t i = 0; i < N_LANES; i++)
         if (outer->lanes[i].has_thread)
-            pthread_join(outer->lanes[i].thread, NULL);
-        pthread_cond_destroy(&outer->lanes[i].wake);
-        mem_free(outer->lanes[i].jobs);
-        mem_free(outer->lanes[i].parts);
-    }
-    outer->connector.close(outer->connector.ctx);
-    pthread_mutex_destroy(&outer->lock);
-    pthread_cond_destroy(&outer->ended);
-    mem_free(outer);
+            pthread_detach(outer->lanes[i].thread);
+    pthread_mutex_unlock(&outer->lock);
+    if (is_last)
+        outer_free(outer);
 }
 
 /* ---- jobs ---- */
@@ -199,6 +328,7 @@ static uint64_t order(struct outer_tier *outer, uint32_t which, enum job_kind ki
     job->kind = kind;
     job->entry = entry;
     job->is_good = false;
+    job->question = outer->asked;
     job->block = (struct outer_block){.parts = job->parts};
     if (entry)
         job->block.key = *host_tier_key(outer->tier, entry, &job->block.group);
@@ -211,11 +341,84 @@ static uint64_t order(struct outer_tier *outer, uint32_t which, enum job_kind ki
     return lane->ordered;
 }
 
+/* ---- questions ---- */
+
+static uint32_t known_find(const struct outer_tier *outer, const struct hash *key, uint32_t group)
+{
+    return key_table_match(&outer->known, *key_table_bucket(&outer->known, key, group), key, group);
+}
+
+static void known_drop(struct outer_tier *outer, uint32_t item)
+{
+    key_table_drop(&outer->known, item);
+    list_remove(&outer->known, item);
+    list_push(&outer->known, N_KNOWN + 1, item);
+}
+
+static void known_forget(struct outer_tier *outer, const struct hash *key, uint32_t group)
+{
+    uint32_t item = known_find(outer, key, group);
+    if (item)
+        known_drop(outer, item);
+}
+
+static void known_add(struct outer_tier *outer, const struct hash *key, uint32_t group)
+{
+    const struct keyed *items = outer->known.items;
+    if (known_find(outer, key, group))
+        return;
+    if (list_is_empty(&outer->known, N_KNOWN + 1))
+        known_drop(outer, items[N_KNOWN + 2].next);
+    uint32_t item = items[N_KNOWN + 1].next;
+    list_remove(&outer->known, item);
+    list_push(&outer->known, N_KNOWN + 2, item);
+    key_table_add(&outer->known, item, key, group);
+}
+
+static void answer_take(struct outer_tier *outer, const struct job *job)
+{
+    struct question *question = job->question;
+    for (uint32_t g = 0; job->is_good && g < outer->n_groups; g++)
+        for (uint32_t i = 0; i < question->n; i++)
+            if (question->found[g * question->n + i])
+                known_add(outer, &question->keys[i], outer->groups[g]);
+            else
+                known_forget(outer, &question->keys[i], outer->groups[g]);
+    question->is_taken = false;
+}
+
+bool outer_tier_must_ask(const struct outer_tier *outer)
+{
+    return outer->questions && !outer->is_off && !outer->is_late;
+}
+
+uint64_t outer_tier_ask(struct outer_tier *outer, const struct hash *(*key_at)(void *ctx, uint32_t i), void *ctx, uint32_t n)
+{
+    struct question *question = outer->questions;
+    while (question < outer->questions + N_QUESTIONS && question->is_taken)
+        question++;
+    if (question == outer->questions + N_QUESTIONS || lane_is_full(&outer->lanes[LOAD]) || !n)
+        return 0;
+    question->n = n < MOST_ASKED ? n : MOST_ASKED;
+    question->is_taken = true;
+    memset(question->found, 0, (size_t)question->n * outer->n_groups);
+    for (uint32_t i = 0; i < question->n; i++)
+        question->keys[i] = *key_at(ctx, i);
+    outer->asked = question;
+    return order(outer, LOAD, JOB_ASK, 0);
+}
+
+/* ---- what has ended ---- */
+
 static void job_take(struct outer_tier *outer, uint32_t which, const struct job *job)
 {
+    if (job->kind == JOB_ASK)
+        answer_take(outer, job);
     if (job->kind != JOB_BLOCK)
         return;
     outer->n_missed += which == LOAD && !job->is_good;
+    if (which == LOAD && !job->is_good && outer->questions)
+        known_forget(outer, &job->block.key, job->block.group);
     if (which == SAVE)
         host_tier_end_save(outer->tier, job->entry);
     else
@@ -231,7 +434,7 @@ static void take_ended(struct outer_tier *outer)
         struct lane *lane = &outer->lanes[which];
         pthread_mutex_lock(&outer->lock);
         uint64_t ended = lane->ended;
-        is_late |= lane->begun > 0 && now - lane->begun > OUTER_DEADLINE_S;
+        is_late |= lane->begun > 0 && now - lane->begun > outer->connector.deadline_s;
         pthread_mutex_unlock(&outer->lock);
         for (; lane->taken < ended; lane->taken++)
             job_take(outer, which, &lane->jobs[(lane->taken + 1) % lane->n]);
@@ -239,9 +442,16 @@ static void take_ended(struct outer_tier *outer)
     outer->is_late = is_late;
 }
 
+/* Orders the removal of all blocks that is due, if there is room for the job. */
+static void order_clear(struct outer_tier *outer)
+{
+    if (outer->clear == UINT64_MAX && !lane_is_full(&outer->lanes[SAVE]))
+        outer->clear = order(outer, SAVE, JOB_CLEAR, 0);
+}
+
 static void order_saves(struct outer_tier *outer, bool all)
 {
-    while (!outer->is_off && !lane_is_full(&outer->lanes[SAVE])) {
+    while (!outer->is_off && outer->clear != UINT64_MAX && !lane_is_full(&outer->lanes[SAVE])) {
         uint32_t group, entry = host_tier_begin_save(outer->tier, all);
         if (!entry)
             return;
@@ -256,17 +466,14 @@ static void order_saves(struct outer_tier *outer, bool all)
 void outer_tier_poll(struct outer_tier *outer)
 {
     take_ended(outer);
+    order_clear(outer);
     order_saves(outer, false);
 }
 
 /* Waits until the lane has ended a job behind those that were taken, at most as long. */
 static void lane_wait(struct outer_tier *outer, const struct lane *lane, double seconds)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    uint64_t ns = (uint64_t)until.tv_nsec + (uint64_t)(seconds * 1e9);
-    until.tv_sec += (time_t)(ns / 1000000000u);
-    until.tv_nsec = (long)(ns % 1000000000u);
+    const struct timespec until = time_in(seconds);
     pthread_mutex_lock(&outer->lock);
     while (lane->ended == lane->taken && lane->ended < lane->ordered &&
            pthread_cond_timedwait(&outer->ended, &outer->lock, &until) != ETIMEDOUT)
@@ -287,7 +494,9 @@ void outer_tier_turn_off(struct outer_tier *outer)
 bool outer_tier_has(struct outer_tier *outer, const struct hash *key, uint32_t group)
 {
     bool is_asked = !outer->is_off && !outer->is_late && outer->lanes[SAVE].taken >= outer->clear;
-    return is_asked && outer->connector.has(outer->connector.ctx, key, group);
+    if (!is_asked || outer->questions)
+        return is_asked && known_find(outer, key, group);
+    return outer->connector.has(outer->connector.ctx, key, group);
 }
 
 uint64_t outer_tier_load(struct outer_tier *outer, const struct hash *key, uint32_t group)
@@ -309,7 +518,7 @@ bool outer_tier_is_loading(const struct outer_tier *outer, uint64_t number)
 void outer_tier_look(struct outer_tier *outer)
 {
     double now = seconds_now();
-    if (outer->is_off || now - outer->looked < LOOK_SECONDS || lane_is_full(&outer->lanes[LOAD]))
+    if (outer->is_off || !outer->connector.look || now - outer->looked < LOOK_SECONDS || lane_is_full(&outer->lanes[LOAD]))
         return;
     outer->looked = now;
     order(outer, LOAD, JOB_LOOK, 0);
@@ -317,18 +526,15 @@ void outer_tier_look(struct outer_tier *outer)
 
 void outer_tier_clear(struct outer_tier *outer)
 {
-    while (lane_is_full(&outer->lanes[SAVE])) {
-        lane_wait(outer, &outer->lanes[SAVE], OUTER_DEADLINE_S);
-        take_ended(outer);
-    }
-    outer->clear = order(outer, SAVE, JOB_CLEAR, 0);
+    outer->clear = UINT64_MAX;
+    order_clear(outer);
 }
 
 void outer_tier_save_all(struct outer_tier *outer)
 {
     struct lane *lane = &outer->lanes[SAVE];
     for (order_saves(outer, true); lane->taken < lane->ordered && !outer->is_late; order_saves(outer, true)) {
-        lane_wait(outer, lane, OUTER_DEADLINE_S);
+        lane_wait(outer, lane, outer->connector.deadline_s);
         take_ended(outer);
     }
 }

@@ -8,8 +8,6 @@
 #include "connector.h"
 #include "host_tier.h"
 
-#define OUTER_DEADLINE_S 10.0
-
 struct outer_tier;
 
 struct outer_stats {
@@ -22,10 +20,12 @@ struct outer_stats {
     bool is_late;                        /* a job runs beyond its deadline */
 };
 
-/* Takes the connector over, also if it fails. slots: [n_slots][slot_bytes] the host tier's memory. bundle_pages: as there. */
+/* Takes the connector over, also if it fails. groups: the groups under which the engine has blocks. slots:
+ * [n_slots][slot_bytes] the host tier's memory. bundle_pages: as there. */
 enum rc outer_tier_create(const struct connector *connector, struct host_tier *tier, void *slots, size_t slot_bytes,
-                          uint32_t bundle_pages, struct outer_tier **outer, struct err *err);
-/* Waits for the jobs that run, drops those that wait, and closes the connector. */
+                          uint32_t bundle_pages, uint32_t n_groups, struct outer_tier **outer, struct err *err);
+/* Waits for the jobs that run, drops those that wait, and closes the connector. A connector that is not quick and does not come
+ * back by its deadline is left to its thread, which closes it once it does; the slots are not touched any more. */
 void outer_tier_destroy(struct outer_tier *outer);
 
 /* Takes up the jobs that have ended, and orders saves of entries that will leave the host tier. Call it before each step. */
@@ -34,6 +34,10 @@ void outer_tier_poll(struct outer_tier *outer);
 void outer_tier_wait(struct outer_tier *outer, double seconds);
 /* Never again: the engine's blocks are no longer those that the connector has. */
 void outer_tier_turn_off(struct outer_tier *outer);
+/* True if the connector must be asked before outer_tier_has knows anything. outer_tier_ask asks for all groups of n keys, and
+ * gives a number as outer_tier_load does; what was found is remembered for a while. */
+bool outer_tier_must_ask(const struct outer_tier *outer);
+uint64_t outer_tier_ask(struct outer_tier *outer, const struct hash *(*key_at)(void *ctx, uint32_t i), void *ctx, uint32_t n);
 bool outer_tier_has(struct outer_tier *outer, const struct hash *key, uint32_t group);
 /* Orders a load into the host tier, unless one is on its way: its number. 0: there is no slot, or too much waits. */
 uint64_t outer_tier_load(struct outer_tier *outer, const struct hash *key, uint32_t group);

@@ -90,7 +90,7 @@ static void stop_running(struct scheduler *s, struct sequence *q)
     q->n_computed = q->n_hit = q->n_taken_rows = 0;
     q->shares_tail = false;
     q->failed_room = q->loaded_by = 0;
-    q->has_sought = false;
+    q->has_asked = q->has_sought = false;
 }
 
 void scheduler_park(struct scheduler *s, struct sequence *q)

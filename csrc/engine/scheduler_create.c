@@ -21,16 +21,20 @@ static enum rc outer_create(struct scheduler *s, const struct engine_config *con
 {
     const struct runner *runner = &config->runner;
     const struct kv_layout *layout = &config->layout;
-    struct connector connector;
+    struct connector connector = config->connector ? *config->connector : (struct connector){0};
+    enum rc rc = RC_OK;
     if (!s->tier) {
-        err_set(err, RC_CONFIG, "disk_cache wants host_cache_bytes above 0, got 0.");
+        err_set(err, RC_CONFIG, "disk_cache and kv_connector want host_cache_bytes above 0, got 0.");
         err_name(err, "host_cache_bytes", NULL);
-        return RC_CONFIG;
+        rc = RC_CONFIG;
     }
-    enum rc rc = disk_cache_open(config->disk, runner->host_slot_bytes, layout->n_state_pages, layout->block_tokens, &connector,
-                                 err);
+    if (rc && config->connector)
+        connector.close(connector.ctx);
+    if (!rc && config->disk)
+        rc = disk_cache_open(config->disk, runner->host_slot_bytes, layout->n_state_pages, layout->block_tokens, &connector,
+                             err);
     return rc ? rc : outer_tier_create(&connector, s->tier, runner->host_slots, runner->host_slot_bytes, layout->n_state_pages,
-                                       &s->outer, err);
+                                       layout->n_groups, &s->outer, err);
 }
 
 enum rc scheduler_create(struct scheduler *s, const struct sequence_context *context, struct statistics *statistics,
@@ -51,7 +55,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
         rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->blocks, err);
     if (!rc && config->runner.n_host_slots)
         rc = host_tier_create(config->runner.n_host_slots, config->n_pages, layout->n_state_pages, &s->tier, err);
-    if (!rc && config->disk)
+    if (!rc && (config->disk || config->connector))
         rc = outer_create(s, config, err);
     if (!rc && config->n_kv_events)
         rc = kv_events_create(config->n_kv_events, layout->block_tokens, &s->events, err);

@@ -45,11 +45,23 @@ static void load_missing(struct scheduler *s, struct sequence *q, uint32_t slot,
     }
 }
 
-static void seek(struct scheduler *s, struct sequence *q, uint32_t limit)
+static uint32_t free_slot(const struct scheduler *s)
 {
-    uint32_t slot = 0, n_hit;
+    uint32_t slot = 0;
     while (s->slots[slot])
         slot++;
+    return slot;
+}
+
+static void clear_tables(struct scheduler *s, uint32_t slot, uint32_t limit)
+{
+    for (uint32_t g = 0; g < n_groups(s); g++)
+        memset(scheduler_table(s, g, slot), 0, limit * sizeof(int32_t));
+}
+
+static void seek(struct scheduler *s, struct sequence *q, uint32_t limit)
+{
+    uint32_t slot = free_slot(s), n_hit;
     s->outer_queries += sequence_n_known(q);
     s->looks_outside = true;
     n_hit = scheduler_find_hit(s, q, slot, limit);
@@ -60,18 +72,44 @@ static void seek(struct scheduler *s, struct sequence *q, uint32_t limit)
         load_missing(s, q, slot, n_hit);
     }
     s->looks_outside = false;
-    for (uint32_t g = 0; g < n_groups(s); g++)
-        memset(scheduler_table(s, g, slot), 0, limit * sizeof(int32_t));
+    clear_tables(s, slot, limit);
+}
+
+struct asked {
+    struct sequence *sequence;
+    uint32_t first;                /* block */
+};
+
+static const struct hash *key_at(void *ctx, uint32_t i)
+{
+    const struct asked *asked = ctx;
+    return sequence_key(asked->sequence, asked->first + i);
+}
+
+/* Asks for the blocks behind those that pool and host tier have. */
+static void ask(struct scheduler *s, struct sequence *q, uint32_t limit)
+{
+    uint32_t slot = free_slot(s);
+    struct asked asked = {q, scheduler_find_hit(s, q, slot, limit)};
+    clear_tables(s, slot, limit);
+    q->sought_by = outer_tier_ask(s->outer, key_at, &asked, limit - asked.first);
 }
 
 bool seek_is_on(struct scheduler *s, struct sequence *q, uint32_t limit)
 {
-    if (!q->has_sought) {
+    if (!q->has_asked) {
+        q->has_asked = true;
+        q->sought_by = 0;
+        if (outer_tier_must_ask(s->outer))
+            ask(s, q, limit);
+    }
+    bool is_on = outer_tier_is_loading(s->outer, q->sought_by);
+    if (!is_on && !q->has_sought) {
         q->has_sought = true;
         q->sought_by = 0;
         seek(s, q, limit);
+        is_on = outer_tier_is_loading(s->outer, q->sought_by);
     }
-    bool is_on = outer_tier_is_loading(s->outer, q->sought_by);
     s->n_seeking += is_on;
     return is_on;
 }

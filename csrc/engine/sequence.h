@@ -138,7 +138,7 @@ struct sequence {
     uint32_t swapped, n_swapped;   /* first slot of the host tier with its pages, and positions in them; 0: it is not swapped */
     uint64_t loaded_by;            /* number of the host tier's last move into its pages; no rows before that has ended */
     uint64_t sought_by;            /* number of the outer tier's last load for it; it is not admitted before that has ended */
-    bool has_sought;               /* has looked into the outer tier since it began to wait */
+    bool has_asked, has_sought;    /* has asked the outer tier, and looked into it, since it began to wait */
     uint32_t n_admitted_output;    /* n_output at the last admission */
     uint32_t n_ever_computed;      /* positions below were computed before; computing them again counts as redone */
     uint32_t n_preemptions;

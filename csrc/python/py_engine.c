@@ -1,5 +1,6 @@
 /* py_engine.c: the class _core.Engine. */
 #define _GNU_SOURCE
+#include "py_connector.h"
 #include "py_engine.h"
 
 #include <stdatomic.h>
@@ -62,8 +63,11 @@ static void destroy(Engine *self)
 {
     struct engine *engine = self->engine;
     self->engine = NULL;
-    if (self->pid == getpid())
+    if (self->pid == getpid() && engine) {
+        Py_BEGIN_ALLOW_THREADS /* the cache's threads may need the GIL to end */
         engine_destroy(engine);
+        Py_END_ALLOW_THREADS
+    }
     Py_CLEAR(self->model);
     Py_CLEAR(self->drafter);
 }
@@ -110,6 +114,7 @@ static int init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!:Engine", names, &model, &PyDict_Type, &options))
         return -1;
     int result = -1;
+    config.connector = NULL;
     if (py_model_get(model, &parts) < 0 || py_parse_engine(options, &parts, &config, &scratch) < 0)
         goto out;
     if (engine_create(&config, &self->engine, &err)) {
@@ -121,6 +126,8 @@ static int init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->pid = getpid();
     result = 0;
 out:
+    if (config.connector)
+        py_connector_release((struct connector *)config.connector, result == 0);
     py_scratch_free(&scratch);
     return result;
 }

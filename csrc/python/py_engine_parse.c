@@ -1,5 +1,6 @@
 /* py_engine_parse.c: parses the dictionaries of requests and engine options into C structs. */
 #define PY_SSIZE_T_CLEAN
+#include "py_connector.h"
 #include "py_engine.h"
 
 #include "../base/mem.h"
@@ -579,6 +580,16 @@ static int engine_disk_cache(const struct item *item, void *place)
     return 0;
 }
 
+static int engine_connector(const struct item *item, void *place)
+{
+    struct engine_config *config = place;
+    struct connector *connector = scratch_alloc(item->scratch, 1, sizeof *connector);
+    if (!connector || py_connector_make(item->value, config->runner.host_slot_bytes, connector) < 0)
+        return -1;
+    config->connector = connector;
+    return 0;
+}
+
 static int engine_draft_method(const struct item *item, void *place)
 {
     static const char *const NAMES[] = {[DRAFT_NONE] = "", [DRAFT_NGRAM] = "ngram", [DRAFT_SUFFIX] = "suffix",
@@ -675,6 +686,7 @@ static const struct row OPTIONS[] = {
     {"preemption", engine_preemption, 0},
     {"prefix_cache_seed", engine_cache_seed, 0},
     {"disk_cache", engine_disk_cache, 0},
+    {"kv_connector", engine_connector, 0},
     {"eos_token_ids", engine_eos, 0},
     {"token_bytes", engine_token_bytes, 0},
     {"special_token_ids", engine_special, 0},

@@ -14,7 +14,7 @@ from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyErr
 from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
-from . import cores, disk_cache, images, speculation
+from . import cores, images, outer_tier, speculation
 from .drafter import Drafter
 
 if TYPE_CHECKING:
@@ -166,8 +166,8 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     result.drafter = () if drafts is None else drafts.open(result.model, on_progress)
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
-    disk = disk_cache.core_option(result, [] if dummy else files.weights, options["library"])
-    result.engine = cores.make_engine(result.model, _engine_options(result) | disk)
+    outer = outer_tier.core_option(result, [] if dummy else files.weights, options["library"])
+    result.engine = cores.make_engine(result.model, _engine_options(result) | outer)
     chosen = result.model.describe()
     logger.debug("%s: %s", result.name, {"ranks": result.model.memory(), **chosen})
     if chosen["on_host"]:

@@ -1,6 +1,7 @@
 """A cache on disk behind the one in host memory: ids and logprob bits are those of a request that is alone, without a cache;
 also after a restart, in a second engine, and with damaged files."""
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +26,13 @@ def disk_options(folder: Path, **options: Any) -> dict[str, Any]:
     return {"host_cache_bytes": "512KiB", "disk_cache": {"path": folder, "bytes": "64MiB"}, "prefix_cache_seed": 3} | options
 
 
+@functools.cache
 def alone(path: Path, device: str, **options: Any) -> list[tuple[bytes, ...]]:
     with open_llm(path, device, enable_prefix_caching=False, **options) as llm:
         return [bits(llm.generate([prompt], [params(i)], use_tqdm=False)[0]) for i, prompt in enumerate(prompts())]
 
 
+@functools.cache
 def pool_bytes(path: Path, device: str, blocks: int, **options: Any) -> int:
     with open_llm(path, device, **options) as llm:
         return int(blocks * llm.memory()["kv"] // llm.stats().kv_blocks_total)

@@ -1,18 +1,21 @@
-"""The option `disk_cache`: files of the prefix cache, and the fingerprint of what their bytes depend on."""
+"""The options `disk_cache` and `kv_connector`: files of the prefix cache, and the fingerprint of what their bytes depend on."""
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse_names
-from ..errors import UnsupportedError
+from ..errors import ConfigError, UnsupportedError
+from ..kv import Connector
 from ..options import parse_size, refuse
 
 if TYPE_CHECKING:
+    from hashlib import blake2b
+
     from ..config import EngineConfig
     from .loading import Loaded
 
@@ -35,19 +38,40 @@ def disk_cache(name: str, value: object) -> dict[str, Any]:
     return {"path": os.path.abspath(Path(path).expanduser()), "bytes": parse_size(f"{name}: bytes", size)}
 
 
+def connector(name: str, value: object) -> Connector:
+    """A connector, or what the callable "module:name" makes.
+
+    Raises:
+        ConfigError: The name cannot be imported.
+    """
+    if isinstance(value, str):
+        module, _, attribute = value.partition(":")
+        try:
+            value = getattr(importlib.import_module(module), attribute)()
+        except (ImportError, AttributeError, ValueError) as error:
+            wanted = f"a Connector, or 'module:name' of a callable that makes one ({error})"
+            raise ConfigError(f"{name} must be {wanted}, got {value!r}.", option=name, value=value) from error
+    if not isinstance(value, Connector):
+        raise TypeError(f"{name} must be a llmpy.kv.Connector or a str, but is of type {type(value).__name__}")
+    return value
+
+
 def check(config: EngineConfig) -> None:
-    """Refuses a disk cache without the caches before it."""
-    if config.disk_cache is None:
+    """Refuses a disk cache or a connector without the caches before it."""
+    name = "disk_cache" if config.disk_cache is not None else "kv_connector"
+    if config.disk_cache is None and config.kv_connector is None:
         return
+    if config.disk_cache is not None and config.kv_connector is not None:
+        refuse("kv_connector", "None with disk_cache, there is one tier behind host memory", config.kv_connector)
     if config.tensor_parallel_size > 1:
-        raise UnsupportedError("disk_cache is not supported yet with tensor_parallel_size above 1; use disk_cache=None")
+        raise UnsupportedError(f"{name} is not supported yet with tensor_parallel_size above 1; use {name}=None")
     if not config.host_cache_bytes:
-        refuse("host_cache_bytes", "above 0 with disk_cache, whose blocks pass through host memory", config.host_cache_bytes)
+        refuse("host_cache_bytes", f"above 0 with {name}, whose blocks pass through host memory", config.host_cache_bytes)
     if not config.enable_prefix_caching:
-        refuse("enable_prefix_caching", "True with disk_cache", config.enable_prefix_caching)
+        refuse("enable_prefix_caching", f"True with {name}", config.enable_prefix_caching)
 
 
-def _feed(digest: hashlib.blake2b, value: Any) -> None:
+def _feed(digest: blake2b, value: Any) -> None:
     """Adds plain data to a digest; equal data gives equal digests in every process."""
     if isinstance(value, Mapping):
         value = sorted(value.items())
@@ -61,7 +85,7 @@ def _feed(digest: hashlib.blake2b, value: Any) -> None:
         digest.update(repr(value).encode() + b",")
 
 
-def _feed_file(digest: hashlib.blake2b, path: str | Path) -> None:
+def _feed_file(digest: blake2b, path: str | Path) -> None:
     """Adds size and time of a file, its beginning and samples of the rest."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
@@ -73,6 +97,8 @@ def _feed_file(digest: hashlib.blake2b, path: str | Path) -> None:
 
 def _fingerprint(loaded: Loaded, weights: Iterable[str | Path], library: str) -> bytes:
     """Digest of all that the bytes of a block depend on but its tokens: code, device, program, types and weights."""
+    import hashlib
+
     from .. import _core
 
     digest, chosen = hashlib.blake2b(digest_size=16), loaded.model.describe()
@@ -87,16 +113,18 @@ def _fingerprint(loaded: Loaded, weights: Iterable[str | Path], library: str) ->
 
 
 def core_option(loaded: Loaded, weights: Iterable[str | Path], library: str) -> dict[str, Any]:
-    """The option of the core's engine.
+    """The option of the core's engine: the disk or the connector.
 
     Args:
         loaded: The engine's parts, with its model.
         weights: Files of the weights; none for dummies.
         library: Library of the backend; "" = the CPU's, which is part of the core.
     """
-    chosen = loaded.config.disk_cache
+    chosen, store = loaded.config.disk_cache, loaded.config.kv_connector
+    is_shared = loaded.config.prefix_cache_seed is not None
+    if isinstance(store, Connector):
+        return {"kv_connector": (store, _fingerprint(loaded, weights, library), is_shared, float(store.deadline_s))}
     if chosen is None:
         return {}
     os.makedirs(chosen["path"], exist_ok=True)
-    is_shared = loaded.config.prefix_cache_seed is not None
     return {"disk_cache": (os.fsencode(chosen["path"]), chosen["bytes"], _fingerprint(loaded, weights, library), is_shared)}
