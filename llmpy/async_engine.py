@@ -14,6 +14,7 @@ from .checks import as_int
 from .engine import calls
 from .engine.base import Conversation, EngineBase, Tools, check_params_type
 from .engine.feeds import DeferredSubmission, Feed, PendingResult, RequestHandle, RequestStream
+from .engine.handover import Handover
 from .engine.health import STUCK_AFTER_S, check_serving
 from .engine.jobs import beside
 from .engine.pooling import params_of, request_of, wish
@@ -62,7 +63,9 @@ def _close_all() -> None:
         engine.close()
 
 
-class AsyncEngine(AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, AsyncTapCalls, AsyncRpcCalls, EngineBase):
+class AsyncEngine(
+    AsyncUpdateCalls, AsyncWeightGroups, SleepingAsyncEngine, AsyncTapCalls, AsyncRpcCalls, Handover, EngineBase
+):
     """A model that serves many requests at once. A thread of the core runs it; several event loops may use it.
 
     Args:

@@ -263,6 +263,13 @@ void block_manager_store_all(struct block_manager *manager)
             store(manager, at);
 }
 
+void block_manager_store_key(struct block_manager *manager, const struct hash *key, uint32_t group)
+{
+    int32_t page = block_manager_find(manager, key, group);
+    if (page)
+        store(manager, (uint32_t)page);
+}
+
 int32_t block_manager_look(struct block_manager *manager, const struct hash *key, uint32_t group)
 {
     int32_t page = block_manager_find(manager, key, group);

@@ -32,6 +32,9 @@ void block_manager_store_ahead(struct block_manager *manager, uint32_t n_most);
 /* Copies every findable page, also those in use, as far as there are slots: the pool is about to lose its contents. */
 void block_manager_store_all(struct block_manager *manager);
 
+/* Copies the page, or bundle, with the key as far as there are slots, unless the tier has it. */
+void block_manager_store_key(struct block_manager *manager, const struct hash *key, uint32_t group);
+
 uint32_t block_manager_n_free(const struct block_manager *manager);
 /* Number of free pages that can still be found by their key. */
 uint32_t block_manager_n_cached(const struct block_manager *manager);

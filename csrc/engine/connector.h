@@ -34,7 +34,6 @@ struct connector {
     bool (*load)(void *ctx, const struct outer_block *block); /* false: it is not there; the parts are undefined then */
     bool (*save)(void *ctx, const struct outer_block *block);
     void (*clear)(void *ctx);      /* removes every block */
-    void (*look)(void *ctx);       /* quick stores: learns what others have stored meanwhile; NULL: there is nothing to learn */
     void (*stats)(void *ctx, struct connector_stats *stats);
     void (*close)(void *ctx);      /* no other call runs */
     bool is_lasting;               /* outlives the engine, so that what the pool and the host have is saved at the end */

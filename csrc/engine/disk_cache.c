@@ -18,6 +18,7 @@
 
 #define MAX_FILES (1u << 22)
 #define DEADLINE_S 10.0
+#define SAVES_A_SCAN 64u /* an engine learns what others have written, to count it towards the limit, every so many saves */
 #define NAME_LENGTH 37u /* 32 hexadecimal digits of the key, "-", four of the group */
 #define OWN_PREFIX "private-"
 #define OWN_PREFIX_LENGTH (sizeof OWN_PREFIX - 1)
@@ -42,6 +43,7 @@ struct disk_cache {
     bool is_shared;
     char name[64];                 /* of the folder in the base */
     char temporary[32];            /* of the one file that this engine is writing */
+    uint32_t n_saves;
     struct iovec *reads, *writes;  /* [1 + most parts] of each thread */
 
     pthread_mutex_t lock;          /* guards what follows; held O(1) */
@@ -339,13 +341,35 @@ static void scan(struct disk_cache *c)
 
 /* ---- the connector's calls ---- */
 
-static bool cache_has(void *ctx, const struct hash *key, uint32_t group)
+static bool set_has(struct disk_cache *c, const struct hash *key, uint32_t group)
 {
-    struct disk_cache *c = ctx;
     pthread_mutex_lock(&c->lock);
     bool has = item_find(c, key, group) != 0;
     pthread_mutex_unlock(&c->lock);
     return has;
+}
+
+static void set_add(struct disk_cache *c, const struct hash *key, uint32_t group)
+{
+    pthread_mutex_lock(&c->lock);
+    if (!item_find(c, key, group) && !list_is_empty(&c->table, c->free))
+        item_add(c, key, group);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* A file that the set lacks may be one that another engine has written. */
+static bool cache_has(void *ctx, const struct hash *key, uint32_t group)
+{
+    struct disk_cache *c = ctx;
+    struct stat status;
+    char name[NAME_LENGTH + 1];
+    if (!c->is_shared || set_has(c, key, group))
+        return set_has(c, key, group);
+    name_file(key, group, name);
+    if (fstatat(c->folder, name, &status, AT_SYMLINK_NOFOLLOW) < 0 || (uint64_t)status.st_size != file_bytes(c, group))
+        return false;
+    set_add(c, key, group);
+    return set_has(c, key, group);
 }
 
 static struct header header_of(const struct disk_cache *c, const struct outer_block *block)
@@ -416,6 +440,8 @@ static bool cache_save(void *ctx, const struct outer_block *block)
     int file;
     if (cache_has(c, &block->key, block->group))
         return true;
+    if (c->is_shared && ++c->n_saves % SAVES_A_SCAN == 0)
+        scan(c);
     make_room(c, file_bytes(c, block->group));
     header.checksum = block_checksum(c, block);
     name_file(&block->key, block->group, name);
@@ -430,10 +456,7 @@ static bool cache_save(void *ctx, const struct outer_block *block)
         disk_remove(c->folder, c->temporary, false);
         return count_error(c);
     }
-    pthread_mutex_lock(&c->lock);
-    if (!item_find(c, &block->key, block->group) && !list_is_empty(&c->table, c->free))
-        item_add(c, &block->key, block->group);
-    pthread_mutex_unlock(&c->lock);
+    set_add(c, &block->key, block->group);
     return true;
 }
 
@@ -454,13 +477,6 @@ static void cache_clear(void *ctx)
             return;
         disk_remove(c->folder, name, false);
     }
-}
-
-static void cache_look(void *ctx)
-{
-    struct disk_cache *c = ctx;
-    if (c->is_shared)
-        scan(c);
 }
 
 static void cache_stats(void *ctx, struct connector_stats *stats)
@@ -574,7 +590,7 @@ enum rc disk_cache_open(const struct disk_options *options, size_t page_bytes, u
         return rc;
     }
     scan(c);
-    *connector = (struct connector){c, cache_has, NULL, cache_load, cache_save, cache_clear, cache_look, cache_stats,
-                                    cache_close, c->is_shared, DEADLINE_S};
+    *connector = (struct connector){c, cache_has, NULL, cache_load, cache_save, cache_clear, cache_stats, cache_close,
+                                    c->is_shared, DEADLINE_S};
     return RC_OK;
 }

@@ -173,6 +173,9 @@ uint32_t engine_n_finished(struct engine *engine);  /* final records not yet tak
  * releases the sample's memory. Driver's thread only. */
 enum rc engine_take(struct engine *engine, bool finished_only, struct output *output, uint32_t max, uint32_t *n,
                     struct err *err);
+/* Saves the blocks of a prompt that the cache has to the outer tier, at once, and waits for it: another engine with the same
+ * keys finds them then. The driving thread calls it between two steps. *n_tokens: leading tokens that are there now. */
+enum rc engine_save_prompt(struct engine *engine, const struct request_spec *spec, uint32_t *n_tokens, struct err *err);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
 
 /* Reasons why no step runs. While there is one, engine_step only carries out commands and returns engine_refusal's error;

@@ -293,6 +293,18 @@ uint32_t host_tier_begin_save(struct host_tier *tier, bool all)
     }
 }
 
+bool host_tier_begin_save_of(struct host_tier *tier, uint32_t entry)
+{
+    struct slot *slot = &tier->slots[entry];
+    if (slot->is_pinned || !has_ended(tier, entry, MOVE_OUT))
+        return false;
+    tier->n_leaving -= slot->is_leaving ? n_slots_of(tier, entry) : 0;
+    slot->is_leaving = false;
+    list_remove(&tier->table, entry);
+    pin(tier, entry);
+    return true;
+}
+
 void host_tier_end_save(struct host_tier *tier, uint32_t entry)
 {
     list_remove(&tier->table, entry);

@@ -13,14 +13,13 @@
 
 #define N_LOADS 1024u
 #define N_SAVES 64u
-#define LOOK_SECONDS 1.0 /* the connector looks at most this often */
 
 #define MAX_GROUPS 17u
 #define N_QUESTIONS 16u
 #define MOST_ASKED 4096u /* keys of a question */
 #define N_KNOWN 65536u   /* blocks remembered that the connector said it has */
 
-enum job_kind { JOB_BLOCK, JOB_ASK, JOB_LOOK, JOB_CLEAR };
+enum job_kind { JOB_BLOCK, JOB_ASK, JOB_CLEAR };
 
 /* What a connector that is not quick is asked. */
 struct question {
@@ -75,7 +74,6 @@ struct outer_tier {
     struct key_table known;        /* [N_KNOWN] blocks that it has, and two lists: free items, and the oldest first */
     struct question *asked;        /* the last one */
     uint64_t n_missed;
-    double looked;
     uint64_t clear;                /* number of the last job that clears the connector */
     bool is_off, is_late;
 };
@@ -122,9 +120,7 @@ static void job_run(struct outer_tier *outer, struct lane *lane, struct job *job
     const struct connector *connector = &outer->connector;
     struct question *question = job->question;
     bool is_save = lane == &outer->lanes[SAVE];
-    if (job->kind == JOB_LOOK)
-        connector->look(connector->ctx);
-    else if (job->kind == JOB_CLEAR)
+    if (job->kind == JOB_CLEAR)
         connector->clear(connector->ctx);
     else if (job->kind == JOB_ASK)
         job->is_good = connector->match(connector->ctx, question->keys, question->n, outer->groups, outer->n_groups,
@@ -417,8 +413,10 @@ static void job_take(struct outer_tier *outer, uint32_t which, const struct job 
     if (job->kind != JOB_BLOCK)
         return;
     outer->n_missed += which == LOAD && !job->is_good;
-    if (which == LOAD && !job->is_good && outer->questions)
+    if (outer->questions && which == LOAD && !job->is_good)
         known_forget(outer, &job->block.key, job->block.group);
+    if (outer->questions && which == SAVE && job->is_good)
+        known_add(outer, &job->block.key, job->block.group);
     if (which == SAVE)
         host_tier_end_save(outer->tier, job->entry);
     else
@@ -515,15 +513,6 @@ bool outer_tier_is_loading(const struct outer_tier *outer, uint64_t number)
     return number > outer->lanes[LOAD].taken && !outer->is_late;
 }
 
-void outer_tier_look(struct outer_tier *outer)
-{
-    double now = seconds_now();
-    if (outer->is_off || !outer->connector.look || now - outer->looked < LOOK_SECONDS || lane_is_full(&outer->lanes[LOAD]))
-        return;
-    outer->looked = now;
-    order(outer, LOAD, JOB_LOOK, 0);
-}
-
 void outer_tier_clear(struct outer_tier *outer)
 {
     outer->clear = UINT64_MAX;
@@ -537,6 +526,26 @@ void outer_tier_save_all(struct outer_tier *outer)
         lane_wait(outer, lane, outer->connector.deadline_s);
         take_ended(outer);
     }
+}
+
+void outer_tier_settle(struct outer_tier *outer)
+{
+    struct lane *lane = &outer->lanes[SAVE];
+    while (lane->taken < lane->ordered && !outer->is_late) {
+        lane_wait(outer, lane, outer->connector.deadline_s);
+        take_ended(outer);
+    }
+}
+
+void outer_tier_save(struct outer_tier *outer, const struct hash *key, uint32_t group)
+{
+    uint32_t entry = host_tier_find(outer->tier, key, group);
+    if (!entry || outer->is_off || outer->clear == UINT64_MAX || outer_tier_has(outer, key, group))
+        return;
+    if (lane_is_full(&outer->lanes[SAVE]))
+        outer_tier_settle(outer);
+    if (!lane_is_full(&outer->lanes[SAVE]) && host_tier_begin_save_of(outer->tier, entry))
+        order(outer, SAVE, JOB_BLOCK, entry);
 }
 
 bool outer_tier_is_lasting(const struct outer_tier *outer)

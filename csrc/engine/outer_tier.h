@@ -43,10 +43,12 @@ bool outer_tier_has(struct outer_tier *outer, const struct hash *key, uint32_t g
 uint64_t outer_tier_load(struct outer_tier *outer, const struct hash *key, uint32_t group);
 /* True until the load with the number has ended, or is late. */
 bool outer_tier_is_loading(const struct outer_tier *outer, uint64_t number);
-/* Lets the connector learn what others have stored. */
-void outer_tier_look(struct outer_tier *outer);
 /* Removes every block. */
 void outer_tier_clear(struct outer_tier *outer);
+/* Orders the save of a block of the host tier, unless the connector is known to have it; waits if too many saves wait.
+ * outer_tier_settle waits until all saves have ended. */
+void outer_tier_save(struct outer_tier *outer, const struct hash *key, uint32_t group);
+void outer_tier_settle(struct outer_tier *outer);
 /* Saves every entry of the host tier whose copy has ended; waits for that. */
 void outer_tier_save_all(struct outer_tier *outer);
 bool outer_tier_is_lasting(const struct outer_tier *outer); /* and not turned off */

@@ -65,8 +65,6 @@ static void seek(struct scheduler *s, struct sequence *q, uint32_t limit)
     s->outer_queries += sequence_n_known(q);
     s->looks_outside = true;
     n_hit = scheduler_find_hit(s, q, slot, limit);
-    if (n_hit < limit)
-        outer_tier_look(s->outer);
     if (n_hit) {
         keep_found(s, q, slot, n_hit);
         load_missing(s, q, slot, n_hit);

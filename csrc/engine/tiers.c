@@ -92,6 +92,14 @@ static bool moves_end(struct engine *e)
     return false;
 }
 
+enum rc tiers_await(struct engine *e, struct err *err)
+{
+    enum rc rc = tiers_flush(e, err);
+    if (!rc && !moves_end(e))
+        rc = err_set(err, RC_DEVICE, "copies to host memory did not end within %.0f s", CLOSE_WAIT_S);
+    return rc;
+}
+
 void tiers_close(struct engine *e)
 {
     struct scheduler *s = &e->scheduler;
@@ -100,7 +108,7 @@ void tiers_close(struct engine *e)
     for (uint32_t round = 0; round < 2; round++) { /* what the host tier has may have to make room for what the pool has */
         if (round)
             block_manager_store_all(s->blocks);
-        if (tiers_flush(e, NULL) || !moves_end(e))
+        if (tiers_await(e, NULL))
             return;
         outer_tier_save_all(s->outer);
     }

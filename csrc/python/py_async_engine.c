@@ -544,6 +544,7 @@ static PyMethodDef thread_methods[] = {
     {"pause", thread_pause, METH_O, "0 resumes; 1 waits for the submitted requests, 2 freezes them, 3 ends them."},
     {"begin_sleep", thread_begin_sleep, METH_O, "Pauses until end_sleep, independently of pause."},
     {"end_sleep", thread_end_sleep, METH_NOARGS, "Ends the pause of begin_sleep."},
+    {"save_prompt", py_engine_save_prompt, METH_VARARGS, "As Engine.save_prompt."},
     {"sleep", py_engine_sleep, METH_VARARGS, "As Engine.sleep."},
     {"wake", py_engine_wake, METH_VARARGS, "As Engine.wake."},
     {"is_pausing", thread_is_pausing, METH_NOARGS, "True from the start of a pause until it is ended."},

@@ -174,7 +174,7 @@ int py_connector_make(PyObject *tuple, size_t page_bytes, struct connector *conn
     b->object = Py_NewRef(object);
     b->page_bytes = page_bytes;
     b->is_kept = true;
-    *connector = (struct connector){b, NULL, bridge_match, bridge_load, bridge_save, bridge_clear, NULL, bridge_stats,
+    *connector = (struct connector){b, NULL, bridge_match, bridge_load, bridge_save, bridge_clear, bridge_stats,
                                     bridge_close, is_lasting, deadline_s};
     return 0;
 }

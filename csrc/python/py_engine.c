@@ -384,6 +384,28 @@ PyObject *py_engine_sleep(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+struct saving {
+    struct request_spec spec;
+    uint32_t n_tokens;
+};
+
+static enum rc save_prompt(struct engine *engine, void *ctx, struct err *err)
+{
+    struct saving *saving = ctx;
+    return engine_save_prompt(engine, &saving->spec, &saving->n_tokens, err);
+}
+
+PyObject *py_engine_save_prompt(PyObject *object, PyObject *args)
+{
+    PyObject *prompt, *params;
+    struct saving saving = {0};
+    struct py_scratch scratch = {0};
+    int bad = !PyArg_ParseTuple(args, "OO!:save_prompt", &prompt, &PyDict_Type, &params) ||
+              py_parse_request(prompt, params, &saving.spec, &scratch) < 0 || py_engine_call(object, save_prompt, &saving) < 0;
+    py_scratch_free(&scratch);
+    return bad ? NULL : PyLong_FromUnsignedLong(saving.n_tokens);
+}
+
 PyObject *py_engine_wake(PyObject *object, PyObject *args)
 {
     struct bed bed = {0};
@@ -464,6 +486,8 @@ static PyMethodDef methods[] = {
     {"settle", settle, METH_NOARGS, "Waits until no step is in flight."},
     {"holds", holds, METH_NOARGS, "The reasons why no step may run: bits of enum engine_hold."},
     {"sleep", py_engine_sleep, METH_VARARGS, "sleep(level, parts): bits of enum sleep_part."},
+    {"save_prompt", py_engine_save_prompt, METH_VARARGS,
+     "Saves a prompt's blocks where other engines find them; the number of leading tokens that are there."},
     {"wake", py_engine_wake, METH_VARARGS, "wake(parts): bits of enum sleep_part."},
     {"weight_epoch", weight_epoch, METH_NOARGS, "Number of commits of weights since the load."},
     {"reset_prefix_cache", reset_prefix_cache, METH_O,

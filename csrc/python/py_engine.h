@@ -36,6 +36,7 @@ int py_thread_call(PyObject *object, engine_function *function, void *ctx);
 
 /* sleep(level, parts) and wake(parts) of both classes. */
 PyObject *py_engine_sleep(PyObject *object, PyObject *args);
+PyObject *py_engine_save_prompt(PyObject *object, PyObject *args);
 PyObject *py_engine_wake(PyObject *object, PyObject *args);
 
 /* The finish reason's name, such as "eos"; NULL for FINISH_NONE. */

@@ -15,7 +15,8 @@ class Connector(ABC):
 
     The engine calls the methods from two threads of its own, one loads and one saves, never inside a step. A method that
     raises, or answers in the wrong form, costs a computation and is counted in `stats().disk_errors`. Behind a call that takes
-    longer than `deadline_s` nobody waits. What `load` gives must be the bytes that were saved under this name: the engine cannot tell.
+    longer than `deadline_s` nobody waits. What `load` gives must be the bytes that were saved under this name: the engine
+    cannot tell.
 
     A name has 34 bytes: 16 that stand for weights, program, types and device, 16 of the block's key, and 2 of its group. Keys
     are the same in engines with the same `prefix_cache_seed`. One connector may serve several engines at a time.

@@ -121,7 +121,7 @@ static struct connector connector_of(struct store *store, uint32_t block_tokens)
     pthread_condattr_init(&attributes);
     pthread_cond_init(&store->changed, &attributes);
     store->slot_bytes = block_tokens * (uint32_t)sizeof(struct cell);
-    return (struct connector){store, NULL, store_match, store_load, store_save, store_clear, NULL, store_stats, store_close,
+    return (struct connector){store, NULL, store_match, store_load, store_save, store_clear, store_stats, store_close,
                               .deadline_s = DEADLINE_S};
 }
 

@@ -64,7 +64,9 @@ def test_methods_may_raise(tiny_model: Make, device: str, method: str) -> None:
     store = Raises(method)
     compare(tiny_model("llama", "float32"), device, 20, store)
     stats = compare(tiny_model("llama", "float32"), device, 20, store)
-    assert stats.disk_errors > 0 and stats.disk_loaded_bytes == 0
+    assert stats.disk_errors > 0
+    if method != "match":  # what it has saved itself an engine need not ask for
+        assert stats.disk_loaded_bytes == 0
 
 
 class Lies(kv.Memory):

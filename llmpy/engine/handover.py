@@ -1,0 +1,140 @@
+"""Prefill and decode apart: one engine computes a prompt, another generates behind it with the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+from ..errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from ..async_engine import AsyncEngine
+    from ..config import EngineConfig
+    from ..inputs import PromptType
+    from ..keywords import SamplingKeywords
+    from ..outputs import RequestOutput
+    from ..sampling_params import SamplingParams
+    from .feeds import RequestStream
+    from .thread import ThreadDriver
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A computed prompt, for `AsyncEngine.decode`. `to_dict` and `from_dict` take it through JSON to another process.
+
+    Args:
+        prompt_token_ids: The prompt.
+        cache_salt: As in `generate`.
+        seed: Root of the request's random numbers.
+        saved_tokens: Leading tokens whose blocks the decode engine can find.
+        first_token_id: The first token of the output, which the decode engine draws again.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    cache_salt: str | None
+    seed: int
+    saved_tokens: int
+    first_token_id: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, as JSON has them."""
+        return {**self.__dict__, "prompt_token_ids": list(self.prompt_token_ids)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Handle:
+        """The handle that `to_dict` gave."""
+        return cls(**{**values, "prompt_token_ids": tuple(values["prompt_token_ids"])})
+
+
+def _check(config: EngineConfig, what: str) -> None:
+    """Refuses an engine whose blocks no other engine can find."""
+    if config.data_parallel_size > 1:
+        raise UnsupportedError(f"{what} is not supported yet with data_parallel_size above 1; open one engine for each replica")
+    if config.disk_cache is None and config.kv_connector is None:
+        raise ConfigError(f"{what} needs disk_cache or kv_connector, where both engines find blocks.", option="disk_cache")
+    if config.prefix_cache_seed is None:
+        raise ConfigError(f"{what} needs prefix_cache_seed, the same in both engines.", option="prefix_cache_seed")
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    import numpy
+
+    array: npt.NDArray[np.int32] = numpy.asarray(ids, "int32")
+    return array.tobytes()
+
+
+class Handover:
+    """Calls of AsyncEngine for prefill and decode on different engines."""
+
+    config: EngineConfig
+    _driver: ThreadDriver
+
+    if TYPE_CHECKING:
+
+        def _params(self, given: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams: ...
+
+    async def prefill(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Handle:
+        """Computes a prompt and its first token, and saves its full blocks where other engines find them.
+
+        The engine's steps stop while the blocks are saved. Both engines need the same model, `prefix_cache_seed`, and
+        `disk_cache` (a folder in memory is one, /dev/shm) or `kv_connector`.
+
+        Args:
+            prompt, sampling_params, priority, cache_salt, sampling: As in `generate`.
+
+        Returns:
+            What `decode` of the other engine takes.
+
+        Raises:
+            ConfigError: An option that both engines need is missing.
+            UnsupportedError: `data_parallel_size` is above 1.
+            RequestFailedError: The request failed.
+        """
+        _check(self.config, "prefill()")
+        params = self._params(sampling_params, sampling)
+        first = params.replace(max_tokens=1, min_tokens=min(params.min_tokens, 1), n=1)
+        engine = cast("AsyncEngine", self)
+        output: RequestOutput = await engine.generate(prompt, first, priority=priority, cache_salt=cache_salt)
+        ids, sample = tuple(output.prompt_token_ids or ()), output.outputs[0]
+        salt = {} if cache_salt is None else {"salt": cache_salt.encode("utf-8", "surrogatepass")}
+        saved = await asyncio.to_thread(self._driver.thread.save_prompt, _bytes(ids), {"seed": 0, **salt})
+        return Handle(ids, cache_salt, output.seed, saved, sample.token_ids[0] if sample.token_ids else None)
+
+    def decode(
+        self,
+        handle: Handle,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> RequestStream:
+        """Generates behind a prompt that another engine has computed, with the bits that one engine would give.
+
+        Blocks that cannot be found, and the rows behind the last full block, are computed here.
+
+        Args:
+            handle: What `prefill` of the other engine gave.
+            sampling_params, priority, sampling: As in `generate`; those of `prefill`.
+
+        Raises:
+            ConfigError, UnsupportedError: As `prefill`.
+        """
+        _check(self.config, "decode()")
+        params = self._params(sampling_params, sampling)
+        params = params.replace(seed=handle.seed) if params.seed is None else params
+        engine, ids = cast("AsyncEngine", self), list(handle.prompt_token_ids)
+        return engine.generate(ids, params, priority=priority, cache_salt=handle.cache_salt)
