@@ -60,7 +60,7 @@ KEYWORDS = {
     "max_seq_len_to_capture": _GRAPHS,
     "speculative_model": _SPECULATION,
     "num_speculative_tokens": _SPECULATION,
-    "kv_transfer_config": "transfer of the cache is not supported; leave it out",
+    "kv_transfer_config": "`kv_connector` or `disk_cache` with `prefix_cache_seed` does this; leave it out",
     "enable_expert_parallel": 'set `experts="rank"`: each rank of `tensor_parallel_size` then has whole experts',
     "attention_backend": "the device decides on its kernels; leave it out",
     "attn_implementation": "the device decides on its kernels; leave it out",

@@ -52,7 +52,7 @@ class Handle:
         return cls(**{**values, "prompt_token_ids": tuple(values["prompt_token_ids"])})
 
 
-def _check(config: EngineConfig, what: str) -> None:
+def check(config: EngineConfig, what: str) -> None:
     """Refuses an engine whose blocks no other engine can find."""
     if config.data_parallel_size > 1:
         raise UnsupportedError(f"{what} is not supported yet with data_parallel_size above 1; open one engine for each replica")
@@ -79,6 +79,24 @@ class Handover:
 
         def _params(self, given: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams: ...
 
+    async def save_prompt(self, prompt_token_ids: Sequence[int], cache_salt: str | None = None) -> int:
+        """Saves the full blocks of a prompt that the cache has where other engines find them. Steps stop meanwhile.
+
+        Args:
+            prompt_token_ids: A prompt that was computed.
+            cache_salt: That of its request.
+
+        Returns:
+            Number of its leading tokens that other engines can find.
+
+        Raises:
+            ConfigError: An option that both engines need is missing.
+            UnsupportedError: `data_parallel_size` is above 1.
+        """
+        check(self.config, "save_prompt()")
+        salt = {} if cache_salt is None else {"salt": cache_salt.encode("utf-8", "surrogatepass")}
+        return await asyncio.to_thread(self._driver.thread.save_prompt, _bytes(prompt_token_ids), {"seed": 0, **salt})
+
     async def prefill(
         self,
         prompt: PromptType,
@@ -104,14 +122,13 @@ class Handover:
             UnsupportedError: `data_parallel_size` is above 1.
             RequestFailedError: The request failed.
         """
-        _check(self.config, "prefill()")
+        check(self.config, "prefill()")
         params = self._params(sampling_params, sampling)
         first = params.replace(max_tokens=1, min_tokens=min(params.min_tokens, 1), n=1)
         engine = cast("AsyncEngine", self)
         output: RequestOutput = await engine.generate(prompt, first, priority=priority, cache_salt=cache_salt)
         ids, sample = tuple(output.prompt_token_ids or ()), output.outputs[0]
-        salt = {} if cache_salt is None else {"salt": cache_salt.encode("utf-8", "surrogatepass")}
-        saved = await asyncio.to_thread(self._driver.thread.save_prompt, _bytes(ids), {"seed": 0, **salt})
+        saved = await self.save_prompt(ids, cache_salt)
         return Handle(ids, cache_salt, output.seed, saved, sample.token_ids[0] if sample.token_ids else None)
 
     def decode(
@@ -133,7 +150,7 @@ class Handover:
         Raises:
             ConfigError, UnsupportedError: As `prefill`.
         """
-        _check(self.config, "decode()")
+        check(self.config, "decode()")
         params = self._params(sampling_params, sampling)
         params = params.replace(seed=handle.seed) if params.seed is None else params
         engine, ids = cast("AsyncEngine", self), list(handle.prompt_token_ids)

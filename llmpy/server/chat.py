@@ -258,7 +258,8 @@ class Chat(Answering):
     async def whole(self) -> dict[str, Any]:
         """Runs the request and returns the answer."""
         output, messages = await self.run()
-        return await self.service.write([output], lambda: self.answer(output, messages))
+        answer = await self.service.write([output], lambda: self.answer(output, messages))
+        return answer | await self.handed([output])
 
     def answer(self, output: RequestOutput, messages: list[Message]) -> dict[str, Any]:
         """The answer for an output."""

@@ -112,6 +112,7 @@ class Completion(Answering):
             ],
         )
         tokens = 0 if self.scores_only else sum(len(s.token_ids_array) for output in outputs for s in output.outputs)
+        handed = await self.handed(outputs)
         return {
             "id": self.id,
             "object": "text_completion",
@@ -119,6 +120,7 @@ class Completion(Answering):
             "model": self.model,
             "choices": choices,
             "usage": usage_of(outputs, tokens),
+            **handed,
             **UNTOLD,
         }
 

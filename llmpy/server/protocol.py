@@ -50,6 +50,7 @@ class Sampling(Common, kw_only=True):
     """Further fields of completions and chat completions."""
 
     stream_options: StreamOptions | None = None
+    kv_transfer_params: Json | None = None
     n: int | None = None
     max_tokens: int | None = None
     response_format: Json | None = None

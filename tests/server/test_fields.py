@@ -52,13 +52,13 @@ CHANGING = {
     "mirostat": 2,
     "typical_p": 0.5,
     "suffix": "x",
-    "kv_transfer_params": {"a": 1},
 }
 BEAMS = {"use_beam_search": True, "length_penalty": 2.0, "early_stopping": True}
 ELSEWHERE = {
     "/v1/completions": {"messages": TALK["messages"], "tools": [{}], "max_completion_tokens": 3, "reasoning_effort": "low"},
     "/v1/chat/completions": {"best_of": 4, "echo": True, "prompt": "x", "add_special_tokens": True},
     "/v1/responses": BEAMS
+    | {"kv_transfer_params": {"do_remote_decode": True}}
     | {"n": 2, "max_tokens": 3, "bad_words": ["a"], "response_format": {"type": "json"}, "prompt": {"id": "x"}},
     "/v1/messages": BEAMS | {"n": 2, "stop": ["a"], "seed": 1, "logit_bias": {"5": 1}, "mcp_servers": [{}], "min_p": 0.5},
     "/inference/v1/generate": BEAMS | {"temperature": 0.5, "stop": ["a"], "features": {}},

@@ -1,0 +1,56 @@
+"""vLLM's `kv_transfer_params`: a prompt that one server computes, and another server goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..engine.handover import check
+from ..errors import ConfigError, UnsupportedError
+from .errors import HttpError
+
+if TYPE_CHECKING:
+    from ..async_engine import AsyncEngine
+    from ..outputs import RequestOutput
+
+FIELD = "kv_transfer_params"
+
+
+def is_prefill(engine: AsyncEngine, params: object, stream: bool) -> bool:
+    """Whether another server goes on with the request.
+
+    Raises:
+        HttpError: The field has another form, the answer is streamed, which has no place for the result, or the engine has no
+            store.
+    """
+    if params is None:
+        return False
+    if not isinstance(params, Mapping) or type(params.get("do_remote_decode", False)) is not bool:
+        raise HttpError(400, f"{FIELD} must be an object whose do_remote_decode is true or false", FIELD)
+    if not params.get("do_remote_decode"):
+        return False
+    if stream:
+        raise HttpError(400, f"{FIELD} with do_remote_decode needs stream=false", FIELD)
+    try:
+        check(engine.config, FIELD)
+    except (ConfigError, UnsupportedError) as error:
+        raise HttpError(501, str(error), FIELD) from error
+    return True
+
+
+async def hand_over(engine: AsyncEngine, outputs: Sequence[RequestOutput], cache_salt: str | None) -> dict[str, Any]:
+    """Saves prompts where the other server finds them.
+
+    Args:
+        engine: The engine that has computed them.
+        outputs: One for each prompt.
+        cache_salt: As in `AsyncEngine.generate`.
+
+    Returns:
+        The field of the answer, which a proxy puts into the request for the other server.
+    """
+    size, blocks = engine.config.block_size or 1, 0
+    for output in outputs:
+        blocks += await engine.save_prompt(output.prompt_token_ids, cache_salt) // size
+    told = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": list(range(blocks))}
+    return {FIELD: {**told, "remote_engine_id": engine.name, "remote_host": None, "remote_port": None}}
