@@ -314,9 +314,11 @@ struct row_dims {
 /* How many dimensions the columns of a matrix are: the last ones, of a convolution several. */
 static uint32_t n_column_dims(const struct weight *weight, const struct weight_part *part)
 {
-    uint32_t n = weight->kind == WEIGHT_VECTOR ? 0 : 1;
+    uint32_t n = 1;
+    if (weight->kind == WEIGHT_VECTOR) /* it may have no dimension */
+        return 0;
     uint64_t cols = part->dims[part->n_dims - 1];
-    while (n && !part->is_transposed && n < part->n_dims && cols < weight->cols)
+    while (!part->is_transposed && n < part->n_dims && cols < weight->cols)
         cols *= part->dims[part->n_dims - ++n];
     return n;
 }

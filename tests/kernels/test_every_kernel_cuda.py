@@ -109,7 +109,7 @@ def check_rounded(both: Both, dtype: str, n: int, k: int, matrix: object, place:
     x = (0.05 * both.draw(n, k)).astype(both.kind)
     read, found = np.empty((n, k), np.float32), set()
     for laid, strides in ((x, (k, 1)), (np.ascontiguousarray(x.T), (1, n))):
-        tensor = both.form(laid), (0, n, k, *strides), both.dtype, True
+        tensor = both.form(laid).reshape(-1).view(np.int32), (0, n, k, *strides), both.dtype, True
         wanted = both.cuda.tensor_sum(place, *tensor)
         both.cuda.tensor_write(place, *tensor)
         assert both.cuda.tensor_sum(place) == wanted

@@ -54,11 +54,13 @@ class ReplicaUpdate:
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
-    def write(self, items: list[tuple[str, Any]], stream: int = 0, wants_finite: bool = False, /) -> list[str]:
+    def write(
+        self, items: list[tuple[str, Any]], stream: int = 0, wants_finite: bool = False, lends: bool = False, /
+    ) -> list[str]:
         """Like the core's."""
         if self._has_devices and any(_is_on_cuda(tensor) for _, tensor in items):
             self._refuse_device_memory()
-        return self._each(lambda update: update.write(items, stream, wants_finite))
+        return self._each(lambda update: update.write(items, stream, wants_finite, lends))
 
     def write_memory(
         self,
@@ -97,6 +99,10 @@ class ReplicaUpdate:
         self._each(lambda update: update.abort())
 
     # ---- questions --------------------------------------------------------------------------------------------------
+
+    def lent(self) -> list[str]:
+        """Like the core's."""
+        return self._updates[0].lent()
 
     def missing(self) -> list[str]:
         """Like the core's."""
