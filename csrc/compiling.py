@@ -215,7 +215,7 @@ def base_objects(folder: Path) -> list[Object]:
 def cuda_objects(nvcc: str, folder: Path) -> list[Object]:
     """Objects of the CUDA backend, made in a folder."""
     cuda = ROOT / "kernels/cuda"
-    doors = [ROOT / "kernels/backend.h", ROOT / "kernels/entries.def", ROOT / "csrc/base/iq_grids.def"]
+    doors = [*(ROOT / "kernels").glob("*.h"), ROOT / "kernels/entries.def", ROOT / "csrc/base/iq_grids.def"]
     headers = sorted([*cuda.rglob("*.*h"), *(ROOT / "csrc/base").glob("*.h"), *doors])
     shared = read_version([nvcc]).encode() + b"".join(header.read_bytes() for header in headers)
     units: list[Unit] = [(source, [], f"cuda_{source.stem}.o") for source in sorted(cuda.rglob("*.cu"))]

@@ -78,10 +78,11 @@ def _arguments(text: str) -> list[str]:
 
 
 def _plain(path: Path) -> str:
-    """The text of a header without comments and with entries.def expanded."""
+    """The text of a header without comments, with its parts and with entries.def expanded."""
     text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
     if '#include "entries.def"' not in text:
         return text
+    text = re.sub(r'^#include "(\w+\.h)"', lambda match: _plain(path.parent / match[1]), text, flags=re.M)
     rows = re.findall(r"^(?:HOST_|RANK_|OPTION_|OWN_)?(ENTRY|TABLE)\((\w+)\)", (path.parent / "entries.def").read_text(), re.M)
     shapes = {
         "ENTRY": "enum rc (*{0})(void *ctx, const struct {0}_args *args, struct err *err);",

@@ -5,8 +5,8 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "InternVL3 1B to 78B and InternVL3.5, files with names of transformers (-hf)"
-LIMITS = "files of InternVLChatModel are refused"
+CHECKPOINTS = "InternVL3 1B to 78B and InternVL3.5"
+LIMITS = "files with names of transformers (-hf); those of InternVLChatModel are refused"
 
 _STEMS = ("vision_tower.", "model.vision_tower.")
 _TEXTS = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}

@@ -370,9 +370,11 @@ class Interpreter:
         self._piece = piece
         sizes = [piece["rows"].shape[0], *(piece.get(f"rows.{name}", np.zeros(0)).shape[0] for name in ("patches", "features"))]
         self.begin([sizes[number] // n for number, n in self.spec["rows"]])
-        for name, op in self.spec["ops"][:-1]:
-            self._put(op, *self._run(name, op, [self.values[i] for i in op["in"]]))
-        return np.concatenate([self.values[i] for i in self.spec["ops"][-1][1]["in"]], 1)
+        *ops, (name, last) = self.spec["ops"]
+        for each, op in ops:
+            self._put(op, *self._run(each, op, [self.values[i] for i in op["in"]]))
+        assert name == "features"
+        return np.concatenate([self.values[i] for i in last["in"]], 1)
 
     def _tower(self, name: str, op: Operands, x: list[Array], weights: Sequence[Array]) -> Array:
         """The result of an operation of a tower, or of `splice`."""
@@ -395,7 +397,10 @@ class Interpreter:
             others = np.stack([weights[0] if weights else np.zeros(x[0].shape[1]), np.zeros(x[0].shape[1])])
             return np.asarray(np.concatenate([x[0], others])[chosen])  # -1 and -2 count from the end
         parts = x[0].reshape(len(x[0]) // given["n"], given["n"], -1)
-        return np.asarray(parts.reshape(len(parts), -1) if name == "group" else parts.mean(1))
+        if name == "group":
+            return np.asarray(parts.reshape(len(parts), -1))
+        assert name == "mean_rows"
+        return np.asarray(parts.mean(1))
 
     def states(self, token_ids: Sequence[int], token_types: Sequence[int] | None = None) -> Array:
         """States of every position for pooling, [n, width]; token_types None: all are 0."""

@@ -8,7 +8,7 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "Llama 4 Scout and Maverick, and their language models saved alone"
+CHECKPOINTS = "Llama 4 Scout and Maverick"
 
 
 @architecture(

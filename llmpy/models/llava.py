@@ -5,7 +5,7 @@ from .blocks import Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "LLaVA 1.5 7B and 13B, LLaVA-NeXT (1.6) with Vicuna or Mistral, Pixtral 12B (names of transformers)"
+CHECKPOINTS = "LLaVA 1.5 7B and 13B, LLaVA-NeXT (1.6) with Vicuna or Mistral, Pixtral 12B"
 
 TEXTS = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _TOWERS = ("vision_tower.", "vision_tower.vision_model.", "model.vision_tower.", "model.vision_tower.vision_model.")

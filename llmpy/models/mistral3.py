@@ -7,8 +7,8 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "Mistral Small 3.1 and 3.2 24B, files with names of transformers"
-LIMITS = "consolidated.safetensors is not read"
+CHECKPOINTS = "Mistral Small 3.1 and 3.2 24B"
+LIMITS = "files with names of transformers; consolidated.safetensors is not read"
 
 _TEXTS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
 

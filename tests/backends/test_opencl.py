@@ -119,7 +119,7 @@ def test_the_support_table_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
     lines = capsys.readouterr().out.partition("\nopencl:0: ")[2].splitlines()[1:]
     rows = {words[0]: " ".join(words[1:]).split(", ") for line in lines if (words := line.split())}
     assert {"attention", "linear", "rope_table", "layer_norm"} <= set(rows["operations"])
-    assert rows["on_host"] == ["route", "sample"]
+    assert rows["on_host"] == ["route", "sample", "spread_logits"]
     assert {"experts", "delta", "gather", "latent_attention"} <= set(rows["refused"])
     names = [name for row in ("operations", "on_host", "refused") for name in rows[row]]
     assert len(names) == len(set(names)) and set(_core.operations()) <= set(names)

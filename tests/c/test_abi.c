@@ -106,6 +106,9 @@ TEST(the_abi_has_its_number)
 #define OF scale_logits_args
     AT(n_rows, 0) AT(scale, 4) AT(softcap, 8) AT(logits, 16)
 #undef OF
+#define OF spread_logits_args
+    AT(n_rows, 0) AT(x, 8) AT(out, 24) AT(sources, 40)
+#undef OF
 #define OF select_args
     AT(n_selected, 0) AT(rows, 8) AT(x, 16) AT(out, 32) AT(other, 48)
 #undef OF

@@ -36,11 +36,11 @@ def test_blocks_come_from_another_engine(tiny_model: Make, model: tuple[str, str
     store = kv.Memory(8 << 20)
     path = tiny_model(*model[:2])
     compare(path, device, model[3], store, kv_cache_dtype=model[2])
-    assert len(store) > 30 and store.used > 0
+    assert len(store) >= 20 and store.used > 0
     stats = compare(path, device, model[3], store, kv_cache_dtype=model[2])
     assert stats.disk_cache_hits > 100 and stats.disk_errors == stats.disk_misses == 0
     store.clear(bytes(16))
-    assert len(store) > 30
+    assert len(store) >= 20
 
 
 def test_recurrent_states_come_from_another_engine(recurrent_model: Path, device: str) -> None:

@@ -226,7 +226,8 @@ def test_images_behind_an_update_of_the_weights_and_behind_sleep(vision, tmp_pat
     new = {name: tensor * (1.25 if "patch_embed" in name else 1) for name, tensor in safetensors.load_file(
         next(model.directory.glob("*.safetensors"))).items()}  # fmt: skip
     safetensors.save_file(new, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((model.directory / "config.json").read_text())
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(model.directory / name, tmp_path)
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
 
     def logprobs(llm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class Family:
         types: The argument that says so.
         merge: Patches of a feature along each side, if images have positions by row and column; 0: they do not.
         is_by_hand: Whether the class's forward() fails.
+        processor: The type of the processor that the model's folder names.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Family:
     merge: int = 0
     types: str = "mm_token_type_ids"
     is_by_hand: bool = False
+    processor: str = "CLIPImageProcessor"
 
 
 class VisionModel:
@@ -89,6 +92,7 @@ class VisionModel:
         model = kind(family.config())
         randomise(model, 3)
         model.save_pretrained(directory)
+        (directory / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": family.processor}))
         self.model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
 
     def images(self, n: int) -> list[np.ndarray]:
@@ -357,6 +361,12 @@ def idefics3() -> Any:
     return transformers.Idefics3Config(text_config=text, vision_config=vision, image_token_id=FEATURE, scale_factor=2)
 
 
+def smolvlm() -> Any:
+    vision = {**SMALL, "image_size": 56, "patch_size": 14}
+    text = {"model_type": "llama", **TEXT}
+    return transformers.SmolVLMConfig(text_config=text, vision_config=vision, image_token_id=FEATURE, scale_factor=2)
+
+
 def pixtral(**fields: Any) -> Callable[[], Any]:
     vision = {**SMALL, "image_size": 56, "patch_size": 14, "model_type": "pixtral"}
     given = {"vision_config": vision, "image_token_index": FEATURE, "vision_feature_layer": -1, **fields}
@@ -388,7 +398,7 @@ def gemma3() -> Any:
     )  # fmt: skip
 
 
-MERGED = {"wants_types": True, "merge": 2}
+MERGED: dict[str, Any] = {"wants_types": True, "merge": 2, "processor": "Qwen2VLImageProcessor"}
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FAMILIES = {
     "llava": Family("LlavaForConditionalGeneration", llava, clip_item, stacked(CLIP), [(42, 42)]),
@@ -406,6 +416,7 @@ FAMILIES = {
     "gemma3": Family(
         "Gemma3ForConditionalGeneration", gemma3, plain_item(14, 2), stacked(HALVES), [(56, 56)], types="token_type_ids"
     ),
+    "smolvlm": Family("SmolVLMForConditionalGeneration", smolvlm, plain_item(14, 2), tiled(HALVES), [(56, 56)]),
     "idefics3": Family("Idefics3ForConditionalGeneration", idefics3, plain_item(14, 2), tiled(HALVES), [(56, 56)]),
     "pixtral": Family(
         "LlavaForConditionalGeneration", pixtral(vision_feature_select_strategy="full"), turned_item(14, 1), sized(CLIP),

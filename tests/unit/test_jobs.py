@@ -274,6 +274,7 @@ def test_a_child_process_has_threads_of_its_own():
 
 SERVED_BESIDE = {
     "engine/jobs.py:_start_thread": "tests/unit/test_jobs.py::test_threads_that_cannot_start_cost_no_job",
+    "engine/handover.py:save_prompt": "the caller gets the error of the thread",
     "engine/jobs.py:_tell": "tests/unit/test_jobs.py::test_a_result_is_told_again_once_there_is_memory",
     "engine/thread.py:__init__": "tests/api/test_live.py::test_an_error_while_output_are_told",
     "engine/thread.py:_on_output": "tests/api/test_live.py::test_an_error_while_output_are_told",
@@ -286,6 +287,7 @@ SERVED_BESIDE = {
     "rl/_rpc.py:call": "tests/unit/test_helper_threads.py::test_calls_over_a_socket_go_on",
     "rl/_trl_worker.py:_run": "tests/unit/test_helper_threads.py::test_a_rollout_worker_tells_what_it_failed_of",
     "server/kv_events.py:__init__": "tests/server/test_live.py::test_events_go_on",
+    "server/images.py:load_images": "tests/server/test_images.py::test_other_sources_are_refused",
     "server/completions.py:merged": "tests/server/test_live.py::test_an_error_in_one_of_two_prompts",
     "server/responses.py:responses": "tests/server/test_live.py::test_an_error_in_a_background_response",
     "server/frames.py:attended": "tests/server/test_live.py::test_an_error_in_an_answer",
