@@ -241,7 +241,7 @@ def test_an_answer_of_a_schema(client):
     pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
     form = {"type": "json_schema", "schema": schema}
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400}
     for field in ({"output_config": {"format": form}}, {"output_format": form}):
         text = client.post("/v1/messages", json={**body, **field}).json()["content"][0]["text"]
         assert text.translate(str.maketrans("", "", " \n\t\r")) == '{"a":1}', text

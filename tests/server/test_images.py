@@ -38,6 +38,7 @@ def seeing(engine, monkeypatch, tmp_path):
     mark = engine.tokenizer.convert_tokens_to_ids("<|end|>")
     config = {"model_type": "qwen2_vl", "vision_config": {}, "image_token_id": mark}
     monkeypatch.setattr(engine._frontend, "images", Images(engine.config, config, tmp_path, engine.tokenizer))
+    monkeypatch.setattr("llmpy.engine.images.core_params", lambda *given: {})
     return mark
 
 

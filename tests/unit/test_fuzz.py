@@ -15,7 +15,7 @@ import safetensors.numpy
 from packed_files import LAYOUTS, SORTED, numbers_of
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 20
+SECONDS = 8
 FLAGS = shlex.split(
     "-std=c11 -Wall -Wextra -Werror -O1 -g -ffp-contract=off -fsanitize=fuzzer,address,undefined "
     "-fno-sanitize-recover=undefined"
@@ -111,7 +111,7 @@ def joined_seeds() -> list[bytes]:
     return seeds
 
 
-SEEDS = {"safetensors": (safetensors_seeds, SECONDS), "gguf": (gguf_seeds, SECONDS), "joined": (joined_seeds, 8)}
+SEEDS = {"safetensors": (safetensors_seeds, SECONDS), "gguf": (gguf_seeds, SECONDS), "joined": (joined_seeds, SECONDS)}
 """The seeds of a target, and the seconds that it runs."""
 
 
