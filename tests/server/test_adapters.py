@@ -162,7 +162,7 @@ def test_the_metric(trainer, lora, wait_until):
     assert labels(trainer, "llmpy:").value >= idle.value > 1.6e9
     for name, path in zip("ab", lora[1], strict=True):
         add(trainer, name, path)
-    long = {"prompt": [1, 2], "max_tokens": 80, "ignore_eos": True}
+    long = {"prompt": [1, 2], "max_tokens": 240, "ignore_eos": True}
     threads = []
     for name in "ab":
         threads.append(

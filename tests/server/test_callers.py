@@ -200,12 +200,12 @@ def test_a_served_name_hides_the_model(client, engine):
 
 
 def test_fields_of_openai_are_null_rather_than_missing(client, frames):
-    talk = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "logprobs": True}
+    talk = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "ignore_eos": True, "logprobs": True}
     for made in (client.post("/v1/chat/completions", json=talk).json(), client.post(PATH, json=BODY).json()):
         assert made["system_fingerprint"] is None and made["service_tier"] is None
     choice = client.post("/v1/chat/completions", json=talk).json()["choices"][0]
     assert choice["message"]["refusal"] is None and choice["logprobs"]["refusal"] is None
-    for path, body in (("/v1/chat/completions", talk), (PATH, BODY)):
+    for path, body in (("/v1/chat/completions", talk), (PATH, {**BODY, "ignore_eos": True})):
         *parts, last = frames(path, **body, stream_options={"include_usage": True})
         assert parts and all(part["usage"] is None and part["system_fingerprint"] is None for part in parts)
         assert last["choices"] == [] and last["usage"]["completion_tokens"] == 2
