@@ -47,11 +47,11 @@ def engine(tmp_path_factory, write_model):
 
 
 @pytest.fixture
-def paused(engine):
-    """Pauses the engine inside a block."""
+def pausing():
+    """pausing(engine): pauses an engine inside a block."""
 
     @contextlib.contextmanager
-    def block():
+    def block(engine):
         asyncio.run(engine.pause("keep"))
         try:
             yield
@@ -59,6 +59,12 @@ def paused(engine):
             asyncio.run(engine.resume())
 
     return block
+
+
+@pytest.fixture
+def paused(engine, pausing):
+    """paused(): pauses the engine of the tests inside a block."""
+    return lambda: pausing(engine)
 
 
 class Running:

@@ -23,7 +23,7 @@ ASK = {"prompt": [1, 2, 3], "max_tokens": 6, "temperature": 0, "ignore_eos": Tru
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory, write_model):
     """An engine with adapters, and the directories of two adapters."""
-    model = write_model(tmp_path_factory.mktemp("served"))
+    model = write_model(tmp_path_factory.mktemp("served"), max_position_embeddings=4096)
     with safe_open(model / "model.safetensors", "numpy") as file:
         names = [name for name in file.keys() if "_proj.weight" in name]  # noqa: SIM118
         shapes = {name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape()) for name in names}
@@ -155,24 +155,24 @@ def labels(trainer, prefix="vllm:"):
 
 
 @pytest.mark.usefixtures("clean")
-def test_the_metric(trainer, lora, wait_until):
+def test_the_metric(trainer, lora, wait_until, pausing):
     """One slot: the second adapter's request waits."""
     idle = labels(trainer)
     assert idle.labels["max_lora"] == "1" and idle.labels["running_lora_adapters"] == idle.labels["waiting_lora_adapters"] == ""
     assert labels(trainer, "llmpy:").value >= idle.value > 1.6e9
     for name, path in zip("ab", lora[1], strict=True):
         add(trainer, name, path)
-    long = {"prompt": [1, 2], "max_tokens": 240, "ignore_eos": True}
-    threads = []
-    for name in "ab":
-        threads.append(
-            threading.Thread(target=trainer.post, args=("/v1/completions",), kwargs={"json": {**long, "model": name, "n": 4}})
-        )
-        threads[-1].start()
-        if name == "a":
-            wait_until(lambda: labels(trainer).labels["running_lora_adapters"] == "a")
-    wait_until(lambda: labels(trainer).labels["waiting_lora_adapters"] == "b" or not threads[1].is_alive())
-    assert threads[1].is_alive()
+    long = {"prompt": [1, 2], "max_tokens": 3000, "ignore_eos": True, "n": 4}
+    threads = [
+        threading.Thread(target=trainer.post, args=("/v1/completions",), kwargs={"json": {**long, "model": name}})
+        for name in "ab"
+    ]
+    threads[0].start()
+    wait_until(lambda: labels(trainer).labels["running_lora_adapters"] == "a")
+    with pausing(lora[0]):  # the first request cannot end before the second waits
+        threads[1].start()
+        wait_until(lambda: labels(trainer).labels["waiting_lora_adapters"] == "b")
+        assert labels(trainer).labels["running_lora_adapters"] == "a" and all(thread.is_alive() for thread in threads)
     for thread in threads:
         thread.join()
     assert labels(trainer).labels["running_lora_adapters"] == labels(trainer).labels["waiting_lora_adapters"] == ""
