@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "driver_state.h"
 
+#include "../base/clock.h"
 #include "../base/mem.h"
 
 #include <signal.h>
@@ -170,11 +171,7 @@ enum rc driver_create(struct engine *engine, uint32_t max_queued, struct driver 
     struct driver *d = mem_calloc(1, sizeof *d);
     if (!d)
         return err_set(err, RC_MEMORY, "engine: out of memory");
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&d->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cond_init_monotonic(&d->changed);
     pthread_cond_init(&d->wake, NULL);
     pthread_mutex_init(&d->lock, NULL);
     d->engine = engine;

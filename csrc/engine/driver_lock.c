@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "driver_state.h"
 
+#include "../base/clock.h"
 #include "../base/mem.h"
 
 #include <errno.h>
@@ -50,17 +51,6 @@ uint32_t driver_state_now(struct driver *d)
     if (!d->max_queued || driver_n_queued(d) < d->max_queued)
         states |= DRIVER_HAS_ROOM;
     return states;
-}
-
-struct timespec deadline_after(double seconds)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    seconds = seconds < 0 ? 0 : seconds > 1e6 ? 1e6 : seconds;
-    double whole = (double)time.tv_nsec * 1e-9 + seconds;
-    time.tv_sec += (time_t)whole;
-    time.tv_nsec = (long)((whole - (double)(time_t)whole) * 1e9);
-    return time;
 }
 
 bool driver_wait(struct driver *driver, uint32_t states, uint64_t boundary, double seconds)

@@ -82,8 +82,6 @@ static inline void driver_unlock(struct driver *driver)
     pthread_mutex_unlock(&driver->lock);
 }
 
-/* The deadline for pthread_cond_timedwait; seconds are clamped to 0 .. 1e6. */
-struct timespec deadline_after(double seconds);
 uint64_t driver_n_queued(struct driver *driver); /* requests that wait in the engine */
 
 /* Call these with the lock held. */

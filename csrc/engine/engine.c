@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "engine_state.h"
 
+#include "../base/clock.h"
 #include "../base/mem.h"
 #include "beams.h"
 #include "engine_config.h"
@@ -10,18 +11,10 @@
 #include "tiers.h"
 
 #include <string.h>
-#include <time.h>
 
 #define COMPILE_LOOK_SECONDS 0.002 /* an engine that waits for grammars looks at its commands this often */
 
 _Static_assert(FINISH_ERROR + 1 == N_FINISHES, "every way to finish is counted");
-
-static double seconds_now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 enum rc engine_claim(struct engine *e, struct err *err)
 {

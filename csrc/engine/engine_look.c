@@ -2,15 +2,9 @@
 #define _GNU_SOURCE
 #include "engine_state.h"
 
-#include <string.h>
-#include <time.h>
+#include "../base/clock.h"
 
-static double seconds_now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
+#include <string.h>
 
 enum rc engine_fault(struct engine *e, struct err *err)
 {

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "grammar.h"
 
+#include "../base/clock.h"
 #include "../base/mem.h"
 #include "llguidance.h"
 
@@ -84,13 +85,6 @@ struct grammars {
     struct cached cache[N_CACHED];
     uint64_t n_used;
 };
-
-static double seconds_now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 static void forget_vocabulary(struct grammars *g)
 {
@@ -696,13 +690,9 @@ struct matcher *grammar_matcher(struct grammar *order, uint32_t sample)
 
 void grammars_wait(struct grammars *g, double seconds)
 {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    time.tv_nsec += (long)(seconds * 1e9);
-    time.tv_sec += time.tv_nsec / 1000000000;
-    time.tv_nsec %= 1000000000;
+    const struct timespec deadline = deadline_after(seconds);
     pthread_mutex_lock(&g->lock);
-    pthread_cond_timedwait(&g->changed, &g->lock, &time);
+    pthread_cond_timedwait(&g->changed, &g->lock, &deadline);
     pthread_mutex_unlock(&g->lock);
 }
 
@@ -751,11 +741,7 @@ enum rc grammars_create(const char *library, const struct engine_config *config,
     struct grammars *g = mem_calloc(1, sizeof *g);
     if (!g)
         return err_set(err, RC_MEMORY, "structured_outputs: out of memory");
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&g->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cond_init_monotonic(&g->changed);
     pthread_cond_init(&g->ordered, NULL);
     pthread_cond_init(&g->queued, NULL);
     pthread_mutex_init(&g->lock, NULL);

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "outer_tier.h"
 
+#include "../base/clock.h"
 #include "../base/mem.h"
 #include "block_manager.h"
 #include "key_table.h"
@@ -77,13 +78,6 @@ struct outer_tier {
     uint64_t clear;                /* number of the last job that clears the connector */
     bool is_off, is_late;
 };
-
-static double seconds_now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 /* ---- the threads ---- */
 
@@ -241,11 +235,7 @@ enum rc outer_tier_create(const struct connector *connector, struct host_tier *t
         connector->close(connector->ctx);
         return err_set(err, RC_MEMORY, "outer tier: out of memory");
     }
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&outer->ended, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cond_init_monotonic(&outer->ended);
     pthread_mutex_init(&outer->lock, NULL);
     outer->connector = *connector;
     outer->tier = tier;
@@ -272,14 +262,6 @@ enum rc outer_tier_create(const struct connector *connector, struct host_tier *t
     return RC_OK;
 }
 
-static struct timespec time_in(double seconds)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    uint64_t ns = (uint64_t)time.tv_nsec + (uint64_t)(seconds * 1e9);
-    return (struct timespec){.tv_sec = time.tv_sec + (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-}
-
 static bool is_copying(const struct outer_tier *outer)
 {
     return outer->lanes[LOAD].is_copying || outer->lanes[SAVE].is_copying;
@@ -294,7 +276,7 @@ void outer_tier_destroy(struct outer_tier *outer)
         outer->lanes[i].is_closing = true;
         pthread_cond_signal(&outer->lanes[i].wake);
     }
-    const struct timespec until = time_in(outer->connector.deadline_s);
+    const struct timespec until = deadline_after(outer->connector.deadline_s);
     int code = 0;
     while (!have_ended(outer) && (code != ETIMEDOUT || is_copying(outer)))
         code = outer->questions && code != ETIMEDOUT ? pthread_cond_timedwait(&outer->ended, &outer->lock, &until)
@@ -471,7 +453,7 @@ void outer_tier_poll(struct outer_tier *outer)
 /* Waits until the lane has ended a job behind those that were taken, at most as long. */
 static void lane_wait(struct outer_tier *outer, const struct lane *lane, double seconds)
 {
-    const struct timespec until = time_in(seconds);
+    const struct timespec until = deadline_after(seconds);
     pthread_mutex_lock(&outer->lock);
     while (lane->ended == lane->taken && lane->ended < lane->ordered &&
            pthread_cond_timedwait(&outer->ended, &outer->lock, &until) != ETIMEDOUT)

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "driver_state.h"
 
+#include "../base/clock.h"
 #include "../base/mem.h"
 
 #include <errno.h>

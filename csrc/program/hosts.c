@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "hosts.h"
 
+#include "../base/clock.h"
 #include "../base/mem.h"
 
 #include <math.h>
@@ -47,13 +48,6 @@ struct hosts {
     pid_t pid;                 /* of the process that opened it: a forked child has its sockets, too, but says nothing there */
 };
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* ---- failures ---------------------------------------------------------------------------------------------------------- */
 
 /* Keeps the first reason, and ends all waits. The caller holds the lock. */
@@ -87,8 +81,8 @@ void hosts_end(struct hosts *hosts, const char *reason)
  * are told this one. */
 static enum rc fail(struct hosts *hosts, const struct err *failure, struct err *err)
 {
-    double end = now() + REASON_SECONDS;
-    while (!atomic_load(&hosts->is_lost) && strstr(failure->message, "connection was lost") && now() < end)
+    double end = seconds_now() + REASON_SECONDS;
+    while (!atomic_load(&hosts->is_lost) && strstr(failure->message, "connection was lost") && seconds_now() < end)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     hosts_end(hosts, failure->message);
     if (err)
@@ -130,7 +124,7 @@ static void hear(struct hosts *hosts, uint32_t index)
         hosts_end(hosts, err.message);
         return;
     }
-    peer->heard = now();
+    peer->heard = seconds_now();
     text[n_bytes] = 0;
     if (kind == WIRE_END) {
         peer->is_gone = true;
@@ -148,7 +142,7 @@ static void check_pulses(struct hosts *hosts)
     for (uint32_t i = 0; i < hosts->n_peers; i++) {
         struct peer *peer = &hosts->peers[i];
         struct err err;
-        if (peer->is_gone || now() - peer->heard < limit)
+        if (peer->is_gone || seconds_now() - peer->heard < limit)
             continue;
         err_set(&err, RC_DEVICE, "%s sent no pulse for %g s; one is sent every second",
                 wire_name(peer->wires[CHANNEL_PULSE]).text, limit);
@@ -160,7 +154,7 @@ static void check_pulses(struct hosts *hosts)
 static void *watch(void *ctx)
 {
     struct hosts *hosts = ctx;
-    double next = now();
+    double next = seconds_now();
     pthread_setname_np(pthread_self(), "llmpy-hosts");
     for (;;) {
         struct pollfd fds[HOSTS_MOST + 1] = {{.fd = hosts->wake, .events = POLLIN}};
@@ -168,15 +162,15 @@ static void *watch(void *ctx)
             bool is_gone = hosts->peers[i].is_gone;
             fds[1 + i] = (struct pollfd){is_gone ? -1 : wire_socket(hosts->peers[i].wires[CHANNEL_PULSE]), POLLIN, 0};
         }
-        poll(fds, 1 + hosts->n_peers, (int)fmax(0, ceil(1e3 * (next - now()))));
+        poll(fds, 1 + hosts->n_peers, (int)fmax(0, ceil(1e3 * (next - seconds_now()))));
         if (fds[0].revents)
             return NULL;
         for (uint32_t i = 0; i < hosts->n_peers; i++)
             if (fds[1 + i].revents)
                 hear(hosts, i);
-        if (now() < next)
+        if (seconds_now() < next)
             continue;
-        next = now() + PULSE_SECONDS;
+        next = seconds_now() + PULSE_SECONDS;
         tell_peers(hosts, WIRE_PULSE);
         check_pulses(hosts);
     }
@@ -186,7 +180,7 @@ static enum rc start_watch(struct hosts *hosts, struct err *err)
 {
     sigset_t all, before;
     for (uint32_t i = 0; i < hosts->n_peers; i++)
-        hosts->peers[i].heard = now();
+        hosts->peers[i].heard = seconds_now();
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     hosts->has_thread = hosts->wake >= 0 && pthread_create(&hosts->thread, NULL, watch, hosts) == 0;
@@ -231,7 +225,7 @@ static enum rc accept_peers(struct hosts *hosts, struct err *err)
     const struct hosts_options *o = &hosts->options;
     const struct wire_greeting own = greeting_of(o, 0);
     struct wire_patience patience = o->patience;
-    double end = now() + patience.seconds;
+    double end = seconds_now() + patience.seconds;
     int listener;
     enum rc rc = wire_listen(o->address, o->port, &listener, err);
     if (rc)
@@ -240,7 +234,7 @@ static enum rc accept_peers(struct hosts *hosts, struct err *err)
         struct wire_greeting greeting;
         struct wire *wire;
         struct err failure = {0};
-        patience.seconds = fmax(end - now(), 0);
+        patience.seconds = fmax(end - seconds_now(), 0);
         rc = wire_accept(listener, &own, &patience, &wire, &greeting, &failure);
         if (!rc) {
             rc = keep(hosts, wire, &greeting, err);

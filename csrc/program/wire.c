@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "wire.h"
 
+#include "../base/clock.h"
 #include "../base/mem.h"
 
 #include <errno.h>
@@ -13,7 +14,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAGIC 0x79706d6cu        /* "lmpy" */
@@ -42,18 +42,11 @@ static const char *kind_name(uint32_t kind)
     return kind < sizeof KINDS / sizeof *KINDS ? KINDS[kind] : KINDS[0];
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* Waits for an event of the socket; false: the deadline has passed. */
 static bool wait_until(int fd, short events, double end)
 {
     for (;;) {
-        double left = end - now();
+        double left = end - seconds_now();
         struct pollfd poll_fd = {.fd = fd, .events = events};
         int n = poll(&poll_fd, 1, left <= 0 ? 0 : (int)ceil(1e3 * fmin(left, MAX_WAIT_SECONDS)));
         if (n > 0)
@@ -66,10 +59,10 @@ static bool wait_until(int fd, short events, double end)
 /* Waits for an event of the socket (-1: for the time alone) until `end`. */
 static enum rc await_event(int fd, short events, const struct wire_patience *patience, double end, struct err *err)
 {
-    while (!wait_until(fd, events, fmin(end, now() + ASK_SECONDS))) {
+    while (!wait_until(fd, events, fmin(end, seconds_now() + ASK_SECONDS))) {
         if (patience->goes_on && !patience->goes_on(patience->ctx))
             return err_set(err, RC_CLOSED, "hosts: the wait was interrupted");
-        if (now() >= end)
+        if (seconds_now() >= end)
             return err_set(err, RC_DEVICE, "hosts: nothing came within %g s", patience->seconds);
     }
     return RC_OK;
@@ -213,7 +206,7 @@ enum rc wire_write_parts(struct wire *wire, enum wire_kind kind, const struct wi
     struct frame_header header = {MAGIC, VERSION, (uint16_t)kind, 0};
     struct iovec vectors[WIRE_PARTS + 1] = {{&header, sizeof header}};
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = WIRE_PARTS + 1};
-    double end = now() + seconds;
+    double end = seconds_now() + seconds;
     for (uint32_t i = 0; i < WIRE_PARTS; i++) {
         vectors[i + 1] = (struct iovec){(void *)(uintptr_t)parts[i].bytes, parts[i].n_bytes};
         header.n_bytes += parts[i].n_bytes;
@@ -260,7 +253,7 @@ static enum rc read_bytes(struct wire *wire, uint32_t wanted, void *bytes, size_
 static enum rc read_frame(struct wire *wire, uint32_t wanted, struct frame_header *header, void *bytes, size_t max_bytes,
                           double seconds, struct err *err)
 {
-    double end = now() + seconds;
+    double end = seconds_now() + seconds;
     enum rc rc = read_bytes(wire, wanted, header, sizeof *header, end, seconds, err);
     if (rc)
         return rc;
@@ -300,7 +293,7 @@ enum rc wire_read_any(struct wire *wire, enum wire_kind *kind, void *bytes, size
 
 enum rc wire_await(const struct wire *wire, const struct wire_patience *patience, struct err *err)
 {
-    return await_event(wire->fd, POLLIN, patience, now() + patience->seconds, err);
+    return await_event(wire->fd, POLLIN, patience, seconds_now() + patience->seconds, err);
 }
 
 /* ---- greetings --------------------------------------------------------------------------------------------------------- */
@@ -351,7 +344,7 @@ static enum rc answer(struct wire *wire, const struct wire_greeting *own, struct
 enum rc wire_accept(int listener, const struct wire_greeting *own, const struct wire_patience *patience, struct wire **wire,
                     struct wire_greeting *greeting, struct err *err)
 {
-    double end = now() + patience->seconds;
+    double end = seconds_now() + patience->seconds;
     enum rc rc;
     *wire = NULL;
     while (!(rc = await_event(listener, POLLIN, patience, end, err))) {
@@ -370,7 +363,7 @@ enum rc wire_accept(int listener, const struct wire_greeting *own, const struct 
         *wire = NULL;
         if (!is_stranger)
             return rc;
-        if (now() >= end)
+        if (seconds_now() >= end)
             return err_set(err, RC_DEVICE, "hosts: only processes without the token came within %g s", patience->seconds);
     }
     return rc;
@@ -417,17 +410,17 @@ static int try_address(const struct addrinfo *address, double end, int *fd)
 enum rc wire_connect(const char *address, uint16_t port, const struct wire_greeting *own, const struct wire_patience *patience,
                      const char *name, struct wire **wire, struct err *err)
 {
-    double end = now() + patience->seconds;
+    double end = seconds_now() + patience->seconds;
     struct addrinfo *found;
     int failure = 0, fd = -1;
     *wire = NULL;
     enum rc rc = find_address(address, port, false, &found, err);
     for (const struct addrinfo *next = found; !rc; next = next->ai_next ? next->ai_next : found) {
-        failure = try_address(next, fmin(end, now() + CONNECT_SECONDS), &fd);
+        failure = try_address(next, fmin(end, seconds_now() + CONNECT_SECONDS), &fd);
         if (!failure)
             break;
-        rc = await_event(-1, 0, patience, fmin(end, now() + ASK_SECONDS), err);
-        rc = rc == RC_DEVICE && now() < end ? RC_OK : rc; /* only the pause has ended */
+        rc = await_event(-1, 0, patience, fmin(end, seconds_now() + ASK_SECONDS), err);
+        rc = rc == RC_DEVICE && seconds_now() < end ? RC_OK : rc; /* only the pause has ended */
     }
     if (found)
         freeaddrinfo(found);

@@ -3,6 +3,8 @@
 #include "py_connector.h"
 #include "py_engine.h"
 
+#include "../base/clock.h"
+
 #include <stdatomic.h>
 #include <time.h>
 #include <unistd.h>
@@ -219,13 +221,6 @@ static PyObject *abort_requests(PyObject *object, PyObject *numbers)
 }
 
 /* ---- steps ---- */
-
-static double seconds_now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 static PyObject *step(PyObject *object, PyObject *args)
 {

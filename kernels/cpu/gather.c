@@ -4,6 +4,7 @@
  * other processes, the last rank that comes to the barrier exchanges the values of all ranks here for those of the others. */
 #define _GNU_SOURCE
 #include "gather.h"
+#include "../../csrc/base/clock.h"
 #include "../../csrc/base/mem.h"
 #include "../../csrc/base/spin.h"
 
@@ -61,13 +62,6 @@ uint32_t cpu_n_ranks(const struct cpu *cpu)
 
 /* ---- the barrier -------------------------------------------------------------------------------------------------------- */
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* Sleeps until the word differs from `seen`, or for the given time at most; may wake up early. */
 static void sleep_on(atomic_uint *word, unsigned seen, double seconds)
 {
@@ -111,11 +105,11 @@ static bool wait_change(struct cpu_ranks *all, unsigned seen)
             return true;
         spin_pause();
     } while (spin_clock() - start < all->spin_ticks);
-    double end = now() + all->timeout_seconds, left = all->timeout_seconds;
+    double end = seconds_now() + all->timeout_seconds, left = all->timeout_seconds;
     atomic_fetch_add(&all->n_asleep, 1);
     while (atomic_load(&all->phase) == seen && left > 0) {
         sleep_on(&all->phase, seen, left);
-        left = end - now();
+        left = end - seconds_now();
     }
     atomic_fetch_sub(&all->n_asleep, 1);
     return atomic_load(&all->phase) != seen;

@@ -3,12 +3,12 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include "../../csrc/base/clock.h"
 #include "../../csrc/base/mem.h"
 #include "../../kernels/cpu/gather.h"
 
 #include <pthread.h>
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_RANKS 4u
@@ -43,13 +43,6 @@ static enum rc fake_add(struct cpu *cpu, const struct add_args *args, struct err
 }
 
 static const struct cpu_kernels FAKE = {.add = fake_add};
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 static void team_open_at(struct team *team, uint32_t n_ranks, uint32_t n_processors, double timeout, uint32_t first_meeting)
 {
@@ -124,7 +117,7 @@ static void *run_step(void *argument)
             if (team->values[runner->rank][number % PLACES][i] != value_at(number, i))
                 CHECK_FAIL("rank %u, gather %u: column %u is wrong", runner->rank, number, i);
     }
-    runner->ended = now();
+    runner->ended = seconds_now();
     return NULL;
 }
 
@@ -147,7 +140,7 @@ static void join(struct team *team)
 /* Every later meeting of every rank fails at once. */
 static void check_later_meetings_fail(struct team *team, const char *why)
 {
-    double begun = now();
+    double begun = seconds_now();
     for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
         struct err err = {0};
         CHECK_EQ(do_gather(team, rank, 1, &err), RC_DEVICE);
@@ -157,7 +150,7 @@ static void check_later_meetings_fail(struct team *team, const char *why)
         CHECK_CONTAINS(err.message, why);
         CHECK_EQ(cpu_comm.check(&team->cpus[rank], &err), RC_DEVICE);
     }
-    CHECK(now() - begun < 2.5);
+    CHECK(seconds_now() - begun < 2.5);
 }
 
 /* Half of the runs spin before they sleep. */
@@ -218,7 +211,7 @@ TEST(a_rank_that_does_not_come_is_named)
         uint32_t meeting = MEETINGS[run % 4], missing = run % 3;
         team_open(&team, 3, some_processors(run / 4), 0.1);
         snprintf(text, sizeof text, "rank %u (cpu) did not reach %s within 0.1 s (step_timeout_s)", missing, NAMES[run % 4]);
-        double begun = now();
+        double begun = seconds_now();
         start(&team, 40, missing, meeting, false);
         join(&team);
         for (uint32_t rank = 0; rank < 3; rank++) {
@@ -273,7 +266,7 @@ TEST(an_abort_ends_waits_soon)
         start(&team, 1, 0, run % 2, false);
         pthread_join(team.runners[0].thread, NULL);
         usleep(5000); /* rank 1 sleeps now */
-        double begun = now();
+        double begun = seconds_now();
         cpu_comm.abort(team.ctxs, 2);
         pthread_join(team.runners[1].thread, NULL);
         double took = team.runners[1].ended - begun;
@@ -323,7 +316,7 @@ TEST(signals_do_not_end_a_wait)
         pthread_kill(waiting->thread, SIGUSR1);
     }
     struct err err = {0};
-    double begun = now();
+    double begun = seconds_now();
     CHECK_OK(cpu_comm.meet(&team.cpus[0], &(struct meet_args){0}, &err));
     pthread_join(waiting->thread, NULL);
     CHECK_EQ(waiting->rc, RC_OK);

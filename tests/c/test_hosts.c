@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include "../../csrc/base/clock.h"
 #include "../../csrc/base/mem.h"
 #include "../../csrc/program/hosts.h"
 #include "../../csrc/program/wire.h"
@@ -11,7 +12,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_HOSTS 3u
@@ -39,13 +39,6 @@ struct group {
     struct host hosts[MAX_HOSTS];
 };
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 static void *run_host(void *ctx)
 {
     struct host *h = ctx;
@@ -56,7 +49,7 @@ static void *run_host(void *ctx)
         h->rc = h->run(h, &h->err);
     if (h->rc && h->hosts)
         hosts_end(h->hosts, h->err.message);
-    h->ended = now();
+    h->ended = seconds_now();
     hosts_close(h->hosts);
     return NULL;
 }
@@ -286,7 +279,7 @@ static enum rc wait_for_done(struct host *h, struct err *err)
 TEST(a_failure_reaches_all_hosts_with_its_reason)
 {
     struct group g;
-    double begun = now();
+    double begun = seconds_now();
     group_run(&g, 3, 60, fail_at_host_0);
     for (uint32_t i = 1; i < 3; i++) {
         CHECK_EQ(g.hosts[i].rc, RC_DEVICE);
@@ -299,7 +292,7 @@ TEST(a_failure_reaches_all_hosts_with_its_reason)
         CHECK_CONTAINS(g.hosts[i].err.message, "host 1 (127.0.0.1:");
         CHECK_CONTAINS(g.hosts[i].err.message, "out of tea");
     }
-    CHECK(now() - begun < 20);
+    CHECK(seconds_now() - begun < 20);
 }
 
 /* Host 1 says nothing, but its pulses come. */

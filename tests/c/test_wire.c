@@ -2,22 +2,15 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include "../../csrc/base/clock.h"
 #include "../../csrc/base/mem.h"
 #include "../../csrc/program/wire.h"
 
 #include <pthread.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define LONG_BYTES (8u << 20) /* more than the system keeps for a connection */
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 /* A connection whose two ends are in this process. */
 struct pair {
@@ -124,12 +117,12 @@ TEST(a_silent_side_is_late)
     char *bytes = mem_calloc(4, LONG_BYTES);
     size_t n;
     pair_open(&p);
-    double begun = now();
+    double begun = seconds_now();
     CHECK_EQ(wire_read(p.second, WIRE_STEP, bytes, 8, &n, 0.1, &err), RC_DEVICE);
     CHECK(strstr(err.message, "did not send a step within 0.1 s"));
     CHECK_EQ(wire_write(p.second, WIRE_STEP, bytes, 4 * (size_t)LONG_BYTES, 0.1, &err), RC_DEVICE);
     CHECK(strstr(err.message, "did not take a step within 0.1 s"));
-    CHECK(now() - begun >= 0.2 && now() - begun < 2);
+    CHECK(seconds_now() - begun >= 0.2 && seconds_now() - begun < 2);
     const struct wire_patience patience = {.seconds = 0.05};
     wire_destroy(p.second); /* what it has sent can be read first */
     p.second = NULL;
@@ -232,9 +225,9 @@ TEST(a_stranger_is_dropped)
     pair_begin(&p);
     p.other.token[31] ^= 1;
     p.patience.seconds = 0.5;
-    double begun = now();
+    double begun = seconds_now();
     CHECK_EQ(pair_greet(&p, &err), RC_DEVICE); /* no other host came */
-    CHECK(now() - begun < 3);
+    CHECK(seconds_now() - begun < 3);
     CHECK_EQ(p.rc, RC_CONFIG);
     CHECK(strstr(p.err.message, "LLMPY_HOSTS_TOKEN"));
     CHECK(!p.first && !p.second);

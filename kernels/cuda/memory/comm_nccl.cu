@@ -3,6 +3,7 @@
  * stream. Bound by the link: NVLink 4, 450 GB/s each way on an H200. */
 #include "peers.cuh"
 
+#include "../../../csrc/base/clock.h"
 #include "dyn_nccl.h"
 
 #include <dlfcn.h>
@@ -180,13 +181,6 @@ enum rc nccl_group_open(const struct group_options *options, struct process_grou
     return rc;
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* Short against a broadcast of milliseconds, and long enough to leave the processor to other threads. */
 static void rest(void)
 {
@@ -200,7 +194,7 @@ enum rc nccl_group_settle(struct process_group *group, double seconds, bool *is_
     if (rc)
         return rc;
     primary_scope scope(group->primary);
-    double end = now() + seconds;
+    double end = seconds_now() + seconds;
     int state = NCCL_IN_PROGRESS;
     *is_done = false;
     for (;;) {
@@ -209,7 +203,7 @@ enum rc nccl_group_settle(struct process_group *group, double seconds, bool *is_
             return fail(group, result ? result : state, "group_settle", err);
         if (state == NCCL_OK)
             break;
-        if (now() >= end)
+        if (seconds_now() >= end)
             return RC_OK;
         rest();
     }
@@ -297,10 +291,10 @@ enum rc nccl_group_wait(struct process_group *group, uint32_t slot, double secon
     if (rc)
         return rc;
     primary_scope scope(group->primary);
-    double end = now() + seconds;
+    double end = seconds_now() + seconds;
     cudaError_t code;
     while ((code = cudaEventQuery(group->slots[slot].done)) == cudaErrorNotReady) {
-        if (now() >= end)
+        if (seconds_now() >= end)
             break;
         rest();
     }

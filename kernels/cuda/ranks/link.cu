@@ -7,6 +7,7 @@
  * Bound by the network: a ring of n ranks sends 2 (n - 1) / n of the value from each rank. */
 #include "link.cuh"
 
+#include "../../../csrc/base/clock.h"
 #include "../memory/peers.cuh"
 #include "own_part.cuh"
 
@@ -41,13 +42,6 @@ static __global__ void __launch_bounds__(FILL_THREADS) gather_fill(const __grid_
 
 /* ---- waits --------------------------------------------------------------------------------------------------------------- */
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* Keeps the first failure and ends the group: kernels that wait for other processes end then. */
 static enum rc fail(struct link *link, const struct err *failure, struct err *err)
 {
@@ -67,7 +61,7 @@ static enum rc check_wait(const struct cuda *cuda, double end, struct err *err)
         err_set(err, RC_DEVICE, "cuda:%d stopped: the step was aborted", cuda->device);
     else if (link->check && link->check(link->ctx, err))
         return err->rc;
-    else if (now() > end)
+    else if (seconds_now() > end)
         err_set(err, RC_DEVICE, "cuda:%d did not get the values of the ranks on other hosts within %g s (step_timeout_s)",
                 cuda->device, link->timeout_seconds);
     else
@@ -79,7 +73,7 @@ static enum rc check_wait(const struct cuda *cuda, double end, struct err *err)
 static void rest(double begun)
 {
     const struct timespec time = {0, 50000};
-    if (now() - begun > BUSY_SECONDS)
+    if (seconds_now() - begun > BUSY_SECONDS)
         nanosleep(&time, NULL);
 }
 
@@ -89,7 +83,7 @@ enum rc cuda_await(struct cuda *cuda, cudaEvent_t event, const char *operation, 
     cudaError_t code = cudaSuccess;
     if (!link)
         code = event ? cudaEventSynchronize(event) : cudaStreamSynchronize(cuda->stream);
-    const double begun = now();
+    const double begun = seconds_now();
     while (link && (code = event ? cudaEventQuery(event) : cudaStreamQuery(cuda->stream)) == cudaErrorNotReady) {
         struct err failure = {};
         cudaGetLastError(); /* no error */
@@ -105,7 +99,7 @@ static enum rc settle(struct cuda *cuda, struct err *err)
 {
     struct link *link = cuda->link;
     struct err failure = {};
-    const double end = now() + link->timeout_seconds;
+    const double end = seconds_now() + link->timeout_seconds;
     bool is_done = false;
     while (!is_done)
         if (nccl_group_settle(link->group, BUSY_SECONDS, &is_done, &failure) ||
