@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import ConfigError, UnsupportedError
-from ..json_files import read_json
 from . import cache_scales, gguf, quantise, quantized, registry
 from .blocks import Block, Model
 from .config import ModelConfig, Raw
@@ -121,7 +120,7 @@ def load(
     found = registry.lookup(ModelConfig(raw, where).architecture) or _converted(raw, where, source)
     config = ModelConfig(found.fields(raw), where, max_model_len)
     if found.texts:
-        config.processor = processor_of(files)
+        config.processor = _processor_of(files)
     model = Model(config, tensors, source, file)
     if not found.build.__module__.startswith(f"{__name__}."):
         code = getattr(found.build, "__code__", None)
@@ -141,16 +140,12 @@ def load(
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
 
 
-def processor_of(files: ModelFiles) -> Raw:
-    """The configuration of a model's image processor; empty if there is none."""
-    if files.directory is None:
-        return {}
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (files.directory / name).is_file():
-            found = read_json(files.directory / name)
-            nested = found.get("image_processor")
-            return dict(nested) if isinstance(nested, dict) else found
-    return {}
+def _processor_of(files: ModelFiles) -> Mapping[str, Any]:
+    """The fields of a model's image processor; empty if there are none."""
+    from ..vision import processors
+
+    found = None if files.directory is None else processors.stored(files.directory)
+    return found[1] if found else {}
 
 
 def _converted(raw: Raw, where: str, source: Source) -> registry.Architecture:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedError
+from ..vision import processors
+from ..vision.fields import Fields
 from . import registry
 from .blocks import Block, Model, Value
 from .config import ModelConfig
@@ -44,22 +46,18 @@ def feature_id(cfg: ModelConfig) -> int:
 
 
 def byte_table(cfg: ModelConfig, usual: tuple[Sequence[float], Sequence[float]]) -> Floats:
-    """float32 [3, 256]: the number of each byte by channel, as transformers' processors rescale and normalise.
+    """float32 [3, 256]: the number of each byte by channel, as the model's processor rescales and normalises it.
 
     Args:
         cfg: The model's configuration, with that of its processor.
         usual: Mean and standard deviation that the processor's configuration may leave out.
     """
-    given = cfg.processor
-    mean, std = (given.get(name, default) for name, default in zip(("image_mean", "image_std"), usual, strict=True))
-    factor = given.get("rescale_factor", 1 / 255)
-    if not all(isinstance(each, list) and len(each) == 3 for each in (mean, std)) or not isinstance(factor, float | int):
-        raise CheckpointError(f"{cfg.file}: the processor's image_mean, image_std: wanted 3 numbers, have {mean}, {std}")
-    bytes_ = np.arange(256, dtype=np.float64)
-    table = np.repeat((bytes_ * factor if given.get("do_rescale", True) else bytes_).astype(np.float32)[None], 3, 0)
-    if given.get("do_normalize", True):
-        table = (table - np.asarray(mean, np.float32)[:, None]) / np.asarray(std, np.float32)[:, None]
-    return np.ascontiguousarray(table, np.float32)
+    mean, std = map(list, usual)
+    fields = {**processors.ALWAYS, "image_mean": mean, "image_std": std, **cfg.processor}
+    for name in ("image_mean", "image_std"):
+        if not isinstance(fields[name], list):
+            raise CheckpointError(f"{cfg.file}: the processor's {name}: wanted 3 numbers, have {fields[name]}")
+    return np.ascontiguousarray(processors.normalisation(Fields(fields, cfg.file)))
 
 
 def layer_number(cfg: ModelConfig, n_layers: int) -> int:

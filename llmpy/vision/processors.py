@@ -245,6 +245,16 @@ def normalisation(fields: Fields) -> npt.NDArray[np.float32]:
     return (scaled - means) / deviations
 
 
+def stored(folder: Path) -> tuple[str, Mapping[str, Any]] | None:
+    """The file of a model's folder that has fields of the processor, and the fields; None: there is none."""
+    for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+        found = read_json(folder / name, absent=dict)
+        fields = found if part is None else found.get(part)
+        if isinstance(fields, Mapping) and fields:
+            return name, fields
+    return None
+
+
 def load(folder: Path, config: Mapping[str, Any], given: Mapping[str, object]) -> Processor:
     """The processor of a model's folder.
 
@@ -256,12 +266,9 @@ def load(folder: Path, config: Mapping[str, Any], given: Mapping[str, object]) -
     Raises:
         CheckpointError: There is no file with fields of the processor.
     """
-    for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
-        path = folder / name
-        found = read_json(path, absent=dict)
-        stored = found if part is None else found.get(part)
-        if isinstance(stored, Mapping) and stored:
-            return Processor(config, stored, given, name)
+    if found := stored(folder):
+        name, fields = found
+        return Processor(config, fields, given, name)
     raise CheckpointError(
         f"{folder}: has neither preprocessor_config.json nor processor_config.json with an image_processor; "
         "copy one of them there",
