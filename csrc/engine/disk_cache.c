@@ -363,8 +363,9 @@ static bool cache_has(void *ctx, const struct hash *key, uint32_t group)
     struct disk_cache *c = ctx;
     struct stat status;
     char name[NAME_LENGTH + 1];
-    if (!c->is_shared || set_has(c, key, group))
-        return set_has(c, key, group);
+    bool has = set_has(c, key, group);
+    if (has || !c->is_shared)
+        return has;
     name_file(key, group, name);
     if (fstatat(c->folder, name, &status, AT_SYMLINK_NOFOLLOW) < 0 || (uint64_t)status.st_size != file_bytes(c, group))
         return false;

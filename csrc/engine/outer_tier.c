@@ -3,6 +3,7 @@
 
 #include "../base/clock.h"
 #include "../base/mem.h"
+#include "../step/kv_layout.h"
 #include "block_manager.h"
 #include "key_table.h"
 
@@ -14,8 +15,7 @@
 
 #define N_LOADS 1024u
 #define N_SAVES 64u
-
-#define MAX_GROUPS 17u
+#define MAX_GROUPS (BATCH_MAX_GROUPS + 1u) /* those of the layout, and BUNDLE_GROUP */
 #define N_QUESTIONS 16u
 #define MOST_ASKED 4096u /* keys of a question */
 #define N_KNOWN 65536u   /* blocks remembered that the connector said it has */
@@ -501,22 +501,28 @@ void outer_tier_clear(struct outer_tier *outer)
     order_clear(outer);
 }
 
-void outer_tier_save_all(struct outer_tier *outer)
+/* Waits for a save, and takes up what has ended. False: there is none, or the connector is late. */
+static bool await_save(struct outer_tier *outer)
 {
     struct lane *lane = &outer->lanes[SAVE];
-    for (order_saves(outer, true); lane->taken < lane->ordered && !outer->is_late; order_saves(outer, true)) {
-        lane_wait(outer, lane, outer->connector.deadline_s);
-        take_ended(outer);
-    }
+    if (lane->taken == lane->ordered || outer->is_late)
+        return false;
+    lane_wait(outer, lane, outer->connector.deadline_s);
+    take_ended(outer);
+    return true;
+}
+
+void outer_tier_save_all(struct outer_tier *outer)
+{
+    do
+        order_saves(outer, true);
+    while (await_save(outer));
 }
 
 void outer_tier_settle(struct outer_tier *outer)
 {
-    struct lane *lane = &outer->lanes[SAVE];
-    while (lane->taken < lane->ordered && !outer->is_late) {
-        lane_wait(outer, lane, outer->connector.deadline_s);
-        take_ended(outer);
-    }
+    while (await_save(outer))
+        continue;
 }
 
 void outer_tier_save(struct outer_tier *outer, const struct hash *key, uint32_t group)
