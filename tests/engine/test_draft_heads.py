@@ -21,7 +21,7 @@ from head_files import (
     write_head,
 )  # fmt: skip
 from safetensors.numpy import load_file
-from speculating import PAGE, open_llm, run, texts
+from speculating import PAGE, check_run, open_llm, run, texts
 
 from llmpy import LLM
 from llmpy.errors import CheckpointError, ConfigError, UnsupportedError
@@ -109,8 +109,12 @@ def test_eagle3_drafts_what_the_formulas_say(
     w, config, target = wide(tensors), config_of(folder), wide(load_file(path / "model.safetensors"))
     head = {"method": "eagle3", "model": str(folder), "k": 3}
     names = ["model.layers.1", "model.layers.0", "model.embed_tokens"]  # inputs of layers 2, 1, 0
-    rows: Rows = lambda states, e, own: eagle3_rows(w, states, e, config, own)  # noqa: E731
-    check_drafts(path, head, names, chain(rows, target["model.embed_tokens.weight"]))
+    check_drafts(
+        path,
+        head,
+        names,
+        chain(lambda states, e, own: eagle3_rows(w, states, e, config, own), target["model.embed_tokens.weight"]),
+    )
 
 
 def test_eagle_drafts_what_the_formulas_say(tiny_model: Make, tmp_path: Path) -> None:
@@ -118,9 +122,14 @@ def test_eagle_drafts_what_the_formulas_say(tiny_model: Make, tmp_path: Path) ->
     folder, tensors = eagle(tmp_path / "head")
     w, config, target = wide(tensors), config_of(folder), wide(load_file(path / "model.safetensors"))
     lm_head = target["model.embed_tokens.weight"]
-    rows: Rows = lambda states, e, own: eagle_rows(w, states, e, config, own, lm_head)  # noqa: E731
     head = {"method": "eagle", "model": str(folder), "k": 4}
-    check_drafts(path, head, ["model.norm"], chain(rows, w["embed_tokens.weight"]), n=3)
+    check_drafts(
+        path,
+        head,
+        ["model.norm"],
+        chain(lambda states, e, own: eagle_rows(w, states, e, config, own, lm_head), w["embed_tokens.weight"]),
+        n=3,
+    )
 
 
 @pytest.mark.parametrize("architecture", MTP)
@@ -130,8 +139,12 @@ def test_layers_of_the_model_draft_what_the_formulas_say(architecture: str, tmp_
     raw, w = config_of(path), wide(tensors)
     config = ModelConfig(registry.find(architecture).fields(raw), "config.json")
     embedding = w.get("model.layers.2.embed_tokens.weight", w["model.embed_tokens.weight"])
-    rows: Rows = lambda states, e, own: mtp_rows(w, architecture, config, states, e, own)  # noqa: E731
-    check_drafts(path, {"method": "mtp", "k": 2}, ["model.norm"], chain(rows, embedding))
+    check_drafts(
+        path,
+        {"method": "mtp", "k": 2},
+        ["model.norm"],
+        chain(lambda states, e, own: mtp_rows(w, architecture, config, states, e, own), embedding),
+    )
 
 
 @pytest.mark.parametrize("architecture", MTP)
@@ -168,13 +181,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def check_bits(path: Path, wanted: list[Any], **options: Any) -> None:
     """All requests twice, the second time with a full cache."""
     with open_llm(path, **options) as llm:
-        assert run(llm) == wanted
-        assert run(llm) == wanted
-        llm.check()
-        stats = llm.stats()
-        assert 0 < stats.accepted_rows < stats.draft_rows
-        assert stats.allocations_since_warmup == 0
-        assert stats.num_unfinished == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+        check_run(llm, wanted)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from speculating import PAGE, bits, open_llm, params, prompts, run, texts
+from speculating import PAGE, bits, check_run, open_llm, params, prompts, run, texts
 
 from llmpy import LLM, AsyncEngine
 from llmpy.engine.drafter import Drafter
@@ -179,13 +179,7 @@ def test_recurrent_models(recurrent_model: Path, tiny_model: Make, tmp_path: Pat
     tight = {"kv_cache_memory_bytes": (40 + 5 * n_state) * page, "max_model_len": 160, "max_num_seqs": 4}
     for engine in ({}, tight):
         with open_llm(recurrent_model, speculative_config=drafts(drafter), **engine) as llm:
-            assert run(llm) == wanted
-            assert run(llm) == wanted
-            llm.check()
-            stats = llm.stats()
-            assert 0 < stats.accepted_rows < stats.draft_rows
-            assert stats.allocations_since_warmup == 0
-            assert stats.num_unfinished == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+            check_run(llm, wanted)
 
 
 def test_grammars_and_stop_strings(tmp_path: Path, write_model: Any) -> None:

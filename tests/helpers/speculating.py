@@ -57,6 +57,17 @@ def run(llm: LLM, **changes: Any) -> list[list[tuple[bytes, ...]]]:
     return [bits(output) for output in llm.generate(prompts(), settings, use_tqdm=False)]
 
 
+def check_run(llm: LLM, wanted: list[Any]) -> None:
+    """Runs all requests twice, the second time with a full cache: some drafts are right, and nothing is left behind."""
+    assert run(llm) == wanted
+    assert run(llm) == wanted
+    llm.check()
+    stats = llm.stats()
+    assert 0 < stats.accepted_rows < stats.draft_rows
+    assert stats.allocations_since_warmup == 0
+    assert stats.num_unfinished == 0 and stats.kv_blocks_free == stats.kv_blocks_total
+
+
 TEXTS = [
     {"regex": "(ab|cd){10,20}z"},
     {"json": {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 4, "maxItems": 9}},

@@ -2,12 +2,11 @@
 
 import ctypes
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from host_library import build
 
 ROOT = Path(__file__).parents[2]
 TYPES = {"FP8": (128, 132), "INT8_G128": (128, 132), "INT8_G32": (32, 36), "INT4_G128": (128, 68), "INT4_G32": (32, 20)}
@@ -16,17 +15,7 @@ TYPES = {"FP8": (128, 132), "INT8_G128": (128, 132), "INT8_G32": (32, 36), "INT4
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder = tmp_path_factory.mktemp("quantise")
-    flags = ["-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-    for name in ("dtype", "quantise"):
-        source = ROOT / f"csrc/base/{name}.c"
-        subprocess.run(["gcc", "-std=c11", *flags, "-c", source, "-o", folder / f"{name}.o"], check=True)
-    sources = [ROOT / "tests/unit/cuda_quantise.cc", folder / "dtype.o", folder / "quantise.o"]
-    subprocess.run([compiler, "-std=c++17", *flags, "-shared", *sources, "-o", folder / "kernel.so"], check=True)
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return build(tmp_path_factory.mktemp("quantise"), "cuda_quantise.cc", "dtype", "quantise")
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:

@@ -2,12 +2,11 @@
 
 import ctypes
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from host_library import build
 
 ROOT = Path(__file__).parents[2]
 LAID_OUT_ANEW = {"DTYPE_FP8", "DTYPE_INT8_G128"}  # their scales precede a row (fp8_rows.cuh)
@@ -15,16 +14,9 @@ LAID_OUT_ANEW = {"DTYPE_FP8", "DTYPE_INT8_G128"}  # their scales precede a row (
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("values")
     (folder / "cuda_fp8.h").touch()  # cuda_values.cc has what the formats use of it
-    flags = ["-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{folder}"]
-    subprocess.run(["gcc", "-std=c11", *flags, "-c", ROOT / "csrc/base/dtype.c", "-o", folder / "dtype.o"], check=True)
-    sources = [ROOT / "tests/unit/cuda_values.cc", folder / "dtype.o"]
-    subprocess.run([compiler, "-std=c++17", *flags, "-shared", *sources, "-o", folder / "values.so"], check=True)
-    return ctypes.CDLL(str(folder / "values.so"))
+    return build(folder, "cuda_values.cc", "dtype")
 
 
 def types() -> dict[str, tuple[int, int, int]]:
