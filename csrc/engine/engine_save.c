@@ -3,29 +3,29 @@
 
 #define MOST_AT_ONCE 256u /* blocks of a round */
 
-/* Copies the pages of blocks first .. end of the prompt to the host tier. */
-static void store_blocks(struct scheduler *s, const struct request *r, uint32_t first, uint32_t end)
+/* Calls visit for every group of blocks first .. end of the prompt. */
+static void each_block(struct scheduler *s, const struct request *r, uint32_t first, uint32_t end,
+                       void (*visit)(struct scheduler *s, const struct hash *key, uint32_t group))
 {
     uint32_t n_groups = s->context->config->layout.n_groups;
     for (uint32_t b = first; b < end; b++) {
         for (uint32_t g = 0; g < n_groups; g++)
-            block_manager_store_key(s->blocks, &r->prompt_keys[b], g);
+            visit(s, &r->prompt_keys[b], g);
         if (s->n_state_pages)
-            block_manager_store_key(s->blocks, &r->prompt_keys[b], BUNDLE_GROUP);
+            visit(s, &r->prompt_keys[b], BUNDLE_GROUP);
     }
 }
 
-/* Saves what the host tier has of these blocks. */
-static void save_blocks(struct scheduler *s, const struct request *r, uint32_t first, uint32_t end)
+/* Copies a block to the host tier. */
+static void store_block(struct scheduler *s, const struct hash *key, uint32_t group)
 {
-    uint32_t n_groups = s->context->config->layout.n_groups;
-    for (uint32_t b = first; b < end; b++) {
-        for (uint32_t g = 0; g < n_groups; g++)
-            outer_tier_save(s->outer, &r->prompt_keys[b], g);
-        if (s->n_state_pages)
-            outer_tier_save(s->outer, &r->prompt_keys[b], BUNDLE_GROUP);
-    }
-    outer_tier_settle(s->outer);
+    block_manager_store_key(s->blocks, key, group);
+}
+
+/* Saves a block, if the host tier has it. */
+static void save_block(struct scheduler *s, const struct hash *key, uint32_t group)
+{
+    outer_tier_save(s->outer, key, group);
 }
 
 /* Number of leading blocks that the outer tier has: of every group without a window, or without attention their last
@@ -52,11 +52,12 @@ static enum rc save_prompt(struct engine *e, const struct request *r, uint32_t *
     n = n < 1 ? 1 : n < MOST_AT_ONCE ? n : MOST_AT_ONCE;
     for (uint32_t first = 0; first < n_blocks; first += n) {
         uint32_t end = n_blocks - first < n ? n_blocks : first + n;
-        store_blocks(s, r, first, end);
+        each_block(s, r, first, end, store_block);
         enum rc rc = tiers_await(e, err);
         if (rc)
             return rc;
-        save_blocks(s, r, first, end);
+        each_block(s, r, first, end, save_block);
+        outer_tier_settle(s->outer);
     }
     *n_tokens = count_saved(s, r, n_blocks) * block_tokens;
     return RC_OK;

@@ -167,6 +167,20 @@ def outcome(llm: LLM) -> list[Any]:
     return found
 
 
+def check_killed(options: dict[str, Any], n_ranks: int, **changes: Any) -> None:
+    """Kills the follower in the midst of steps; the engine ends with an error that names it, and closes in time."""
+    with two_hosts({**options, "step_timeout_s": 5.0}, n_ranks, **changes) as (llm, follower):
+        killer = threading.Timer(0.3, follower.kill)
+        killer.start()
+        with pytest.raises((DeviceError, EngineDeadError), match=r"host 1 \(127.0.0.1:\d+\)"):
+            for _ in range(10_000):
+                llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
+        with pytest.raises(EngineDeadError):
+            llm.generate([[1, 2]])
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 10 and follower.returncode == -signal.SIGKILL
+
+
 # ---- results -----------------------------------------------------------------------------------------------------------
 
 
@@ -217,15 +231,8 @@ def test_two_hosts_with_a_gpu_each(
 
 @pytest.mark.alone
 def test_a_follower_with_a_gpu_that_is_killed_ends_the_engine(models: dict[str, dict[str, Any]], two_gpus: str) -> None:
-    options = {**models["dense"], "device": two_gpus, "kv_cache_memory_bytes": "16MiB", "step_timeout_s": 5.0}
-    with two_hosts(options, 2, device="cuda:1") as (llm, follower):
-        killer = threading.Timer(0.3, follower.kill)
-        killer.start()
-        with pytest.raises((DeviceError, EngineDeadError), match=r"host 1 \(127.0.0.1:\d+\)"):
-            for _ in range(10_000):
-                llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
-        begun = time.monotonic()
-    assert time.monotonic() - begun < 10 and follower.returncode == -signal.SIGKILL
+    options = {**models["dense"], "device": two_gpus, "kv_cache_memory_bytes": "16MiB"}
+    check_killed(options, 2, device="cuda:1")
 
 
 def test_three_hosts(models: dict[str, dict[str, Any]], wanted: Callable[[str], list[Any]]) -> None:
@@ -385,16 +392,7 @@ def test_what_needs_all_ranks_here_is_refused(models: dict[str, dict[str, Any]])
 
 
 def test_a_follower_that_is_killed_ends_the_engine(models: dict[str, dict[str, Any]]) -> None:
-    with two_hosts({**models["dense"], "step_timeout_s": 5.0}, 4) as (llm, follower):
-        killer = threading.Timer(0.3, follower.kill)
-        killer.start()
-        with pytest.raises((DeviceError, EngineDeadError), match=r"host 1 \(127.0.0.1:\d+\)"):
-            for _ in range(10_000):
-                llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
-        with pytest.raises(EngineDeadError):
-            llm.generate([[1, 2]])
-        begun = time.monotonic()
-    assert time.monotonic() - begun < 10 and follower.returncode == -signal.SIGKILL
+    check_killed(models["dense"], 4)
 
 
 def test_a_follower_that_stands_still_is_late(models: dict[str, dict[str, Any]]) -> None:
