@@ -20,7 +20,7 @@ SCALES = {
 
 
 def matrix_weights() -> int:
-    """Number of weights that multiply every row, without the head."""
+    """Number of weights that multiply every row, without the head, in Qwen3-0.6B's shape."""
     attention = 2 * (SHAPE["heads"] + SHAPE["kv_heads"]) * SHAPE["head_dim"] * SHAPE["hidden"]
     return SHAPE["layers"] * (attention + 3 * SHAPE["ffn"] * SHAPE["hidden"])
 
@@ -40,44 +40,47 @@ def random_tensor(rng: np.random.Generator, rows: int, cols: int, kind: str) -> 
     return blocks.reshape(rows, -1)
 
 
-def header(writer: gguf.GGUFWriter) -> None:
+def header(writer: gguf.GGUFWriter, shape: dict[str, int]) -> None:
     """The keys that both engines need."""
-    writer.add_block_count(SHAPE["layers"])
-    writer.add_context_length(4096)
-    writer.add_embedding_length(SHAPE["hidden"])
-    writer.add_feed_forward_length(SHAPE["ffn"])
-    writer.add_head_count(SHAPE["heads"])
-    writer.add_head_count_kv(SHAPE["kv_heads"])
-    writer.add_key_length(SHAPE["head_dim"])
-    writer.add_value_length(SHAPE["head_dim"])
+    writer.add_block_count(shape["layers"])
+    writer.add_context_length(16384)
+    writer.add_embedding_length(shape["hidden"])
+    writer.add_feed_forward_length(shape["ffn"])
+    writer.add_head_count(shape["heads"])
+    writer.add_head_count_kv(shape["kv_heads"])
+    writer.add_key_length(shape["head_dim"])
+    writer.add_value_length(shape["head_dim"])
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
-    writer.add_vocab_size(SHAPE["vocab"])
+    writer.add_vocab_size(shape["vocab"])
     writer.add_tokenizer_model("no_vocab")
 
 
-def write(path: Path, kind: str, seed: int = 0) -> Path:
-    """Writes a model of one weight type, unless the file exists. Returns its path."""
+def write(path: Path, kind: str, seed: int = 0, shape: dict[str, int] = SHAPE) -> Path:
+    """Writes a model of one weight type, unless the file exists. Returns its path.
+
+    Args:
+        path: The file.
+        kind: The type of all matrices, one of NAMES.
+        seed: Of the weights.
+        shape: Sizes under SHAPE's keys. Every layer has the same matrices, so a large model is written quickly.
+    """
     if path.exists():
         return path
     rng, part = np.random.default_rng(seed), Path(f"{path}.part")
     writer = gguf.GGUFWriter(part, "qwen3")
-    header(writer)
-    hidden, ffn = SHAPE["hidden"], SHAPE["ffn"]
-    q, kv = SHAPE["heads"] * SHAPE["head_dim"], SHAPE["kv_heads"] * SHAPE["head_dim"]
-    matrices = {"attn_q": (q, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, q),
-                "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn)}  # fmt: skip
-    vectors = {
-        "attn_norm": hidden,
-        "ffn_norm": hidden,
-        "attn_q_norm": SHAPE["head_dim"],
-        "attn_k_norm": SHAPE["head_dim"],
-    }
-    writer.add_tensor("token_embd.weight", random_tensor(rng, SHAPE["vocab"], hidden, kind), raw_dtype=TYPES[kind])
+    header(writer, shape)
+    hidden, ffn = shape["hidden"], shape["ffn"]
+    q, kv = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
+    sizes = {"attn_q": (q, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, q),
+             "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn)}  # fmt: skip
+    vectors = {"attn_norm": hidden, "ffn_norm": hidden, "attn_q_norm": shape["head_dim"], "attn_k_norm": shape["head_dim"]}
+    writer.add_tensor("token_embd.weight", random_tensor(rng, shape["vocab"], hidden, kind), raw_dtype=TYPES[kind])
     writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
-    for i in range(SHAPE["layers"]):
-        for name, (rows, cols) in matrices.items():
-            writer.add_tensor(f"blk.{i}.{name}.weight", random_tensor(rng, rows, cols, kind), raw_dtype=TYPES[kind])
+    matrices = {name: random_tensor(rng, rows, cols, kind) for name, (rows, cols) in sizes.items()}
+    for i in range(shape["layers"]):
+        for name, matrix in matrices.items():
+            writer.add_tensor(f"blk.{i}.{name}.weight", matrix, raw_dtype=TYPES[kind])
         for name, size in vectors.items():
             writer.add_tensor(f"blk.{i}.{name}.weight", (1 + 0.1 * rng.standard_normal(size)).astype(np.float32))
     writer.write_header_to_file()
