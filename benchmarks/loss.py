@@ -40,7 +40,7 @@ Am Abend wird es kalt, und der Wind dreht nach Norden. {"name": "Ada", "born": 1
 """
 """Prose, code, a question, German and JSON."""
 
-GGUF_TYPES = ("BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+GGUF_TYPES = ("BF16", "F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 LOADED: dict[str, dict[str, Any]] = {name: {"quantization": name} for name in ("fp8", "int8", "int4", "int4_g32")}
 CACHED: dict[str, dict[str, Any]] = {f"cache {name}": {"kv_cache_dtype": name} for name in ("fp8", "int8")}
 ROUNDED = ", INT8 activations"

@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import UnsupportedError
 from ..models import load, open_checkpoint
 from ..models.quantise import LINEARS, matrices_of
+from . import k_quants
 
 if TYPE_CHECKING:
     from ..hub import ModelFiles
@@ -38,12 +39,14 @@ def write(files: ModelFiles, out: Path, kind: str) -> None:
     checkpoint = open_checkpoint(files)
     matrices = matrices_of(load(files, checkpoint).spec, (*LINEARS, "embed", "logits"))
     chosen = {part.source for weight in matrices for part in weight["parts"]}
-    stored, floats = _type(gguf, kind), gguf.GGMLQuantizationType.F32
+    _type(gguf, kind)
+    floats = gguf.GGMLQuantizationType.F32
     writer = gguf.GGUFWriter(out, str(checkpoint.metadata["general.architecture"]))
     _copy_keys(gguf, files.weights[0], writer)
-    types = {name: stored if name in chosen else floats for name in checkpoint.tensors()}
+    shapes = {name: shape for name, (_, shape, _) in checkpoint.tensors().items()}
+    types = {name: _type(gguf, _kind_of(kind, shape[-1])) if name in chosen else floats for name, shape in shapes.items()}
     try:
-        for name, (_, shape, _) in checkpoint.tensors().items():
+        for name, shape in shapes.items():
             block = gguf.GGML_QUANT_SIZES[types[name]][0]
             if shape[-1] % block:
                 raise UnsupportedError(
@@ -54,26 +57,38 @@ def write(files: ModelFiles, out: Path, kind: str) -> None:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for name, (_, shape, _) in checkpoint.tensors().items():
+        for name, shape in shapes.items():
             values = np.frombuffer(checkpoint.read_float32(name), np.float32).reshape(shape)
-            writer.write_tensor_data(gguf.quantize(values, types[name]).view(np.uint8))
+            writer.write_tensor_data(_quantise(gguf, values, types[name]))
     finally:
         writer.close()
 
 
 def _type(gguf: Any, kind: str) -> Any:
-    """The type of a name; raises for those that gguf-py cannot make."""
+    """The type of a name; raises for those that cannot be made."""
     stored = getattr(gguf.GGMLQuantizationType, kind.upper(), None)
     try:
         if stored is None:
             raise NotImplementedError
-        gguf.quantize(np.zeros((1, gguf.GGML_QUANT_SIZES[stored][0]), np.float32), stored)
+        _quantise(gguf, np.zeros((1, gguf.GGML_QUANT_SIZES[stored][0]), np.float32), stored)
     except NotImplementedError:
         raise UnsupportedError(
-            f"convert --to gguf-{kind}: the gguf package {'has no such type' if stored is None else 'cannot quantise to it'}; "
-            "wanted f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, tq1_0, tq2_0 or mxfp4"
+            f"convert --to gguf-{kind}: {'there is no such type' if stored is None else 'neither llmpy nor gguf-py quantises to it'}; "
+            "wanted f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q5_1, q5_0, q4_1, q4_0, tq1_0, tq2_0 or mxfp4"
         ) from None
     return stored
+
+
+def _kind_of(kind: str, columns: int) -> str:
+    """The type of a matrix: a narrower block where a K type's 256 columns do not fit."""
+    return k_quants.NARROW.get(kind, kind) if columns % k_quants.BLOCK else kind
+
+
+def _quantise(gguf: Any, values: np.ndarray, stored: Any) -> np.ndarray:
+    """The bytes of a matrix in a type; raises NotImplementedError."""
+    kind = stored.name.lower()
+    rounded = k_quants.quantise(values, kind) if kind in k_quants.TYPES else gguf.quantize(values, stored)
+    return rounded.view(np.uint8)
 
 
 def _copy_keys(gguf: Any, path: Path, writer: Any) -> None:

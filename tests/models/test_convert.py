@@ -122,6 +122,15 @@ def test_gguf(tiny, tmp_path: Path, prompts, kind: str) -> None:
     assert answers(out, prompts) == answers(wanted, prompts)
 
 
+def test_k_types(demo_model: Path, tmp_path: Path) -> None:
+    """Matrices with columns in multiples of 256 take the K type, others a narrower block."""
+    gguf = pytest.importorskip("gguf")
+    out = convert(str(demo_model), tmp_path / "out.gguf", "gguf-q6_k")
+    for each in gguf.GGUFReader(out).tensors:
+        if each.name.startswith("blk.0") and each.data.ndim == 2:
+            assert each.tensor_type.name == ("Q6_K" if each.name == "blk.0.ffn_down.weight" else "Q8_0"), each.name
+
+
 def test_errors(tiny, tmp_path: Path, demo_model: Path) -> None:
     source, out = str(tiny("llama").directory), tmp_path / "out"
     refused = {
@@ -131,7 +140,7 @@ def test_errors(tiny, tmp_path: Path, demo_model: Path) -> None:
     for to, (kind, text) in refused.items():
         with pytest.raises(kind, match=text):
             convert(source, out, to)
-    for to, text in {"gguf-q4_k": "cannot quantise to it", "gguf-q9": "no such type", "int4": "is a GGUF file"}.items():
+    for to, text in {"gguf-q3_k": "neither llmpy nor gguf-py", "gguf-q9": "no such type", "int4": "is a GGUF file"}.items():
         with pytest.raises(UnsupportedError, match=text):
             convert(str(demo_model), out, to)
     with pytest.raises(UnsupportedError, match="tq1_0 needs columns in multiples of 256, have 576"):
