@@ -659,6 +659,16 @@ struct matrix_borrow_args {
     size_t row_bytes;
 };
 
+/* Where a part of a matrix lies in the device's memory: *rows [rows of the part][n_cols] in the part's type, a float type,
+ * *row_bytes apart, until the matrix is destroyed. *rows is NULL if the backend orders the values otherwise. The caller may
+ * change the values while no operation runs, and may give these rows to tensor_write, which then has nothing to copy. */
+struct matrix_rows_args {
+    struct matrix *matrix;
+    uint32_t part;
+    void **rows;
+    size_t *row_bytes;
+};
+
 /* Checksum: the sum over a weight's elements of mix64(index in the checkpoint's tensor, stored bits) (csrc/base/mix.h) modulo
  * 2^64. For a quantised type the stored bits are those of the element's float32 value. */
 struct tensor_sum {

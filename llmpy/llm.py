@@ -24,6 +24,7 @@ from .outputs import Chunk, EngineStats, RequestOutput, RequestOutputs, ScoreOut
 from .sampling_params import RequestOutputKind, SamplingParams
 from .weights.calls import UpdateCalls, Weights
 from .weights.group import WeightGroups
+from .weights.shared import check_unshared
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -736,7 +737,12 @@ class LLM(UpdateCalls, WeightGroups, SleepingLLM, BeamCalls, SimilarityCalls, Ta
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Aborts what is queued and frees all memory; twice is fine."""
+        """Aborts what is queued and frees all memory; twice is fine.
+
+        Raises:
+            EngineBusyError: A trainer's tensors use the weights (`share_weights`).
+        """
+        check_unshared(self._weights.shared, "close()")
         self._named.clear()
         self._enqueued.clear()
         self._close_weight_groups()

@@ -637,6 +637,28 @@ enum rc update_sum(struct update *u, const char *name, const struct update_tenso
     return !entry || rc ? rc : visit_places(u, entry, tensor, SKIPS_COPIES, add_sum, sum, err);
 }
 
+enum rc update_rows(const struct update *u, uint32_t index, struct update_rows *rows, struct err *err)
+{
+    const struct piece *piece = first_piece(u, &u->entries[index]);
+    const struct weight_part *part = part_of(u, piece);
+    const struct weight *weight = weight_of(u, piece);
+    const struct model *model = model_of(u, piece);
+    if (u->n_ranks > 1 || !model->backend->matrix_rows)
+        return err_set(err, RC_UNSUPPORTED, u->n_ranks > 1 ? "sharing weights with several ranks is not supported; use "
+                       "tensor_parallel_size=1" : "the backend %s shares no weights; use borrow=True of update_weights",
+                       model->backend->name);
+    *rows = (struct update_rows){NULL, stored_type(u, piece), part->rows, weight->cols, 0};
+    bool is_plain = weight->kind == WEIGHT_MATRIX && part->n_dims == 2 && !part->is_transposed && !weight->has_unit_rows;
+    if (!is_plain || next_piece(u, piece) || part->dims[0] != part->rows || part->dims[1] != weight->cols)
+        return RC_OK;
+    struct row_run run = layout_run(part, 0, part->rows);
+    if (run.source_row || run.n_rows != part->rows || (run.step != 1 && run.n_rows > 1))
+        return RC_OK;
+    struct tensor_place place = weights_place(model->weights, piece->weight, piece->part, &run);
+    struct matrix_rows_args args = {place.matrix, place.part, &rows->rows, &rows->row_bytes};
+    return model->backend->matrix_rows(model->ctx, &args, err);
+}
+
 bool update_knows(const struct update *u, const char *name)
 {
     return name_table_find(&u->names, name, strlen(name)) != NAME_ABSENT || is_ignored(u->models[0]->program, name);

@@ -63,6 +63,13 @@ bool update_knows(const struct update *update, const char *name); /* the name of
 bool update_skips(const struct update *update, const char *name); /* the name is skipped, whatever the tensor */
 uint32_t update_n_entries(const struct update *update);
 const struct update_entry *update_entry(const struct update *update, uint32_t index);
+/* Where the tensor of an entry lies in the memory of the only rank's device: [n_rows][n_cols], row_bytes apart. */
+struct update_rows {
+    void *rows; /* NULL: it is no matrix of floats in rows, or not one whole part of a matrix */
+    uint32_t dtype, n_rows, n_cols;
+    size_t row_bytes;
+};
+enum rc update_rows(const struct update *update, uint32_t index, struct update_rows *rows, struct err *err);
 uint32_t update_n_written(const struct update *update); /* names with at least one write */
 bool update_is_missing(const struct update_entry *entry); /* it has no write and is no constant */
 bool update_has_written(const struct update *update);   /* whether a weight may have changed */

@@ -3,6 +3,7 @@
  * and writes release the GIL. One thread at a time, which llmpy/weights/updates.py ensures. */
 #include "py_engine.h"
 #include "py_tensor.h"
+#include "py_update_lists.h"
 
 #include "../base/file.h"
 #include "../base/mem.h"
@@ -673,38 +674,15 @@ static PyObject *epoch_now(PyObject *object, PyObject *args)
     return py_engine_call(((Update *)object)->engine, read_epoch, &epoch) < 0 ? NULL : PyLong_FromUnsignedLong(epoch);
 }
 
-enum names { MISSING, REPEATED, LENT }; /* LENT: those that the model reads in place since their last write */
-static PyObject *names_of(Update *self, enum names which)
+static PyObject *names(PyObject *object, PyObject *which)
 {
-    PyObject *list = PyList_New(0);
-    for (uint32_t i = 0; list && self->update && i < update_n_entries(self->update); i++) {
-        const struct update_entry *entry = update_entry(self->update, i);
-        if (which == LENT ? !entry->lent_bytes : which == REPEATED ? entry->n_writes < 2 : !update_is_missing(entry))
-            continue;
-        PyObject *name = PyUnicode_FromString(entry->name);
-        if (!name || PyList_Append(list, name) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(name);
-    }
-    return list;
+    return py_update_names(((Update *)object)->update, which);
 }
 
-static PyObject *missing(PyObject *object, PyObject *args)
+static PyObject *rows(PyObject *object, PyObject *args)
 {
     (void)args;
-    return names_of((Update *)object, MISSING);
-}
-
-static PyObject *repeated(PyObject *object, PyObject *args)
-{
-    (void)args;
-    return names_of((Update *)object, REPEATED);
-}
-
-static PyObject *lent(PyObject *object, PyObject *args)
-{
-    (void)args;
-    return names_of((Update *)object, LENT);
+    return py_update_rows(((Update *)object)->update);
 }
 
 static PyObject *knows(PyObject *object, PyObject *name)
@@ -770,9 +748,9 @@ static PyMethodDef methods[] = {
     {"finish", finish, METH_NOARGS, "Waits until all writes have completed."},
     {"commit", commit_all, METH_O, "Commits the weights and returns the new epoch; with True caches are recomputed."},
     {"abort", abort_all, METH_NOARGS, "Aborts the update."},
-    {"missing", missing, METH_NOARGS, "Names without a write, except constants."},
-    {"lent", lent, METH_NOARGS, "Names that the model reads in place since this update."},
-    {"repeated", repeated, METH_NOARGS, "Names that were written more than once."},
+    {"names", names, METH_O, "Names 'missing': without a write, except constants; 'repeated': written more than once; 'lent': "
+                             "that the model reads in place since this update."},
+    {"rows", rows, METH_NOARGS, "[(name, address, type, (rows, columns), bytes between rows)] of what can be shared."},
     {"check_awake", check_awake, METH_NOARGS, "Raises EngineAsleepError if the weights sleep."},
     {"wants_all", wants_all, METH_NOARGS, "True if the engine's weights are torn, so that an update must write all names."},
     {"epoch", epoch_now, METH_NOARGS, "The epoch of the engine's weights."},

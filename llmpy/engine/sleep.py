@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..checks import as_int
 from ..errors import InvalidRequestError
+from ..weights.shared import check_unshared
 
 if TYPE_CHECKING:
     from .._core import Engine
@@ -178,12 +179,15 @@ class SleepingLLM:
         Raises:
             UnsupportedError: Level 2, and no update could restore these weights: quantised weights, or a Llama's GGUF file.
             DeviceMemoryError: The host has no memory for the weights; nothing has changed but what `mode` ended.
-            EngineBusyError: Another thread uses the engine, or its weights are being updated.
+            EngineBusyError: Another thread uses the engine, its weights are being updated, or a trainer uses their memory
+                (`share_weights`).
         """
         parts, level = parts_of(tags), check_level(level)
         check_mode(mode)
         with self._driver.driving(steps=False):
             if not sleeps_so(self._driver.engine, level, parts):
+                if level and parts & _core.PART_WEIGHTS:
+                    check_unshared(self._weights.shared, f"sleep(level={level})")
                 if drops_weights(level, parts):
                     self._weights.check_updatable("sleep(level=2)")
                 self._quiet(mode)

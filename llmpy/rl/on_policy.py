@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidRequestError
+from ..hardware import ordinal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,11 +28,9 @@ class OnPolicy:
         llm: The engine. Its weights are updated before they are used whenever the trainer's have changed.
         model: A torch module; `model(input_ids=, attention_mask=, use_cache=False).logits` are its logits.
         rename: As in `LLM.update_weights`.
-        in_place: The engine reads the matrices of the model where they are and has no copy of them (`borrow` of
-            `LLM.update_weights`); on the CPU, with an engine of the model's `dtype`.
-
-    Raises:
-        UnsupportedError: `in_place` on a device that reads weights from its own memory alone (CUDA).
+        in_place: There is one copy of the model's matrices. On the CPU the engine reads the model's (`borrow` of
+            `LLM.update_weights`), on CUDA the model's parameters move into the engine's memory (`LLM.share_weights`) until
+            `release`. Parameters of another type than the engine's have a copy.
 
     Example:
         >>> policy = OnPolicy(llm, model)
@@ -49,6 +48,8 @@ class OnPolicy:
         self.last_update: UpdateReport | None = None
         """The report of the last update."""
         self._rename, self._in_place = rename, in_place
+        self._shares = in_place and ordinal(str(llm.config.device)) >= 0
+        self._moved: set[str] = set()
         self._seen: list[tuple[int, int]] | None = None
 
     def update(self, version: int | str | None = None) -> bool:
@@ -66,9 +67,32 @@ class OnPolicy:
         if seen == self._seen:
             return False
         named = list(self.model.named_parameters())
-        self.last_update = self.llm.update_weights(named, version=version, rename=self._rename, borrow=self._in_place)
-        self._seen = seen
+        borrow = self._in_place and not self._shares
+        self.last_update = self.llm.update_weights(named, version=version, rename=self._rename, borrow=borrow)
+        if self._shares:
+            self._move(named)
+        self._seen = [(parameter.data_ptr(), parameter._version) for parameter in self.model.parameters()]
         return True
+
+    def _move(self, named: list[tuple[str, Any]]) -> None:
+        """Makes the parameters tensors in the engine's memory, which has their values already."""
+        import torch
+
+        matrices = self.llm.share_weights()
+        for name, parameter in named:
+            matrix = matrices.get((name if self._rename is None else self._rename(name)) or "")
+            if matrix is None or getattr(torch, matrix.dtype) != parameter.dtype or matrix.shape != tuple(parameter.shape):
+                continue
+            if matrix.address != parameter.data_ptr():
+                parameter.data = torch.as_tensor(matrix, device=parameter.device).view(parameter.dtype)
+                self._moved.add(name)
+
+    def release(self) -> None:
+        """Gives the parameters memory of their own again, on CUDA; the next `update` with `in_place` moves them back."""
+        for name, parameter in self.model.named_parameters():
+            if name in self._moved:
+                parameter.data = parameter.data.clone()
+        self._moved.clear()
 
     def logprobs(self, prompts: Ids, completions: Ids, *, temperature: float = 1.0, reference: Any = None) -> list[Any]:
         """Log-probabilities of the completions' tokens under log_softmax(logits / temperature).

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from .. import _core, hardware
 from ..engine.cores import update_of
 from ..errors import EngineBusyError, UnsupportedError
+from .shared import SharedMatrix, matrices
 from .updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class Weights:
         """The weight groups that the engine has joined, by name."""
         self.ordinal = hardware.ordinal(device)
         """Ordinal of the CUDA device; -1 for the CPU."""
+        self.shared: WeakSet[SharedMatrix] = WeakSet()
+        """The matrices that `share_weights` gave out and that tensors still use."""
         self._is_open = False
         self.abandoned: _core.WeightUpdate | None = None
         """An open update that was dropped while another thread used the engine, so that it could not be aborted."""
@@ -204,7 +208,7 @@ class UpdateCalls:
         Raises:
             WeightUpdateError: A tensor is unknown or does not fit, or some are missing.
             EngineBusyError: Another thread uses the engine, or an update is open.
-            UnsupportedError: `borrow` on a device that reads weights from its own memory alone (CUDA).
+            UnsupportedError: `borrow` on a device that reads weights from its own memory alone (CUDA: `share_weights`).
         """
         update = self.begin_update(
             version=version,
@@ -215,6 +219,24 @@ class UpdateCalls:
             borrow=borrow,
         )
         return update.run(source)
+
+    def share_weights(self) -> dict[str, SharedMatrix]:
+        """The engine's matrices, for a trainer that computes with them and changes them in place; on CUDA, with one rank.
+
+        `torch.as_tensor(matrix)` is a tensor in the engine's memory (of bfloat16: `.view(torch.bfloat16)`). Change the values
+        only between two calls, and then call `update_weights` with these tensors: it copies only the others, and drops the
+        cached prefixes. Weights that the engine stores otherwise have no matrix: vectors, quantised and transposed ones,
+        stacked experts, and tied ones that are stored twice. `OnPolicy(in_place=True)` does all this.
+
+        Returns:
+            Matrices by the checkpoint's names. While one is alive, `sleep` frees no weights and `close` raises.
+
+        Raises:
+            UnsupportedError: The device's backend shares no weights (the CPU reads the trainer's: `borrow`), or there are
+                several ranks or replicas.
+            EngineAsleepError: The weights sleep.
+        """
+        return matrices(self._weights, self)
 
     def begin_update(
         self,

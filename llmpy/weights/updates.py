@@ -321,7 +321,7 @@ class WeightUpdate:
         """
         label = self._version if version is None else check_label(version)
         with self._writing():
-            missing = self.core.missing()
+            missing = self.core.names("missing")
             if missing:
                 self._refuse_missing(missing)
             epoch = self._commit_as(label)
@@ -337,8 +337,8 @@ class WeightUpdate:
             gb_per_s=1e-9 * num_bytes / seconds,
             skipped=list(self._skipped),
             missing=missing,
-            repeated=self.core.repeated(),
-            borrowed=self.core.lent(),
+            repeated=self.core.names("repeated"),
+            borrowed=self.core.names("lent"),
         )
         self._end()
         return self.report
@@ -451,7 +451,7 @@ class WeightUpdate:
         """Raises if an update of only these names would leave weights out. Unknown names are found when they are written."""
         renamed = {name if self._rename is None else self._rename(name) for name in names}
         given = {place.name for name in renamed if name is not None for place in stacked.places(name, self.core.knows)}
-        missing = [name for name in self.core.missing() if name not in given]
+        missing = [name for name in self.core.names("missing") if name not in given]
         unknown = [name for name in given if not self.core.knows(name)]
         if missing and not unknown:
             self._refuse_missing(missing)

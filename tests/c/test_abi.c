@@ -227,6 +227,9 @@ TEST(the_abi_has_its_number)
 #define OF matrix_borrow_args
     AT(matrix, 0) AT(part, 8) AT(rows, 16) AT(row_bytes, 24)
 #undef OF
+#define OF matrix_rows_args
+    AT(matrix, 0) AT(part, 8) AT(rows, 16) AT(row_bytes, 24)
+#undef OF
 #define OF tensor_sum
     AT(sum, 0) AT(n_non_finite, 8)
 #undef OF
@@ -305,6 +308,7 @@ TEST(the_abi_has_its_number)
     AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
     AT(lora, 568) AT(take, 576) AT(moves, 584) AT(spread_logits, 592)
     AT(matrix_borrow, 600) AT(pixels, 608) AT(embed_taps, 616) AT(place_rows, 624) AT(mean_rows, 632) AT(splice, 640)
+    AT(matrix_rows, 648)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)

@@ -222,6 +222,43 @@ TEST(tensors_are_read_in_place_where_they_fit)
     weights_destroy(model.weights);
 }
 
+static enum rc rows_of(void *ctx, const struct matrix_rows_args *args, struct err *err)
+{
+    (void)ctx, (void)err;
+    *args->rows = args->matrix->values + args->part;
+    *args->row_bytes = 48;
+    return RC_OK;
+}
+
+/* The entry of a name; its rows in *rows. */
+static enum rc rows_by_name(struct update *u, const char *name, struct update_rows *rows, struct err *err)
+{
+    uint32_t i = 0;
+    while (strcmp(update_entry(u, i)->name, name) != 0)
+        i++;
+    return update_rows(u, i, rows, err);
+}
+
+TEST(matrices_in_rows_can_be_shared)
+{
+    struct model model = make_model(DTYPE_BF16);
+    struct backend shares = BACKEND;
+    struct update *u = NULL;
+    struct err err;
+    struct update_rows rows;
+    shares.matrix_rows = rows_of;
+    model.backend = &shares;
+    REQUIRE(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
+    REQUIRE(rows_by_name(u, "a.k.weight", &rows, &err) == RC_OK);
+    CHECK(rows.rows == weights_matrix(model.weights, 0)->values + 1 && rows.row_bytes == 48);
+    CHECK(rows.dtype == DTYPE_BF16 && rows.n_rows == 2 && rows.n_cols == 8);
+    CHECK(rows_by_name(u, "norm.weight", &rows, &err) == RC_OK && !rows.rows); /* a vector */
+    model.backend = &BACKEND;
+    CHECK(rows_by_name(u, "a.k.weight", &rows, &err) == RC_UNSUPPORTED && strstr(err.message, "shares no weights"));
+    update_end(u);
+    weights_destroy(model.weights);
+}
+
 static void refused(struct update *u, const char *name, struct update_tensor tensor, enum weights_fault code, const char *text)
 {
     struct err err;

@@ -1,12 +1,14 @@
 """OnPolicy: the values of the engine, the gradients of torch; on each device."""
 
+import gc
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmpy import LLM, InvalidRequestError, SamplingParams, UnsupportedError
+from llmpy import LLM, EngineBusyError, InvalidRequestError, SamplingParams, UnsupportedError
 from llmpy.rl import OnPolicy, compare_logprobs
 from llmpy.rl.on_policy import reference_logprobs
 
@@ -36,10 +38,6 @@ def test_ratio_is_one_at_every_step(open_llm: Callable[..., LLM], model: Any, in
     """The ratio is exactly 1 while training moves the weights; the trainer's own forward pass differs."""
     llm = open_llm()
     policy = OnPolicy(llm, model, in_place=in_place)
-    if in_place and not str(llm.config.device).startswith("cpu"):
-        with pytest.raises(UnsupportedError, match="borrow=False"):
-            policy.update()
-        return
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     own_gap = 0.0
     for step in range(3):
@@ -55,8 +53,23 @@ def test_ratio_is_one_at_every_step(open_llm: Callable[..., LLM], model: Any, in
         torch.cat(new).mean().backward()
         optimizer.step()
     assert own_gap > 0
-    vectors = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
-    assert (llm.memory()["weights"] == vectors) == in_place
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    if str(llm.config.device).startswith("cpu"):
+        vectors = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
+        assert (llm.memory()["weights"] == vectors) == in_place
+    elif in_place:
+        shared = {matrix.address for matrix in llm.share_weights().values()}
+        assert {parameter.data_ptr() for parameter in matrices} == shared
+        for what, call in {"sleep(level=1)": llm.sleep, "close()": llm.close}.items():
+            with pytest.raises(EngineBusyError, match=re.escape(f"{what} would free the memory of {len(matrices)} weights")):
+                call()
+        llm.sleep(tags="kv_cache")
+        llm.wake_up()
+        before = [parameter.clone() for parameter in matrices]
+        del new, own, mine, theirs  # autograd's graphs hold the weights
+        policy.release()
+        llm.sleep(level=1)
+        assert all(map(torch.equal, before, matrices))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -64,8 +77,6 @@ def test_grpo_in_place(open_llm: Callable[..., LLM], model: Any, dtype: str) -> 
     """GRPO with AdamW on one copy of the weights: on the first of two updates of a batch every importance ratio is exactly 1
     and KL exactly 0, on the second they are not."""
     llm = open_llm(dtype=dtype)
-    if not str(llm.config.device).startswith("cpu"):
-        pytest.skip("only the CPU reads the trainer's weights in place")
     model.to(getattr(torch, dtype))
     policy = OnPolicy(llm, model, in_place=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -86,6 +97,34 @@ def test_grpo_in_place(open_llm: Callable[..., LLM], model: Any, dtype: str) -> 
             optimizer.zero_grad()
             torch.cat(losses).mean().backward()
             optimizer.step()
+    policy.release()
+
+
+def test_shared_weights(open_llm: Callable[..., LLM], model: Any) -> None:
+    """A matrix of the engine is the trainer's tensor: a change is a change of the engine's weights, after an update."""
+    llm = open_llm()
+    if str(llm.config.device).startswith("cpu"):
+        with pytest.raises(UnsupportedError, match="the backend cpu shares no weights; use borrow=True of update_weights"):
+            llm.share_weights()
+        return
+    names, prompt = dict(model.named_parameters()), [[3, 4, 5, 6]]
+    llm.update_weights(names)
+    before = llm.weight_checksum()
+    for name, matrix in llm.share_weights().items():
+        tensor = torch.as_tensor(matrix, device=names[name].device)
+        assert torch.equal(tensor, names[name])
+        tensor.mul_(0.5)
+        names[name] = tensor
+    changed = llm.update_weights(names)
+    assert changed.num_tensors == len(names) and llm.weight_checksum() != before
+    fresh = open_llm()
+    fresh.update_weights({name: value.clone() for name, value in names.items()})
+    assert fresh.weight_checksum() == llm.weight_checksum()
+    mine, theirs = (engine.score(prompt)[0].token_logprobs for engine in (llm, fresh))
+    assert mine[1:].tobytes() == theirs[1:].tobytes()
+    del tensor, names, matrix
+    gc.collect()
+    llm.close()
 
 
 def test_gradient_is_torchs(open_llm: Callable[..., LLM], model: Any) -> None:

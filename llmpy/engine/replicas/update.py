@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ... import _core
 from ...errors import UnsupportedError, WeightUpdateError
@@ -100,17 +100,13 @@ class ReplicaUpdate:
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
-    def lent(self) -> list[str]:
+    def names(self, which: Literal["missing", "repeated", "lent"], /) -> list[str]:
         """Like the core's."""
-        return self._updates[0].lent()
+        return self._updates[0].names(which)
 
-    def missing(self) -> list[str]:
-        """Like the core's."""
-        return self._updates[0].missing()
-
-    def repeated(self) -> list[str]:
-        """Like the core's."""
-        return self._updates[0].repeated()
+    def rows(self) -> list[tuple[str, int, str, tuple[int, int], int]]:
+        """Raises: the replicas' weights are several."""
+        raise UnsupportedError("share_weights() with replicas is not supported; use data_parallel_size=1")
 
     def check_awake(self) -> None:
         """Like the core's."""
