@@ -682,6 +682,7 @@ static struct backend make_table(void)
     b.memory = cuda_memory;
     b.allocations = cuda_allocations;
     b.tensor_finish = cuda_tensor_finish;
+    b.matrix_rows = cuda_matrix_rows;
     b.peers = &cuda_peers;
     b.comm = &cuda_comm;
     b.moves = &cuda_moves;

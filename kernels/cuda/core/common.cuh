@@ -267,6 +267,7 @@ uint64_t cuda_allocations(void *ctx);
 enum rc cuda_matrix_fill(void *ctx, struct matrix *matrix, uint32_t part, const struct row_run *rows, uint64_t key,
                          struct err *err);
 enum rc cuda_tensor_finish(void *ctx, struct err *err);
+enum rc cuda_matrix_rows(void *ctx, const struct matrix_rows_args *args, struct err *err);
 void cuda_tensors_close(struct cuda *cuda);
 enum rc linear_open(struct cuda *cuda, struct err *err);
 void linear_close(struct cuda *cuda);
