@@ -132,14 +132,14 @@ def _parser(word: str) -> argparse.ArgumentParser:
     score.add_argument("--jsonl", action="store_true", help="one JSON object per text: ids, logprobs, ranks")
 
     serve = command("serve", "serve", "Serve a model over HTTP, in the protocols of OpenAI and Anthropic.")
+    route = command("route", "route", "Share requests out to servers: each to the one that holds its prompt's beginning.")
     bench = command("bench", "bench", "Measure an engine here, or a running server.")
     batch = command("run-batch", "batch", "Answer an OpenAI batch file offline; run again, it goes on where it stopped.")
-    chosen = {"serve": serve, "bench": bench, "run-batch": batch}.get(word)
+    chosen = {"serve": serve, "route": route, "bench": bench, "run-batch": batch}.get(word)
     if chosen is not None:
         from . import engine_options
 
         engine_options.add_options(word, chosen)
-
     max_tokens = {"generate": 128, "chat": 512, "complete": 128}
     if word in max_tokens:
         _add_sampling(commands.choices[word], max_tokens[word])

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..config import EngineConfig
 from .imports import add_import
-from .parser import Parser, count, reader
+from .parser import Parser, count, positive, reader
 from .vllm_flags import add_passed
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -34,6 +34,9 @@ def add_options(command: str, parser: Parser) -> None:
 
         add_bench_options(parser)
         return
+    if command == "route":
+        _route(parser)
+        return
     add_engine_options(parser)
     {"serve": _serve, "run-batch": _batch}[command](parser)
 
@@ -45,29 +48,17 @@ def add_model(parser: ArgumentParser) -> None:
 
 def _serve(parser: ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port (default 8000; 0 = any free one)")
+    _listening(parser)
     parser.add_argument("--served-model-name", nargs="+", default=(), metavar="NAME", help="names that requests may use")
     add_lora_modules(parser)
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one per line; without it none is needed")
-    parser.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="certificate (PEM): the server speaks TLS alone")
-    parser.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its key, unless it is in the same file")
-    parser.add_argument("--ssl-keyfile-password-file", type=Path, metavar="FILE", help="the key's password")
-    parser.add_argument("--ssl-ca-certs", type=Path, metavar="FILE", help="clients need a certificate that one of these signed")
     parser.add_argument("--tool-call-parser", default="auto", metavar="NAME", help="auto (default), none, or a format's name")
     parser.add_argument("--reasoning-parser", default="auto", metavar="NAME", help="auto (default), none, or a format's name")
     parser.add_argument("--allow-request-template", action="store_true", help="requests may bring a chat template")
     parser.add_argument("--allow-image-urls", action="store_true", help="fetch images of requests from http(s) URLs")
     parser.add_argument("--image-domains", nargs="+", default=(), metavar="NAME", help="fetch them only from these hosts")
-    parser.add_argument("--max-body-bytes", type=int, default=16 << 20, metavar="N", help="longest body (default 16 MiB)")
-    parser.add_argument("--max-connections", type=int, default=16384, metavar="N", help="beyond them 503 (default 16384)")
-    parser.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="seconds a frame may stay unread")
     parser.add_argument("--metrics-compat", choices=("vllm", "none"), default="vllm", help="vllm (default): also its names")
-    parser.add_argument("--log-level", choices=LEVELS, default="info", help="info (default); warning: no line per request")
     parser.add_argument("--log-prompts", action="store_true", help="bodies of requests go to the log")
-    parser.add_argument("--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds for what runs at the end")
     parser.add_argument("--stuck-timeout", type=float, default=300.0, metavar="S", help="/health fails after such a standstill")
-    parser.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="browsers there may call")
     parser.add_argument("--keep-responses", type=int, default=0, metavar="N", help="responses that can be asked for again")
     parser.add_argument("--render-only", action="store_true", help="tokenise and render for others; no weights, no device")
     parser.add_argument("--control", action="store_true", help="paths to pause, put to sleep and update the engine")
@@ -79,8 +70,37 @@ def _serve(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--kv-events-replay-address", metavar="ADDRESS", help="where readers ask for events they have missed")
     parser.add_argument("--kv-events-format", choices=("map", "array"), default="map", help="array: for older routers")
+    parser.add_argument("--role", choices=("prefill", "decode", "both"), default="both", help="both (default), or one half")
     parser.add_argument("--salt-by-key", action="store_true", help="requests of unlike keys share no cached block")
     add_passed(parser)
+
+
+def _listening(parser: ArgumentParser) -> None:
+    """Adds what every HTTP server has."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port (default 8000; 0 = any free one)")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one per line; without it none is needed")
+    parser.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="certificate (PEM): the server speaks TLS alone")
+    parser.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its key, unless it is in the same file")
+    parser.add_argument("--ssl-keyfile-password-file", type=Path, metavar="FILE", help="the key's password")
+    parser.add_argument("--ssl-ca-certs", type=Path, metavar="FILE", help="clients need a certificate that one of these signed")
+    parser.add_argument("--max-body-bytes", type=int, default=16 << 20, metavar="N", help="longest body (default 16 MiB)")
+    parser.add_argument("--max-connections", type=int, default=16384, metavar="N", help="beyond them 503 (default 16384)")
+    parser.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="seconds a frame may stay unread")
+    parser.add_argument("--log-level", choices=LEVELS, default="info", help="info (default); warning: no line per request")
+    parser.add_argument("--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds for what runs at the end")
+    parser.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN", help="browsers there may call")
+
+
+def _route(parser: Parser) -> None:
+    parser.usage = "%(prog)s [options] URL [URL ...]"
+    parser.add_config()
+    parser.add_argument("urls", nargs="*", metavar="URL", help="engines: http://HOST:PORT[,EVENTS[,REPLAY]]")
+    parser.add_argument("--prefill", nargs="+", default=[], metavar="URL", help="engines that only compute prompts")
+    parser.add_argument("--decode", nargs="+", default=[], metavar="URL", help="engines that go on behind them")
+    parser.add_argument("--policy", choices=("prefix", "load", "round-robin"), default="prefix", help="default: prefix")
+    parser.add_argument("--poll", type=positive, default=1.0, metavar="S", help="seconds between two looks at an engine")
+    _listening(parser)
 
 
 def _batch(parser: ArgumentParser) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
-import signal
-import socket
 import stat
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from ..errors import ConfigError
 from .adapters import load, modules
 from .common import model_path
 from .engine_options import engine_options
+from .http_server import begin_log, loop_factory, make_server, serve
 from .listening import bind
 from .stderr import Lines
 from .tls import tls_context
@@ -29,8 +27,6 @@ from .vllm_flags import REASONING_PARSERS, TOOL_PARSERS, parser_name
 MAX_QUEUED = 2048
 SWITCH_S = 0.0005
 """Seconds that a helper thread may keep the GIL from the event loop. Python's default, 5 ms, would delay each wait."""
-FILES = 128
-"""Number of open files besides connections."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -44,34 +40,27 @@ def _run(chosen: Namespace) -> int:
     keys, control_keys = _keys(chosen)
     tls = tls_context(chosen)
     try:
-        import uvicorn
-
         from ..server import Renderer, build_app
         from ..server.app import find_service
-        from ..server.connections import bounded
+        from ..server.connections import bounded  # noqa: F401  (it needs uvicorn)
         from ..server.limits import option_problem
         from ..server.service import Options
     except ImportError as error:
         raise ImportError(f"`llmpy serve` needs the package {error.name}; pip install 'llmpy[server]'") from None
     from .. import AsyncEngine
 
-    class Server(uvicorn.Server):
-        """uvicorn's server, but after a signal it returns instead of raising the signal again."""
-
-        def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-            return _signals(self, chosen.shutdown_timeout)
-
     def end() -> None:
         server.should_exit = True
 
-    logging.basicConfig(level=chosen.log_level.upper(), format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    begin_log(chosen)
     served = _options(chosen, api_keys=keys, control_keys=control_keys, on_drain=end)
     Options(**served)  # raises before a model is loaded
     if problem := option_problem("max_connections", chosen.max_connections):
         raise ConfigError(problem, option="max_connections", value=chosen.max_connections)
     options = {"max_queued_requests": MAX_QUEUED, **engine_options(chosen)}
+    _check_role(chosen, options)
     publish = _publisher(chosen, options)
+    served["kv_events"] = _told_events(chosen)
     adapters = modules(chosen)
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(one) for one in bind(chosen.host, chosen.port)]
@@ -84,20 +73,12 @@ def _run(chosen: Namespace) -> int:
         app = build_app(engine, **served)
         if isinstance(engine, AsyncEngine):
             load(engine, adapters, find_service(app).known_names)
-        config = uvicorn.Config(
-            app,
-            http=bounded(_connections(chosen.max_connections), chosen.stream_timeout, tls),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(chosen.shutdown_timeout) + 1,
-        )
-        server = Server(config)
+        server = make_server(app, chosen, tls)
         if isinstance(engine, AsyncEngine):
             stack.callback(engine.close)
             stack.enter_context(publish(engine))
-        runner = stack.enter_context(asyncio.Runner(loop_factory=_loop_factory()))
-        runner.run(_serve(server, find_service(app), chosen, sockets))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=loop_factory()))
+        runner.run(serve(server, find_service(app), chosen, sockets, not chosen.render_only))
     return 0
 
 
@@ -120,12 +101,33 @@ def _options(chosen: Namespace, **others: Any) -> dict[str, Any]:
     """The options of the application."""
     names = "tool_call_parser reasoning_parser allow_request_template allow_image_urls max_body_bytes stream_timeout"
     names += " shutdown_timeout stuck_timeout log_prompts keep_responses salt_by_key control metrics_compat reject_when_asleep"
+    names += " role"
     made = {name: getattr(chosen, name) for name in names.split()}
     for option, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
         made[option] = parser_name(known, "--" + option.replace("_", "-"), made[option])
     lists = {"served_model_name": tuple(chosen.served_model_name), "cors_origins": tuple(chosen.cors_origin)}
     lists["image_domains"] = tuple(chosen.image_domains)
     return {**made, **lists, **others}
+
+
+def _check_role(chosen: Namespace, options: dict[str, Any]) -> None:
+    """Raises before the model loads if a role needs options that are not given."""
+    if chosen.role != "both":
+        from ..config import EngineConfig
+        from ..engine.handover import check
+
+        check(EngineConfig(model=model_path(chosen), **options), f"--role {chosen.role}")
+
+
+def _told_events(chosen: Namespace) -> dict[str, str | None] | None:
+    """Where routers can connect to KV events; None if nowhere."""
+    if chosen.kv_events_address is None:
+        return None
+    from ..server.kv_events import binds
+
+    replay = chosen.kv_events_replay_address
+    found = {"endpoint": chosen.kv_events_address, "replay_endpoint": replay if replay and binds(replay) else None}
+    return found if binds(chosen.kv_events_address) else None
 
 
 def _publisher(chosen: Namespace, options: dict[str, Any]) -> Callable[[Any], AbstractContextManager[object]]:
@@ -151,80 +153,6 @@ def _publisher(chosen: Namespace, options: dict[str, Any]) -> Callable[[Any], Ab
         return contextlib.closing(KvEventPublisher(engine, topic, chosen.kv_events_address, replay, style))
 
     return publish
-
-
-def _connections(wanted: int) -> int:
-    """Most connections: `wanted`, or fewer if the process may not open enough files."""
-    import resource
-
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files < wanted + FILES:
-        files = wanted + FILES if most == resource.RLIM_INFINITY else min(wanted + FILES, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
-    if files < wanted + FILES:
-        print(f"llmpy: {files} open files are allowed: at most {files - FILES} connections; ulimit -n", file=sys.stderr)
-    return min(wanted, files - FILES)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loop if it is installed (extra `fast`)."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-@contextlib.contextmanager
-def _signals(server: Any, seconds: float) -> Iterator[None]:
-    """Handles SIGTERM and Ctrl-C: the first signal lets requests finish within a time limit, a second one ends at once."""
-
-    def handle(number: int, frame: object) -> None:
-        is_first = not server.should_exit
-        server.force_exit, server.should_exit = not is_first, True
-        if is_first:
-            with contextlib.suppress(Exception):  # a failed print must not keep the server from ending
-                print(f"ending: what runs has {seconds:g} s; another signal ends it now", file=sys.stderr)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-async def _serve(server: Any, service: Any, chosen: Namespace, sockets: list[socket.socket]) -> None:
-    """Serves, and prints the address as soon as the server listens."""
-    ending = asyncio.ensure_future(_end_requests(server, service, chosen.shutdown_timeout))
-    task = asyncio.ensure_future(server.serve(sockets))
-    while not server.started and not task.done():
-        await asyncio.sleep(0.01)
-    if server.started:
-        scheme = "https" if chosen.ssl_certfile else "http"
-        address = f"{scheme}://{in_url(chosen.host)}:{sockets[0].getsockname()[1]}"
-        if not chosen.render_only:
-            print(f"open {address}/ in a browser, or give this base address to clients:", file=sys.stderr)
-        print(f"{address}/v1", file=sys.stderr, flush=True)
-    try:
-        await task
-    finally:
-        ending.cancel()
-
-
-async def _end_requests(server: Any, service: Any, seconds: float) -> None:
-    """At shutdown, refuses new requests, and aborts the requests that still run after `seconds`."""
-    while not server.should_exit:
-        await asyncio.sleep(0.02)
-    service.is_draining = True
-    await asyncio.sleep(seconds)
-    service.end_requests()
-
-
-def in_url(host: str) -> str:
-    """A host for a URL; a wildcard address becomes a loopback address, which browsers accept."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{shown}]" if ":" in shown else shown
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:

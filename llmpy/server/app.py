@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..async_engine import AsyncEngine
+from ..engine.handover import check as check_handover
 from ..errors import QueueFullError
 from . import adapters, anthropic, control, models, page, pooling, render, responses, scoring, weights
 from .chat import chat_completions
@@ -27,7 +29,7 @@ from .generate import generate
 from .metrics import metrics
 from .middleware import Guard
 from .openapi import openapi
-from .service import Options, Service
+from .service import Options, Service, check_serves
 
 Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
 
@@ -105,6 +107,8 @@ def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
         The application; `app.state.service` is its Service.
     """
     service = Service(engine=engine, options=replace(Options(), **options))  # type: ignore[arg-type]
+    if service.options.role != "both" and isinstance(engine, AsyncEngine):
+        check_handover(engine.config, f"role {service.options.role!r}")
     is_open = service.options.control
     post, get = ({**POST, **CONTROL_POST}, {**GET, **CONTROL_GET}) if is_open else (POST, GET)
     if isinstance(engine, render.Renderer):
@@ -124,7 +128,7 @@ def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _known})
     app.state.service = service
     app.router.redirect_slashes = False  # a redirect would go to the host that the request names
-    guarded: ASGIApp = Guard(app, service, (*CONTROL_POST, *CONTROL_GET))
+    guarded: ASGIApp = Guard(app, service, (*CONTROL_POST, *CONTROL_GET), partial(check_serves, service))
     if service.options.cors_origins:
         guarded = CORSMiddleware(guarded, allow_origins=service.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
     return guarded
@@ -134,7 +138,7 @@ def find_service(app: ASGIApp) -> Service:
     """The Service of an application from `build_app`."""
     while isinstance(app, CORSMiddleware):
         app = app.app
-    assert isinstance(app, Guard)
+    assert isinstance(app, Guard) and isinstance(app._service, Service)
     return app._service
 
 

@@ -322,6 +322,8 @@ class Chat(Answering):
                     end = frame
                 elif frame:
                     yield frame
+            if last is not None and self.service.options.role == "prefill":
+                await self.handed([last])
             if options and options.include_usage and last is not None:
                 end += head + b'],"usage":' + encode(self.usage(last, tokens, messages.values())) + b"}\n\n"
         except Exception as error:

@@ -178,6 +178,8 @@ class Completion(Answering):
                     yield frame
                 else:
                     end = frame
+            if self.service.options.role == "prefill":
+                await self.handed(list(lasts.values()))
             if options and options.include_usage:
                 end += b"data: " + head + b',"choices":[],"usage":' + encode(usage_of(list(lasts.values()), tokens)) + b"}\n\n"
         except Exception as error:

@@ -19,6 +19,7 @@ from . import limits
 from .errors import answer, to_http
 from .fields import check_fields
 from .frames import DONE, EventStream, attended
+from .handover import check_role
 from .logprobs import finite, prompt_logprobs
 from .protocol import GenerateRequest
 from .requests import beside, read, token_id
@@ -110,6 +111,7 @@ async def generate(service: Service, request: Request) -> ASGIApp:
     limits.check_prompts([body.token_ids, body.output_token_ids], service.sizes)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     params = {**_sampling(service, request, body.sampling_params), "output_kind": kind}
+    check_role(service.options.role, params.get("max_tokens"))
     prompt: Any = {"prompt_token_ids": body.token_ids}
     if body.output_token_ids:
         prompt["output_token_ids"] = body.output_token_ids

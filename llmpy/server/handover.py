@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 FIELD = "kv_transfer_params"
 
 
-def is_prefill(engine: AsyncEngine, params: object, stream: bool) -> bool:
+def is_prefill(engine: AsyncEngine, params: object, stream: bool, role: str = "both") -> bool:
     """Whether another server goes on with the request.
 
     Raises:
-        HttpError: The field has another form, the answer is streamed, which has no place for the result, or the engine has no
-            store.
+        HttpError: The field has another form, the answer is streamed, which has no place for the result, the engine has no
+            store, or the server has the role "decode".
     """
     if params is None:
         return False
@@ -29,6 +29,8 @@ def is_prefill(engine: AsyncEngine, params: object, stream: bool) -> bool:
         raise HttpError(400, f"{FIELD} must be an object whose do_remote_decode is true or false", FIELD)
     if not params.get("do_remote_decode"):
         return False
+    if role == "decode":
+        raise HttpError(400, f"{FIELD}: this server has the role decode; do_remote_decode is for the role prefill", FIELD)
     if stream:
         raise HttpError(400, f"{FIELD} with do_remote_decode needs stream=false", FIELD)
     try:
@@ -54,3 +56,14 @@ async def hand_over(engine: AsyncEngine, outputs: Sequence[RequestOutput], cache
         blocks += await engine.save_prompt(output.prompt_token_ids, cache_salt) // size
     told = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": list(range(blocks))}
     return {FIELD: {**told, "remote_engine_id": engine.name, "remote_host": None, "remote_port": None}}
+
+
+def check_role(role: str, max_tokens: int | None) -> None:
+    """Raises for a request that wants more than the prompt from a server of the role "prefill".
+
+    Raises:
+        HttpError: 400, `max_tokens` is not 1.
+    """
+    if role == "prefill" and max_tokens != 1:
+        message = "this server has the role prefill: wanted max_tokens 1; ask a server of the role decode, or `llmpy route`"
+        raise HttpError(400, message, "max_tokens")

@@ -37,15 +37,19 @@ def attach(socket: zmq.Socket[bytes], address: str) -> None:
     Raises:
         ConfigError: ZeroMQ refuses the address.
     """
-    kind, _, rest = address.partition("://")
-    host = rest.rpartition(":")[0]
     try:
-        if kind in ("ipc", "inproc") or host in BINDING:
+        if binds(address):
             socket.bind(address.replace("://lo:", "://127.0.0.1:"))
         else:
             socket.connect(address)
     except zmq.ZMQError as error:
         raise ConfigError(f"{address}: {error}; --kv-events-address, e.g. tcp://lo:5557", option="kv_events_address") from None
+
+
+def binds(address: str) -> bool:
+    """Whether `attach` binds an address."""
+    kind, _, rest = address.partition("://")
+    return kind in ("ipc", "inproc") or rest.rpartition(":")[0] in BINDING
 
 
 def is_open(address: str) -> bool:

@@ -6,16 +6,16 @@ import hmac
 import ipaddress
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from socket import gethostname
+from typing import Protocol
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import HttpError, ending, log, refusal
+from .errors import HttpError, log, refusal
 from .limits import BODIES, LONG_BYTES
 from .page import is_page
-from .service import Service
 
 OPEN = ("/health", "/ping")
 """Paths without a key, besides the page."""
@@ -32,6 +32,28 @@ class BodyTooLong(HttpError):
         super().__init__(413, f"the body is longer than {most} bytes; --max-body-bytes")
 
 
+class GuardOptions(Protocol):
+    """The options that a Guard reads; see `llmpy.server.service.Options`."""
+
+    @property
+    def api_keys(self) -> tuple[str, ...]: ...
+    @property
+    def control_keys(self) -> tuple[str, ...]: ...
+    @property
+    def cors_origins(self) -> tuple[str, ...]: ...
+    @property
+    def max_body_bytes(self) -> int: ...
+
+
+class Guarded(Protocol):
+    """The state of a server that a Guard protects."""
+
+    body_bytes: int
+
+    @property
+    def options(self) -> GuardOptions: ...
+
+
 class Guard:
     """Checks keys and limits, and writes the log.
 
@@ -39,10 +61,11 @@ class Guard:
         app: The application behind this middleware.
         service: The server.
         control: Control paths; they need a control key.
+        check_serves: Raises for a request that the server could not run now.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, control: Iterable[str]) -> None:
-        self._app, self._service, self._control = app, service, frozenset(control)
+    def __init__(self, app: ASGIApp, service: Guarded, control: Iterable[str], check_serves: Callable[[], None]) -> None:
+        self._app, self._service, self._control, self._check_serves = app, service, frozenset(control), check_serves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or answers it with an error."""
@@ -91,17 +114,6 @@ class Guard:
             scope["state"]["key"] = hmac.new(b"llmpy", given, "sha256").hexdigest()[:16]
         if scope["method"] == "POST" and not is_control:
             self._check_serves()
-
-    def _check_serves(self) -> None:
-        """Refuses a request that the server could not run now."""
-        if self._service.running >= self._service.max_running:
-            message = f"queue: wanted fewer than {self._service.max_running} requests at once; raise max_queued_requests"
-            raise HttpError(429, message, retry_after=self._service.queue_seconds())
-        if self._service.is_draining:
-            raise ending()
-        self._service.check_weights()
-        if self._service.options.reject_when_asleep and self._service.engine.is_sleeping():
-            raise HttpError(503, "the engine sleeps; /wake_up", retry_after=5)
 
 
 def _path(scope: Scope) -> str:
@@ -189,7 +201,7 @@ class _Limited:
         service: The server; it counts the bytes of all bodies.
     """
 
-    def __init__(self, receive: Receive, scope: Scope, service: Service) -> None:
+    def __init__(self, receive: Receive, scope: Scope, service: Guarded) -> None:
         self._receive, self._service, self._most = receive, service, service.options.max_body_bytes
         self._have = self._counted = 0
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")

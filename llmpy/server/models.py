@@ -131,11 +131,10 @@ async def version(service: Service, request: Request) -> ASGIApp:
 
 
 async def load(service: Service, request: Request) -> ASGIApp:
-    """Gauges of the engine."""
-    stats = service.engine.stats()
-    return answer(
-        {"server_load": service.running, "running": stats.num_running, "waiting": stats.num_waiting, "kv_usage": stats.kv_usage}
-    )
+    """Gauges of the engine, and what routers want to know of the server."""
+    stats, options = service.engine.stats(), service.options
+    gauges = {"running": stats.num_running, "waiting": stats.num_waiting, "kv_usage": stats.kv_usage}
+    return answer({"server_load": service.running, **gauges, "role": options.role, "kv_events": options.kv_events})
 
 
 async def drain(service: Service) -> None:

@@ -34,7 +34,7 @@ from ..text.tokenizer import Tokenizer
 from . import beams
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
-from .handover import hand_over, is_prefill
+from .handover import check_role, hand_over, is_prefill
 from .images import Source, expanded_ids, inserted, placeholder_of
 from .limits import RANGES, Sizes, most, option_problem, seconds
 from .logprobs import LogprobWriter, num_logprobs
@@ -50,6 +50,7 @@ Turns = list[dict[str, Any]]
 
 METRICS = {"vllm": ("llmpy:", "vllm:"), "none": ("llmpy:",)}
 """Prefixes of every series of /metrics, by `metrics_compat`."""
+ROLES = ("prefill", "decode", "both")
 DROPPED = "x-llmpy-dropped-messages"
 """Header with the number of messages left out of a truncated conversation."""
 TEMPLATE_LIMITS = TemplateLimits(seconds("template_s"), most("template_steps"), most("template_chars"), most("template_memory"))
@@ -85,6 +86,8 @@ class Options:
         metrics_compat: "vllm" also exports every series under vLLM's prefix, "none" does not.
         reject_when_asleep: Whether to refuse requests while the engine sleeps; otherwise they wait.
         on_drain: Called by /drain to end the server.
+        role: "prefill" computes prompts for other servers, "decode" goes on behind them, "both" does what requests ask for.
+        kv_events: Where KV events are published, and asked for again, as /load tells routers; None = nowhere.
     """
 
     served_model_name: tuple[str, ...] = ()
@@ -107,8 +110,12 @@ class Options:
     metrics_compat: str = "vllm"
     reject_when_asleep: bool = False
     on_drain: Callable[[], None] | None = None
+    role: str = "both"
+    kv_events: Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ConfigError(f"role: wanted one of {', '.join(ROLES)}, have {self.role!r}", option="role", value=self.role)
         check_parser_names(self.tool_call_parser, self.reasoning_parser)
         if self.metrics_compat not in METRICS:
             message = f"metrics_compat: wanted one of {', '.join(METRICS)}, have {self.metrics_compat!r}"
@@ -349,6 +356,7 @@ class Service:
             how: Result of `engine_arguments`.
             params: Result of `Answering.params`.
         """
+        check_role(self.options.role, params.get("max_tokens") if isinstance(params, Mapping) else None)
         return self.engine._open(prompt, special_tokens, params, **how)
 
     @cached_property
@@ -390,6 +398,22 @@ class Service:
         if dropped := getattr(request.state, "dropped", 0):
             headers[DROPPED] = str(dropped)
         return {name: clean for name, value in headers.items() if (clean := _header(value))}
+
+
+def check_serves(service: Service) -> None:
+    """Raises for a request that the server could not run now.
+
+    Raises:
+        HttpError: 429, too many requests; 503, the server shuts down, the engine sleeps, or weights are missing.
+    """
+    if service.running >= service.max_running:
+        message = f"queue: wanted fewer than {service.max_running} requests at once; raise max_queued_requests"
+        raise HttpError(429, message, retry_after=service.queue_seconds())
+    if service.is_draining:
+        raise ending()
+    service.check_weights()
+    if service.options.reject_when_asleep and service.engine.is_sleeping():
+        raise HttpError(503, "the engine sleeps; /wake_up", retry_after=5)
 
 
 def model_names(engine: AsyncEngine | Renderer) -> tuple[str, ...]:
@@ -471,11 +495,12 @@ class Answering:
         self.kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
         self._top, self._names_ids = top or 0, bool(body.return_tokens_as_token_ids)
         self._body = body
-        self.is_prefill = is_prefill(service.engine, body.kv_transfer_params, bool(body.stream))
+        self.is_prefill = is_prefill(service.engine, body.kv_transfer_params, bool(body.stream), service.options.role)
 
     async def handed(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The field of the answer for the server that goes on with the request, if one does."""
-        return await hand_over(self.service.engine, outputs, self.how["cache_salt"]) if self.is_prefill else {}
+        is_asked = self.is_prefill or self.service.options.role == "prefill"
+        return await hand_over(self.service.engine, outputs, self.how["cache_salt"]) if is_asked else {}
 
     def params(self, fields: Mapping[str, Any]) -> Mapping[str, Any] | SamplingParams:
         """What to run: the request's sampling fields, or its beam search."""

@@ -303,7 +303,8 @@ SERVED_BESIDE = {
     "distributed/_data.py:__call__": "Ray Data gets the error of the task",
     "distributed/_serve.py:answer": "tests/distributed/test_ray.py::test_a_replica_tells_of_any_error",
     "cli/bench_serve.py:measure": "a benchmark ends with the error of its task",
-    "cli/serve.py:_serve": "the command ends with the error of its server",
+    "cli/http_server.py:serve": "the command ends with the error of its server",
+    "router/proxy.py:lifespan": "tests/router/test_engines.py::test_an_error_in_a_poll",
 }
 """Every place that gives work to a thread, a task or a callback -> the test that makes the work fail there."""
 STARTERS = {"Thread", "ThreadPoolExecutor", "run_in_executor", "to_thread", "call_soon", "call_soon_threadsafe", "add_reader"}

@@ -1,0 +1,122 @@
+"""Which engine holds which prefix: the blocks of its cache, as its events tell, and those that sent prompts will make."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+BLOCK_SIZE = 16
+"""Tokens of a block until an engine's events tell its size."""
+GUESS_S = 3.0
+"""Seconds after which a block that a sent prompt should have made must have been told by an event."""
+NEVER = float("-inf")
+MAX_GUESSES = 1 << 18
+"""Most guessed blocks of an engine without events; those that were used least recently go first."""
+
+
+def root_of(salt: str | None) -> int:
+    """The key before the first block of a prompt."""
+    return hash(("root", salt or ""))
+
+
+def chain(ids: Sequence[int], size: int, root: int) -> list[int]:
+    """Keys of the full blocks of a prompt; a key stands for all tokens up to the block's end.
+
+    Args:
+        ids: Token ids, or bytes of a text.
+        size: Tokens of a block.
+        root: Key before the first block.
+    """
+    data, step = (ids, size) if isinstance(ids, bytes) else (array("q", ids).tobytes(), 8 * size)
+    keys = []
+    for end in range(step, len(data) + 1, step):
+        root = hash((root, data[end - step : end]))
+        keys.append(root)
+    return keys
+
+
+class Blocks:
+    """What the cache of one engine holds.
+
+    Args:
+        has_events: Whether the engine tells its blocks. Without events all prompts that were sent to it count as held.
+    """
+
+    def __init__(self, has_events: bool = False) -> None:
+        self.has_events = has_events
+        self.size = BLOCK_SIZE
+        self._keys: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._guesses: OrderedDict[int, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._held or key in self._guesses
+
+    def clear(self) -> None:
+        """Forgets all blocks."""
+        for table in (self._keys, self._held, self._guesses):
+            table.clear()
+
+    def matched(self, keys: Iterable[int], now: float) -> int:
+        """Number of leading blocks of a prompt that the engine holds.
+
+        Args:
+            keys: From `chain`.
+            now: Seconds of a clock that `guess` shares.
+        """
+        n = 0
+        for key in keys:
+            if key not in self._held and self._guesses.get(key, NEVER) < now:
+                break
+            n += 1
+        return n
+
+    def guess(self, keys: Iterable[int], now: float) -> None:
+        """Notes the blocks of a prompt that is sent to the engine."""
+        end = now + GUESS_S if self.has_events else float("inf")
+        for key in keys:
+            self._guesses[key] = end
+            self._guesses.move_to_end(key)
+        while self._guesses:
+            key, end = next(iter(self._guesses.items()))
+            if end >= now and len(self._guesses) <= MAX_GUESSES:
+                break
+            del self._guesses[key]
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Follows one event of the engine, in the form of `llmpy.server.kv_events.maps`."""
+        if event.get("group_idx"):  # layers that need less than the whole prefix
+            return
+        if event["type"] == "BlockStored":
+            self._store(event)
+        elif event["type"] == "BlockRemoved":
+            for name in event["block_hashes"]:
+                self._remove(name)
+        elif event["type"] == "AllBlocksCleared":
+            self.clear()
+
+    def _store(self, event: Mapping[str, Any]) -> None:
+        names, parent, ids = event["block_hashes"], event["parent_block_hash"], event["token_ids"]
+        if not ids:  # a copy in another medium
+            return
+        self.size = event.get("block_size") or self.size
+        salts = (event.get("extra_keys") or [None])[0]
+        key = self._keys.get(parent) if parent is not None else root_of(salts[0] if salts else None)
+        if key is None:  # the block before it is not known
+            return
+        for name, made in zip(names, chain(ids, self.size, key), strict=False):
+            self._remove(name)
+            self._keys[name] = made
+            self._held[made] = self._held.get(made, 0) + 1
+
+    def _remove(self, name: int) -> None:
+        key = self._keys.pop(name, None)
+        if key is not None:
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
