@@ -9,7 +9,7 @@ from typing import TypeVar
 from .prefixes import Blocks, chain, root_of
 
 POLICIES = ("prefix", "load", "round-robin")
-RUNNING_TOKENS = 256
+RUNNING_TOKENS = 64
 """Tokens of a prompt that cost a new request as much as one request that runs already (benchmarks/routing.py)."""
 
 

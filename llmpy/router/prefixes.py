@@ -54,9 +54,6 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._held or key in self._guesses
-
     def clear(self) -> None:
         """Forgets all blocks."""
         for table in (self._keys, self._held, self._guesses):
@@ -112,11 +109,19 @@ class Blocks:
         for name, made in zip(names, chain(ids, self.size, key), strict=False):
             self._remove(name)
             self._keys[name] = made
-            self._held[made] = self._held.get(made, 0) + 1
+            self.hold(made)
 
     def _remove(self, name: int) -> None:
         key = self._keys.pop(name, None)
         if key is not None:
-            self._held[key] -= 1
-            if not self._held[key]:
-                del self._held[key]
+            self.release(key)
+
+    def hold(self, key: int) -> None:
+        """Counts a block that the engine has stored."""
+        self._held[key] = self._held.get(key, 0) + 1
+
+    def release(self, key: int) -> None:
+        """Counts a block that the engine has removed."""
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
