@@ -6,7 +6,7 @@ The text after a fence's language:
     python trainer          runs in a separate process, beside the next block
     python from FILE        is in that file, word for word
     python not run: REASON  (or sh) cannot run here
-    sh                      `llmpy ...` runs; `llmpy serve` in the background, while the page lasts
+    sh                      `llmpy ...` runs; `llmpy serve` and `route` in the background, while the page lasts
     text, toml              do not run; toml is parsed
     new, in, check          belong to a guide for developers, see test_guides.py; c is always one of these
 """
@@ -113,11 +113,11 @@ class Tools:
         self, tiny: Path, write_model: Callable[..., Path], folder: Path, demo: Callable[[], Path], port: Callable[[], int]
     ) -> None:
         self.tiny, self.demo, self.port = tiny, demo, port
-        self._write_model, self._folder = write_model, folder
+        self._write_model, self.folder = write_model, folder
 
     def another(self, name: str, **changes: Any) -> Path:
         """A tiny model with another configuration."""
-        path = self._folder / name
+        path = self.folder / name
         path.mkdir()
         return self._write_model(path, **changes)
 
@@ -193,12 +193,17 @@ def rl(tools: Tools) -> Setting:
     return Setting(names, {"10.0.0.1": "127.0.0.1", "29500": str(tools.port())}, trainer)
 
 
+def tiers(tools: Tools) -> Setting:
+    return Setting({}, {"/dev/shm/llmpy": str(tools.folder / "shm"), "/tmp/llmpy": str(tools.folder / "ipc")})
+
+
 SETTINGS: Mapping[str, Callable[[Tools], Setting]] = {
     "adding-an-architecture": own_architecture,
     "async-engine": async_engine,
     "chat": chat,
     "pooling": pooling,
     "rl": rl,
+    "tiers": tiers,
 }
 """Page -> its setting. Other pages need only the demo model and path/to/model."""
 
@@ -219,17 +224,20 @@ class Page:
 
     def run(self, block: Block) -> None:
         """Runs a block; errors show the page's lines."""
-        text = block.text
-        for word, other in self._setting.words.items():
-            text = text.replace(word, other)
+        text = self._replaced(block.text)
         if block.language == "sh":
-            for line in text.splitlines():
-                self._command(shlex.split(line, comments=True))
+            for line in block.text.splitlines():
+                self._command(shlex.split(self._replaced(line), comments=True))
         elif block.note == "trainer":
             self._begin_trainer(text)
         else:
             self._python(block, text)
             self._join()
+
+    def _replaced(self, text: str) -> str:
+        for word, other in self._setting.words.items():
+            text = text.replace(word, other)
+        return text
 
     def _python(self, block: Block, text: str) -> None:
         code = compile("\n" * (block.line - 1) + text, block.page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -259,14 +267,16 @@ class Page:
             self._listener = None
 
     def _command(self, words: list[str]) -> None:
-        if words[:2] == ["llmpy", "serve"]:
-            process = self._start([sys.executable, "-m", *words, "--port", "0", "--device", "cpu"])
+        if words[:1] == ["llmpy"] and words[1] in ("serve", "route"):
+            port = words[words.index("--port") + 1] if "--port" in words else "8000"
+            device = ["--device", "cpu"] if words[1] == "serve" else []
+            process = self._start([sys.executable, "-m", *words, "--port", "0", *device])
             assert process.stderr is not None
             lines = []
             while not (lines and lines[-1].startswith("http://")):
                 lines.append(process.stderr.readline())
                 assert lines[-1], lines
-            self._setting.words["http://127.0.0.1:8000"] = lines[-1].strip().removesuffix("/v1")
+            self._setting.words[f"http://127.0.0.1:{port}"] = lines[-1].strip().removesuffix("/v1")
         elif words[:1] == ["llmpy"]:
             subprocess.run([sys.executable, "-m", *words], check=True, timeout=600)
         elif words:

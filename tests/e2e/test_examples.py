@@ -29,6 +29,7 @@ def run(device: str, *arguments: str) -> str:
         ("speculation.py", "suffix   again  story"),
         ("async_stream.py", "> What do bees make?"),
         ("async_rollouts.py", "same as uninterrupted: True"),
+        ("route.py", "after a kill: the other one answers"),
     ],
 )
 def test_example(name: str, wanted: str, device: str, demo_model: Path) -> None:
