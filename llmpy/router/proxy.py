@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
-from ..server.errors import HttpError, answer, ending, log, refusal
+from ..server.errors import HttpError, answer, ending, log, refusal, unknown_path
 from ..server.frames import DONE, ClientGone, attended
 from ..server.middleware import Guard
 from .engines import Engine, watch
@@ -35,8 +36,11 @@ PASSED += ("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/r
 """POST paths that any engine can answer."""
 ASKED = ("/v1/models", "/v1/models/{name:path}", "/tokenizer_info")
 """GET paths that any engine answers alike."""
+KEPT = ("/v1/responses/{id}", "/v1/responses/{id}/cancel")
+"""Paths of what one engine keeps."""
 BUSY = (429, 503)
 """Statuses behind which another engine may serve the request."""
+_KEPT = "responses are kept by one server and cannot be found over a router yet; ask the server"
 NOT_TO_ENGINES = frozenset(
     b"host content-length transfer-encoding connection keep-alive te trailer upgrade expect origin accept-encoding "
     b"proxy-connection proxy-authorization".split()
@@ -162,6 +166,9 @@ class Passing:
     async def run(self, send: Send) -> None:
         """Finds an engine, and passes its answer on. Another engine gets the request if one fails before the first token."""
         router = self.router
+        fields = self.fields or {}
+        if self.path == "/v1/responses" and (fields.get("previous_response_id") or fields.get("background")):
+            raise HttpError(501, f"previous_response_id and background: {_KEPT}")
         if self.path in GENERATING and router.options.policy == "prefix" and len(router.engines) > 1:
             self.prompt = await prompt_of(self, self.ask_any)
         if self.path in GENERATING:
@@ -306,6 +313,10 @@ class Passing:
         await send({"type": "http.response.body", "body": frame})
 
 
+async def _kept_elsewhere(request: Request) -> Response:
+    return refusal(HttpError(501, f"{request.url.path}: {_KEPT}"), request.url.path)
+
+
 def _fields(body: bytes) -> dict[str, Any] | None:
     """A body's fields; None if it is no object of JSON, which the engine refuses."""
     try:
@@ -391,7 +402,8 @@ def build_router(engines: Sequence[Engine], **options: Any) -> ASGIApp:
     routes = [Route(path, handler, methods=["GET"]) for path, handler in own.items()]
     routes += [Route(path, passer, methods=["POST"]) for path in PASSED]
     routes += [Route(path, passer, methods=["GET"]) for path in ASKED]
-    app = Starlette(routes=routes, lifespan=router.lifespan)
+    routes += [Route(path, _kept_elsewhere, methods=["GET", "POST", "DELETE"]) for path in KEPT]
+    app = Starlette(routes=routes, lifespan=router.lifespan, exception_handlers={HTTPException: unknown_path})
     app.router.redirect_slashes = False
     guarded: ASGIApp = Guard(app, router, (), router.check_serves)
     if router.options.cors_origins:

@@ -23,7 +23,7 @@ from ..errors import QueueFullError
 from . import adapters, anthropic, control, models, page, pooling, render, responses, scoring, weights
 from .chat import chat_completions
 from .completions import completions
-from .errors import HttpError, ending, log, refusal
+from .errors import HttpError, ending, log, refusal, unknown_path
 from .frames import ClientGone
 from .generate import generate
 from .metrics import metrics
@@ -125,7 +125,7 @@ def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
         yield
         await models.drain(service)
 
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _known})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unknown_path})
     app.state.service = service
     app.router.redirect_slashes = False  # a redirect would go to the host that the request names
     guarded: ASGIApp = Guard(app, service, (*CONTROL_POST, *CONTROL_GET), partial(check_serves, service))
@@ -187,14 +187,6 @@ def _in(table: Mapping[str, Handler], path: str) -> Handler:
 
 async def _renders_only(service: Service, request: Request) -> ASGIApp:
     raise HttpError(501, f"{request.url.path}: this server only renders (--render-only)")
-
-
-def _known(request: Request, error: Exception) -> Response:
-    """Converts the router's errors to our error format."""
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    known = HttpError(error.status_code, message, headers=error.headers)
-    return refusal(known, request.url.path)
 
 
 async def _later(request: Request) -> Response:

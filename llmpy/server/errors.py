@@ -10,6 +10,8 @@ from dataclasses import fields
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ..config import EngineConfig
@@ -182,3 +184,11 @@ def refusal(error: BaseException, path: str, retry_after: float | None = None) -
 def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON answer."""
     return Response(msgspec.json.encode(content), status, headers, JSON)
+
+
+def unknown_path(request: Request, error: Exception) -> Response:
+    """Converts errors of Starlette's router to our error format."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    known = HttpError(error.status_code, message, headers=error.headers)
+    return refusal(known, request.url.path)

@@ -114,7 +114,11 @@ def test_refusals_are_passed_on(two):
         made = client.post(path, json=body)
         assert made.status_code == own.status_code == 400 and made.json() == own.json()
     assert client.post("/v1/completions", content=b"{").status_code == 400
-    assert client.post("/pause").status_code == 404
+    made = client.post("/pause")
+    assert made.status_code == 404 and "POST /pause" in made.json()["error"]["message"]
+    assert client.get("/v1/responses/resp-1").status_code == 501
+    made = client.post("/v1/responses", json={"input": "a", "previous_response_id": "resp-1"})
+    assert made.status_code == 501 and "kept by one server" in made.json()["error"]["message"]
     assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 2048
     assert client.post("/tokenize", json={"prompt": "hello"}).json()["count"] > 0
 
