@@ -646,7 +646,9 @@ class AsyncEngine(
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
-        return replace(super().stats(), paused=self._driver.is_paused)
+        prompts, tokens, seconds = self._saved
+        own = {"saved_prompts": prompts, "saved_prompt_tokens": tokens, "saved_prompt_s": seconds}
+        return replace(super().stats(), paused=self._driver.is_paused, **own)  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Walks the invariants of block manager and scheduler between two steps; a RuntimeError names a broken one."""

@@ -38,10 +38,10 @@ class Counter(Metric):
     """A number that only grows.
 
     Args:
-        value: The number.
+        value: The number; seconds are a float.
     """
 
-    value: int
+    value: float
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ GAUGES = (
     ("host_cache_blocks", "Blocks of the cache that host memory has.", "host_blocks_cached"),
     ("disk_cache_blocks", "Blocks of the cache on disk.", "disk_blocks_cached"),
     ("disk_cache_bytes", "Bytes of the cache's files.", "disk_bytes"),
+    ("host_cache_queued_bytes", "Bytes of copies to and from host memory that have not ended.", "host_queued_bytes"),
+    ("disk_cache_queued_blocks", "Blocks that are being read or written.", "disk_queued_blocks"),
     ("host_swapped_blocks", "Blocks of waiting samples in host memory.", "host_blocks_swapped"),
     ("num_dead_replicas", "Replicas that a fault has killed.", "num_dead_replicas"),
 )
@@ -109,10 +111,27 @@ COUNTERS = (
     ("disk_cache_misses", "Reads that brought no block.", "disk_misses"),
     ("disk_cache_bad_files", "Damaged files, now removed.", "disk_bad_files"),
     ("disk_cache_errors", "Calls of the system that failed.", "disk_errors"),
+    ("disk_cache_evictions", "Files removed to make room.", "disk_evictions"),
+    ("blocks_swapped_out", "Blocks of samples copied to host memory.", "blocks_swapped_out"),
+    ("blocks_swapped_in", "Blocks of samples copied back.", "blocks_swapped_in"),
+    ("saved_prompts", "Prompts saved for other engines.", "saved_prompts"),
+    ("saved_prompt_tokens", "Tokens of these that other engines can find.", "saved_prompt_tokens"),
+    ("saved_prompt_seconds", "Seconds for which steps stopped to save them.", "saved_prompt_s"),
     ("spec_decode_num_draft_tokens", "Drafts computed.", "draft_rows"),
     ("spec_decode_num_accepted_tokens", "Drafts accepted.", "accepted_rows"),
     ("corrupted_requests", "Samples whose logits were not finite.", "nonfinite_rows"),
 )
+# Counters with a label -> its name, and the value of the label and of the counter for each series. The names are vLLM's.
+LABELLED = (
+    ("kv_offload_total_bytes", "Bytes copied between the pool and host memory.", "transfer_type",
+     {"GPU_to_CPU": "host_stored_bytes", "CPU_to_GPU": "host_loaded_bytes"}),
+    ("kv_offload_total_time", "Seconds of these copies.", "transfer_type",
+     {"GPU_to_CPU": "host_store_s", "CPU_to_GPU": "host_load_s"}),
+    ("kv_offload_tiering_write_bytes", "Bytes written behind host memory.", "tier", {"outer": "disk_stored_bytes"}),
+    ("kv_offload_tiering_write_time", "Seconds of these writes.", "tier", {"outer": "disk_store_s"}),
+    ("kv_offload_tiering_read_bytes", "Bytes read from behind host memory.", "tier", {"outer": "disk_loaded_bytes"}),
+    ("kv_offload_tiering_read_time", "Seconds of these reads.", "tier", {"outer": "disk_load_s"}),
+)  # fmt: skip
 REASONS = ("stop", "length", "abort")
 # The engine's histograms -> exported name and help text.
 HISTOGRAMS = {
@@ -161,6 +180,16 @@ def _histogram(name: str, help: str, ours: str, bounds: Iterable[float]) -> Fami
     return Family(name, "histogram", help, [*series, ("_sum", {}), ("_count", {})], values)
 
 
+def _labelled(name: str, help: str, label: str, ours: Mapping[str, str]) -> Family:
+    series: list[tuple[str, dict[str, object]]] = [("_total", {label: value}) for value in ours]
+    return Family(name, "counter", help, series, lambda stats, _: [getattr(stats, one) for one in ours.values()])
+
+
+def _host_usage(stats: EngineStats, _: Histograms) -> tuple[float]:
+    used = stats.host_blocks_cached + stats.host_blocks_swapped
+    return (used / stats.host_blocks_total if stats.host_blocks_total else 0.0,)
+
+
 def _one(name: str, kind: str, help: str, ours: str) -> Family:
     value = attrgetter(ours)
     return Family(name, kind, help, [("_total" if kind == "counter" else "", {})], lambda stats, _: (value(stats),))
@@ -192,6 +221,7 @@ def families(version: object, block_size: int, num_blocks: int, num_places: int,
             "num_requests_waiting_by_reason", "gauge", "Samples that wait, by what for.",
             [("", {"reason": reason}) for reason in ("capacity", "grammar", "paused")], _waiting,
         ),
+        Family("kv_offload_cpu_cache_usage_perc", "gauge", "Share of host memory in use, 0 to 1.", [("", {})], _host_usage),
         _info("cache_config_info", "The cache; 1.", block_size=block_size, num_gpu_blocks=num_blocks),
         Family(
             "engine_sleep_state", "gauge", "1 for the level at which the engine sleeps; 0: awake.",
@@ -205,6 +235,7 @@ def families(version: object, block_size: int, num_blocks: int, num_places: int,
         ),
         _info("weight_version_info", "The label of the weights; 1.", version=version),
         *(_one(name, "counter", help, ours) for name, help, ours in COUNTERS),
+        *(_labelled(*row) for row in LABELLED),
         *([by_place] if num_places else []),
         Family(
             "request_success", "counter", "Samples that ended, by reason.",
@@ -239,7 +270,7 @@ def read(engine: EngineBase) -> list[Metric]:
         elif family.name.endswith("_per_pos"):
             found.append(Vector(name, common, [int(value) for value in values]))
         elif family.kind == "counter":
-            found += [Counter(name, own, int(value)) for own, value in zip(labels, values, strict=True)]
+            found += [Counter(name, own, value) for own, value in zip(labels, values, strict=True)]
         else:
             found += [Gauge(name, own, float(value)) for own, value in zip(labels, values, strict=True)]
     return found

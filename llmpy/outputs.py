@@ -571,6 +571,10 @@ class EngineStats:
     - `disk_stored_bytes`, `disk_loaded_bytes`, `disk_store_s`, `disk_load_s`: bytes written and read, and the seconds for it.
     - `disk_misses`: reads that brought no block. `disk_bad_files`: damaged files, now removed.
     - `disk_errors`, `disk_evictions`: calls of the system that failed, and files removed to make room.
+    - `host_queued_bytes`, `disk_queued_blocks`: copies to and from the host cache, and reads and writes, that had not ended
+      when the last step began.
+    - `saved_prompts`, `saved_prompt_tokens`, `saved_prompt_s`: prompts that other engines can find (`prefill`, `save_prompt`,
+      servers of the role "prefill"), their tokens, and the seconds for which steps stopped.
     - `states`: what stops steps: "paused", "updating", "weights missing", "asleep", "dead"; or ("serving",).
     - `num_masks`, `mask_us`: masks filled for grammars, and the threads' time for them in microseconds.
     - `num_held`, `num_compiling`: of `num_waiting`: samples that wait for the end of a pause, and for their grammar.
@@ -626,6 +630,11 @@ class EngineStats:
     disk_bad_files: int = 0
     disk_errors: int = 0
     disk_evictions: int = 0
+    host_queued_bytes: int = 0
+    disk_queued_blocks: int = 0
+    saved_prompts: int = 0
+    saved_prompt_tokens: int = 0
+    saved_prompt_s: float = 0.0
     state_snapshots: int = 0
     state_snapshot_bytes: int = 0
     state_snapshots_taken: int = 0

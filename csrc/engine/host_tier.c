@@ -22,6 +22,7 @@ struct host_tier {
     struct page_move *moves[2]; /* [n_slots], [2 * n_pages] of this flush */
     uint32_t n_moves[2];
     uint64_t after[2], awaited[2], flush;
+    uint64_t n_ordered;         /* moves of all flushes so far */
     uint64_t last[2], ended[2]; /* numbers of the last moves, by way, and of those up to which all have ended */
     uint32_t n_slots, n_pages, bundle_pages, n_free, n_swapped, n_findable, n_coming;
     uint32_t n_leaving;         /* slots of the entries that leave */
@@ -431,6 +432,7 @@ bool host_tier_flush(struct host_tier *tier, struct move_args *args)
         args->lists[way] = (struct move_list){tier->moves[way], tier->n_moves[way], tier->flush, tier->after[way]};
         args->awaited[way] = tier->awaited[way];
         has_work |= tier->n_moves[way] || tier->awaited[way];
+        tier->n_ordered += tier->n_moves[way];
         tier->n_moves[way] = 0;
         tier->after[way] = tier->awaited[way] = 0;
     }
@@ -456,6 +458,11 @@ uint32_t host_tier_n_findable(const struct host_tier *tier)
 uint32_t host_tier_n_coming(const struct host_tier *tier)
 {
     return tier->n_coming;
+}
+
+uint64_t host_tier_n_ordered(const struct host_tier *tier)
+{
+    return tier->n_ordered;
 }
 
 /* ---- invariants ---- */

@@ -77,6 +77,7 @@ uint32_t host_tier_n_free(const struct host_tier *tier);
 uint32_t host_tier_n_swapped(const struct host_tier *tier);
 uint32_t host_tier_n_findable(const struct host_tier *tier); /* slots of findable entries */
 uint32_t host_tier_n_coming(const struct host_tier *tier);   /* slots of entries that come, or were reset while they are read */
+uint64_t host_tier_n_ordered(const struct host_tier *tier); /* moves of all flushes so far */
 /* Checks the invariants; the error of RC_INTERNAL names the broken one. */
 enum rc host_tier_check(const struct host_tier *tier, struct err *err);
 

@@ -41,6 +41,7 @@ struct engine_stats {
     uint64_t disk_misses;            /* reads that brought no block: damaged, removed by another engine, or failed */
     uint64_t disk_bad_files, disk_errors, disk_evictions; /* damaged; failed calls of the system; removed for room */
     double disk_store_s, disk_load_s; /* the threads' time for these reads and writes */
+    uint64_t host_queued_bytes, disk_queued_blocks; /* copies to and from the host cache, and reads and writes, under way */
     uint64_t state_snapshots, state_snapshot_bytes;  /* snapshots of recurrent states that can be found */
     uint64_t state_snapshots_taken;
     uint64_t finished[N_FINISHES]; /* by enum finish */

@@ -32,6 +32,7 @@ static void poll_outer(struct engine *e)
     stats->disk_loaded_bytes = outer.loaded_bytes;
     stats->disk_store_s = outer.save_s;
     stats->disk_load_s = outer.load_s;
+    stats->disk_queued_blocks = (uint64_t)outer.n_loading + outer.n_saving;
 }
 
 enum rc tiers_poll(struct engine *e, struct err *err)
@@ -60,6 +61,9 @@ enum rc tiers_poll(struct engine *e, struct err *err)
     e->stats->host_loaded_bytes = state.bytes[MOVE_IN];
     e->stats->host_store_s = state.seconds[MOVE_OUT];
     e->stats->host_load_s = state.seconds[MOVE_IN];
+    uint64_t ordered = host_tier_n_ordered(tier) * e->config.layout.page_bytes;
+    uint64_t moved = state.bytes[MOVE_OUT] + state.bytes[MOVE_IN];
+    e->stats->host_queued_bytes = host_tier_is_settled(tier) || ordered < moved ? 0 : ordered - moved;
     return RC_OK;
 }
 

@@ -62,6 +62,8 @@ PyObject *py_stats(const struct engine_stats *s)
         {"disk_bad_files", s->disk_bad_files},
         {"disk_errors", s->disk_errors},
         {"disk_evictions", s->disk_evictions},
+        {"host_queued_bytes", s->host_queued_bytes},
+        {"disk_queued_blocks", s->disk_queued_blocks},
         {"state_snapshots", s->state_snapshots},
         {"state_snapshot_bytes", s->state_snapshot_bytes},
         {"state_snapshots_taken", s->state_snapshots_taken},

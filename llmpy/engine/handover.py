@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from ..errors import ConfigError, UnsupportedError
 
@@ -69,10 +70,19 @@ def _bytes(ids: Sequence[int]) -> bytes:
     return array.tobytes()
 
 
+class Saved(NamedTuple):
+    """Prompts that were saved for other engines: their number, their tokens, and the seconds for it."""
+
+    prompts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
 class Handover:
     """Calls of AsyncEngine for prefill and decode on different engines."""
 
     config: EngineConfig
+    _saved = Saved()
     _driver: ThreadDriver
 
     if TYPE_CHECKING:
@@ -95,7 +105,11 @@ class Handover:
         """
         check(self.config, "save_prompt()")
         salt = {} if cache_salt is None else {"salt": cache_salt.encode("utf-8", "surrogatepass")}
-        return await asyncio.to_thread(self._driver.thread.save_prompt, _bytes(prompt_token_ids), {"seed": 0, **salt})
+        begun = time.perf_counter()
+        saved = await asyncio.to_thread(self._driver.thread.save_prompt, _bytes(prompt_token_ids), {"seed": 0, **salt})
+        before = self._saved
+        self._saved = Saved(before.prompts + 1, before.tokens + saved, before.seconds + time.perf_counter() - begun)
+        return saved
 
     async def prefill(
         self,
