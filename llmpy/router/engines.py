@@ -18,6 +18,8 @@ from .upstream import Broken, Headers, Upstream
 
 ROLES = ("prefill", "decode", "both")
 POLL_TIMEOUT_S = 10.0
+MOST_SILENT = 2
+"""Polls without an answer, one behind the other, after which an engine counts as dead: its requests are taken from it."""
 RETRY_S = 1.0
 """Seconds until events are followed again behind an error."""
 
@@ -45,6 +47,7 @@ class Engine(Load):
     failures: int = 0
     waiting: int = 0
     """Requests without a first token."""
+    silent_polls: int = 0
     follower: Any = None
     _is_told: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -97,11 +100,15 @@ class Engine(Load):
                     return
                 status, body = await self.get("/load", headers)
         except TimeoutError:
+            self.silent_polls += 1
             self.fail(f"no answer within {POLL_TIMEOUT_S:g} s", is_gone=False)
+            if self.silent_polls >= MOST_SILENT:
+                self.upstream.end()
             return
         except Broken as error:
             self.fail(str(error))
             return
+        self.silent_polls = 0
         if status == 200:
             self._learn(body, own)
         if self.problem is not None:

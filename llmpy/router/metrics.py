@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .proxy import Router
+
+
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+"""Bounds of the histograms, in seconds."""
+
+
+@dataclass
+class Times:
+    """A histogram of seconds.
+
+    Args:
+        counts: Values up to each of BOUNDS and above the one before; the last: above all.
+        sum: Their sum.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    sum: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Counts a value."""
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.sum += seconds
+
+    def lines(self, name: str, told: str) -> Iterator[str]:
+        """Its series."""
+        yield from _head(name, told, "histogram")
+        for bound, number in zip((*map(repr, BOUNDS), "+Inf"), accumulate(self.counts), strict=True):
+            yield f'{name}_bucket{{le="{bound}"}} {number}'
+        yield f"{name}_sum {self.sum!r}"
+        yield f"{name}_count {sum(self.counts)}"
 
 
 @dataclass
@@ -23,7 +55,8 @@ class Counts:
         errors: Requests that no engine served.
         prefills: Prompts that an engine of the role "prefill" has computed.
         prompt_tokens, cached_tokens: Tokens of prompts, and those that the chosen engine was known to hold.
-        seconds: Sum of the times of answers.
+        firsts: Seconds to the first token of streams.
+        ends: Seconds to the end of answers.
         decisions: Number of choices by policy, and by whether the engine held a part of the prompt.
     """
 
@@ -35,7 +68,8 @@ class Counts:
     prefills: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    seconds: float = 0.0
+    firsts: Times = field(default_factory=lambda: Times())
+    ends: Times = field(default_factory=lambda: Times())
     decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def chosen(self, policy: str, kind: str, tokens: int, cached: int) -> None:
@@ -77,6 +111,8 @@ def _lines(router: Router) -> Iterator[str]:
     yield from _head("vllm:routing_decisions_total", "Choices, by whether the engine held a part of the prompt.", "counter")
     for (policy, kind), number in sorted(router.counts.decisions.items()):
         yield f'vllm:routing_decisions_total{{algorithm="{policy}",decision="{kind}"}} {number}'
+    yield from router.counts.firsts.lines("llmpy:router_time_to_first_token_seconds", "Seconds to the first token of streams.")
+    yield from router.counts.ends.lines("vllm:request_latency_seconds", "Seconds to the end of answers.")
     for name, told, value in GAUGES:
         yield from _head(name, told, "gauge")
         for engine in router.engines:

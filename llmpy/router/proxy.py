@@ -46,6 +46,8 @@ NOT_TO_ENGINES = frozenset(
     b"proxy-connection proxy-authorization".split()
 )
 NOT_TO_CLIENTS = frozenset(b"content-length transfer-encoding connection keep-alive date server".split())
+MOST_BROKEN = 2
+"""Engines that may fail with a request: it may be what makes them fail."""
 ENGINE_HEADER = b"x-llmpy-engine"
 """Header of an answer: the engine that gave it."""
 
@@ -160,6 +162,7 @@ class Passing:
         self.prompt = Prompt()
         self.handed: dict[str, Any] | None = None
         """The fields that the decode engine gets from the prefill engine."""
+        self.begun = time.monotonic()
         self.has_begun = False
         self.has_tokens = False
 
@@ -174,6 +177,7 @@ class Passing:
         if self.path in GENERATING:
             await self._prefill()
         tried: list[Engine] = []
+        num_broken = 0
         while engine := router.chooser.choose(router.able("decode", tried), self.prompt, time.monotonic()):
             tried.append(engine)
             try:
@@ -188,6 +192,11 @@ class Passing:
             engine.fail(str(failure))
             if self.has_tokens:
                 await self._fail(send, HttpError(502, f"the engine {engine.url} failed behind the first token: {failure}"))
+                return
+            num_broken += 1
+            if num_broken == MOST_BROKEN:
+                message = f"{num_broken} engines failed with this request, so no other gets it; {engine.url}: {failure}"
+                await self._fail(send, HttpError(502, message))
                 return
             router.counts.retries += 1
         await self._fail(send, router.nobody("decode"))
@@ -292,6 +301,7 @@ class Passing:
             if not self.has_tokens and any(not frame.startswith(b":") for frame in frames.split(b"\n\n")):
                 first()
                 self.has_tokens = True
+                self.router.counts.firsts.add(time.monotonic() - self.begun)
             await self._begin(engine, answer, send, [])
             await send({"type": "http.response.body", "body": frames + found, "more_body": True})
         await self._begin(engine, answer, send, [])
@@ -339,13 +349,13 @@ class _Passer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         router, request = self._router, Request(scope, receive)
         router.running += 1
-        started = time.monotonic()
         passing: Passing | None = None
         try:
             passing = Passing(router, request, await request.body())
             router.counts.requests += passing.path in GENERATING
             await attended(receive, passing.run(send))
-            router.counts.seconds += time.monotonic() - started
+            if passing.path in GENERATING:
+                router.counts.ends.add(time.monotonic() - passing.begun)
         except (ClientGone, ClientDisconnect):
             router.counts.aborts += 1
             if passing is None or not passing.has_begun:

@@ -47,8 +47,13 @@ class _Connection:
 
     async def event(self) -> Any:
         """The next event of h11."""
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(READ_BYTES))
+        data = None
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                data = await self._reader.read(READ_BYTES)
+                self._http.receive_data(data)
+        except h11.RemoteProtocolError as error:
+            raise Broken("the connection was closed" if data == b"" else f"the answer is not HTTP: {error}") from None
         return event
 
     def is_ready_again(self) -> bool:
@@ -109,7 +114,7 @@ class Answer:
 def _as_broken() -> Any:
     try:
         yield
-    except (OSError, h11.RemoteProtocolError, TimeoutError) as error:
+    except (OSError, TimeoutError) as error:
         raise Broken(str(error) or type(error).__name__) from None
 
 
@@ -164,7 +169,8 @@ class Upstream:
     async def _asked(self, connection: _Connection, request: h11.Request, body: bytes) -> Answer:
         try:
             with _as_broken():
-                await connection.send(request, body)
+                with contextlib.suppress(OSError):  # it may have refused the body, and said so
+                    await connection.send(request, body)
                 while isinstance(event := await connection.event(), h11.InformationalResponse):
                     pass
             if not isinstance(event, h11.Response):
