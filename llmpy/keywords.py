@@ -141,6 +141,7 @@ class EngineOptions(TypedDict, total=False):
     host_cache_bytes: int | str
     disk_cache: Mapping[str, Any] | None
     kv_connector: Connector | str | None
+    cache_loads: str
     kv_cache_dtype: str
     activation_dtype: str
     block_size: int

@@ -102,6 +102,7 @@ COUNTERS = (
     ("prefix_cache_queries", "Tokens looked up in the cache.", "prefix_cache_queries"),
     ("prefix_cache_hits", "Tokens found in the cache.", "prefix_cache_hits"),
     ("host_cache_hits", "Tokens found in host memory.", "host_cache_hits"),
+    ("skipped_load_tokens", "Tokens computed because their load takes longer.", "skipped_load_tokens"),
     ("host_cache_stored_bytes", "Bytes copied to host memory.", "host_stored_bytes"),
     ("host_cache_loaded_bytes", "Bytes copied from host memory.", "host_loaded_bytes"),
     ("external_prefix_cache_queries", "Tokens looked up on disk.", "disk_cache_queries"),

@@ -564,6 +564,8 @@ class EngineStats:
     - `state_snapshots`, `state_snapshot_bytes`: recurrent states in the pool's prefix cache; running samples evict them.
     - `host_blocks_total`, `host_blocks_cached`: blocks that the host cache has room for, and those of findable prefixes in it.
     - `host_cache_hits`: tokens that samples took from the host cache, also after a preemption.
+    - `skipped_loads`, `skipped_load_tokens`: hits outside the pool that were not loaded, because computing them takes less
+      time, and their tokens (`cache_loads`).
     - `host_stored_bytes`, `host_loaded_bytes`, `host_store_s`, `host_load_s`: bytes copied to and from the host cache, and
       the seconds of these copies.
     - `disk_blocks_cached`, `disk_bytes`: files of the disk cache and their bytes.
@@ -614,6 +616,8 @@ class EngineStats:
     host_blocks_cached: int = 0
     host_blocks_swapped: int = 0
     host_cache_hits: int = 0
+    skipped_loads: int = 0
+    skipped_load_tokens: int = 0
     host_stored_bytes: int = 0
     host_loaded_bytes: int = 0
     host_store_s: float = 0.0

@@ -36,6 +36,7 @@ struct engine_config {
     uint32_t max_num_seqs, max_num_batched_tokens, max_model_len, max_logprobs;
     uint32_t vocab_size;
     enum engine_policy policy;
+    bool loads_by_cost;               /* a hit outside the pool is loaded only if that takes less time than to compute it */
     enum preemption preemption;       /* without a host tier every preemption recomputes */
     bool prefix_caching;
     bool has_cache_seed;              /* the prefix cache's keys follow from cache_seed; else they are secret and random */

@@ -1,6 +1,7 @@
 #include "scheduler.h"
 
 #include "../step/kv_layout.h"
+#include "load_cost.h"
 #include "recurrent.h"
 #include "seek.h"
 #include "sequence_pages.h"
@@ -395,6 +396,8 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
         return q->state == SEQUENCE_RUNNING;
     swap_drop(s, q); /* no sequence runs, and still there is no room to copy the pages back */
     uint32_t n_hit = scheduler_find_hit(s, q, slot, limit);
+    if (s->tier)
+        n_hit = load_cost_cut(s, q, slot, n_hit);
     bool fits = hit_fits(s, q, slot, n_hit);
     if (!fits && hit_tokens(s, q, n_hit) % block_tokens(s)) { /* retry without the block that would be copied */
         for (uint32_t g = 0; g < n_groups(s); g++)

@@ -41,6 +41,8 @@ struct scheduler {
     uint64_t outer_queries, outer_hits; /* tokens of sequences that looked there, and tokens whose blocks were ordered */
     uint64_t loads_ended;            /* the engine sets it: the host tier's moves in up to this number have ended */
     double page_move_s[2], row_s;    /* measured: seconds of a page's move, by way, and of a prompt's row; 0: not known */
+    double page_load_s;              /* the same of a page from the outer tier to the host tier */
+    uint64_t n_dear_hits, n_skipped_loads, n_skipped_tokens; /* load_cost.c: hits dearer than rows, and those not loaded */
     uint32_t n_store_ahead;          /* most pages that a step copies to the host tier before they are wanted */
     struct kv_events *events;        /* NULL: no events are kept */
     struct statistics *statistics;   /* the engine's; observes admissions */

@@ -1,5 +1,6 @@
 #include "seek.h"
 
+#include "load_cost.h"
 #include "sequence_pages.h"
 
 #include <string.h>
@@ -64,7 +65,7 @@ static void seek(struct scheduler *s, struct sequence *q, uint32_t limit)
     uint32_t slot = free_slot(s), n_hit;
     s->outer_queries += sequence_n_known(q);
     s->looks_outside = true;
-    n_hit = scheduler_find_hit(s, q, slot, limit);
+    n_hit = load_cost_cut(s, q, slot, scheduler_find_hit(s, q, slot, limit));
     if (n_hit) {
         keep_found(s, q, slot, n_hit);
         load_missing(s, q, slot, n_hit);

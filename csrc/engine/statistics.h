@@ -32,6 +32,7 @@ struct engine_stats {
     uint64_t num_swaps;   /* of num_preemptions: those that copied pages to host memory */
     uint64_t blocks_swapped_out, blocks_swapped_in;
     uint64_t host_cache_hits;        /* tokens that admissions, also those after a preemption, found in the host cache alone */
+    uint64_t skipped_loads, skipped_load_tokens; /* hits that were computed because loading takes longer */
     uint64_t host_stored_bytes, host_loaded_bytes; /* copied to and from the host cache */
     double host_store_s, host_load_s; /* time of these copies */
     uint64_t disk_blocks_cached, disk_bytes; /* files of the disk cache */

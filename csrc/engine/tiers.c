@@ -4,12 +4,27 @@
 #include <time.h>
 
 /* A step of few rows takes as long as one of more: it says nothing of the time of a row. A step of RATE_WEIGHT rows weighs as
- * much as all steps before it. */
+ * much as all steps before it, and so do moves of RATE_WEIGHT pages. */
 #define RATE_ROWS 32
 #define RATE_WEIGHT 512.0
 #define SEEK_WAIT_S 0.002 /* an engine that waits for the outer tier alone looks at its commands this often */
 #define CLOSE_WAIT_S 30.0 /* most for the last copies to host memory */
 #define CLOSE_LOOK_NS 100000
+
+/* Takes up that n more have taken so many seconds each. */
+static void observe(double *rate, double n, double seconds)
+{
+    *rate += (*rate > 0 ? n / (n + RATE_WEIGHT) : 1) * (seconds - *rate);
+}
+
+/* Takes up the time of pages that were moved since the last call, by the totals then and now. */
+static void observe_pages(const struct engine *e, double *page_s, uint64_t bytes, double seconds, uint64_t bytes_before,
+                          double seconds_before)
+{
+    double n = (double)(bytes - bytes_before) / (double)e->config.layout.page_bytes;
+    if (n > 0)
+        observe(page_s, n, (seconds - seconds_before) / n);
+}
 
 static void poll_outer(struct engine *e)
 {
@@ -20,6 +35,7 @@ static void poll_outer(struct engine *e)
         outer_tier_wait(s->outer, SEEK_WAIT_S);
     outer_tier_poll(s->outer);
     outer_tier_stats(s->outer, &outer);
+    observe_pages(e, &s->page_load_s, outer.loaded_bytes, outer.load_s, stats->disk_loaded_bytes, stats->disk_load_s);
     stats->disk_blocks_cached = outer.connector.n_blocks;
     stats->disk_bytes = outer.connector.n_bytes;
     stats->disk_bad_files = outer.connector.n_bad;
@@ -47,9 +63,12 @@ enum rc tiers_poll(struct engine *e, struct err *err)
     host_tier_note_ended(tier, state.ended);
     if (e->scheduler.outer)
         poll_outer(e);
-    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
-        if (state.bytes[way])
-            e->scheduler.page_move_s[way] = state.seconds[way] / (double)state.bytes[way] * (double)e->config.layout.page_bytes;
+    observe_pages(e, &e->scheduler.page_move_s[MOVE_OUT], state.bytes[MOVE_OUT], state.seconds[MOVE_OUT],
+                  e->stats->host_stored_bytes, e->stats->host_store_s);
+    observe_pages(e, &e->scheduler.page_move_s[MOVE_IN], state.bytes[MOVE_IN], state.seconds[MOVE_IN],
+                  e->stats->host_loaded_bytes, e->stats->host_load_s);
+    e->stats->skipped_loads = e->scheduler.n_skipped_loads;
+    e->stats->skipped_load_tokens = e->scheduler.n_skipped_tokens;
     e->stats->num_swaps = e->scheduler.n_swaps;
     e->stats->blocks_swapped_out = e->scheduler.n_pages_swapped_out;
     e->stats->blocks_swapped_in = e->scheduler.n_pages_swapped_in;
@@ -69,10 +88,9 @@ enum rc tiers_poll(struct engine *e, struct err *err)
 
 void tiers_observe(struct engine *e, const struct step_record *record)
 {
-    double *row_s = &e->scheduler.row_s, seconds = record->device_us * 1e-6 / record->n_rows;
     if (record->n_rows < RATE_ROWS || 2 * (record->n_prompt + record->n_redone) < record->n_rows)
         return;
-    *row_s += (*row_s > 0 ? record->n_rows / (record->n_rows + RATE_WEIGHT) : 1) * (seconds - *row_s);
+    observe(&e->scheduler.row_s, record->n_rows, record->device_us * 1e-6 / record->n_rows);
 }
 
 enum rc tiers_flush(struct engine *e, struct err *err)

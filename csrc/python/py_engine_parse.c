@@ -684,6 +684,7 @@ static const struct row OPTIONS[] = {
     {"drafter", engine_drafter, 0},
     {"policy", engine_policy, 0},
     {"preemption", engine_preemption, 0},
+    FIELD("loads_by_cost", parse_bool, loads_by_cost),
     {"prefix_cache_seed", engine_cache_seed, 0},
     {"disk_cache", engine_disk_cache, 0},
     {"kv_connector", engine_connector, 0},

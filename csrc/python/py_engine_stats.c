@@ -50,6 +50,8 @@ PyObject *py_stats(const struct engine_stats *s)
         {"host_blocks_cached", s->host_blocks_cached},
         {"host_blocks_swapped", s->host_blocks_swapped},
         {"host_cache_hits", s->host_cache_hits},
+        {"skipped_loads", s->skipped_loads},
+        {"skipped_load_tokens", s->skipped_load_tokens},
         {"host_stored_bytes", s->host_stored_bytes},
         {"host_loaded_bytes", s->host_loaded_bytes},
         {"disk_blocks_cached", s->disk_blocks_cached},

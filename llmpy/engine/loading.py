@@ -453,6 +453,7 @@ def _engine_options(loaded: Loaded) -> dict[str, Any]:
         "enable_prefix_caching": config.enable_prefix_caching,
         "policy": config.scheduling_policy,
         "preemption": config.preemption,
+        "loads_by_cost": config.cache_loads == "auto",
         "prefix_cache_seed": config.prefix_cache_seed,
         "kv_event_capacity": config.kv_event_capacity,
         "eos_token_ids": loaded.eos_token_ids,

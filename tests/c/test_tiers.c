@@ -31,6 +31,35 @@ TEST(random_traces_with_a_host_tier)
     trace_run_all(setups, sizeof setups / sizeof *setups, 24000, look_at_trace);
 }
 
+static void look_at_loads(const struct setup *setup, const struct engine_stats *stats)
+{
+    look_at_trace(setup, stats);
+    CHECK(stats->skipped_loads > 0 && stats->skipped_load_tokens >= stats->skipped_loads * setup->block_tokens);
+}
+
+/* Copies take nothing, or an hour a page. */
+static void change_times(struct trace *t)
+{
+    if (check_below(&t->random, 20) == 0)
+        t->fake.move_s = check_below(&t->random, 2) * 3600.0;
+}
+
+TEST(random_traces_in_which_loads_are_dear_at_times)
+{
+    struct setup setups[] = {
+        {.block_tokens = 4, .n_pages = 30, .max_num_seqs = 6, .max_num_batched_tokens = 64, .n_host_slots = 40},
+        {.block_tokens = 4, .n_pages = 60, .max_num_seqs = 6, .max_num_batched_tokens = 64, .windows = {0, 6}, .n_layers = 2,
+         .n_host_slots = 90},
+        {.block_tokens = 4, .n_pages = 50, .max_num_seqs = 6, .max_num_batched_tokens = 64, .states = {{0, 3, 32}, {0, 2, 64}},
+         .n_states = 2, .snapshot_tokens = 24, .n_host_slots = 60},
+    };
+    for (uint32_t i = 0; i < sizeof setups / sizeof *setups; i++) {
+        setups[i].caches = setups[i].loads_by_cost = true;
+        setups[i].between = change_times;
+    }
+    trace_run_all(setups, sizeof setups / sizeof *setups, 2000, look_at_loads);
+}
+
 static void run_steps(struct engine *engine, uint32_t n)
 {
     struct err err;

@@ -176,3 +176,27 @@ def test_wrong_connectors_name_themselves(tiny_model: Make, device: str, tmp_pat
         tiers.open_llm(path, device, **options(make(), disk_cache={"path": tmp_path, "bytes": "1MiB"}))
     with pytest.raises(ConfigError, match="host_cache_bytes must be above 0 with kv_connector"):
         tiers.open_llm(path, device, **options(make(), host_cache_bytes=0))
+
+
+class Slow(kv.Memory):
+    def load(self, name: bytes) -> bytes | None:
+        time.sleep(0.02)
+        return super().load(name)
+
+
+@pytest.mark.parametrize("loads", ["auto", "always"])
+def test_slow_loads_are_skipped(tiny_model: Make, device: str, loads: str) -> None:
+    path, store, batch = tiny_model("llama", "float32"), Slow(8 << 20), tiers.prompts()[4:]
+    with tiers.open_llm(path, device, **options(store, 4 << 20)) as llm:
+        wanted = [tiers.bits(llm.generate([prompt], [tiers.params(0)], use_tqdm=False)[0]) for prompt in batch]
+    with tiers.open_llm(path, device, **options(store, 4 << 20, cache_loads=loads)) as llm:
+        llm.generate([[7] * 130], [tiers.params(0)], use_tqdm=False)
+        found, cached = [], []
+        for prompt in batch:
+            output = llm.generate([prompt], [tiers.params(0)], use_tqdm=False)[0]
+            found.append(tiers.bits(output))
+            cached.append(output.num_cached_tokens)
+        stats = llm.stats()
+    assert found == wanted
+    assert cached == ([128, 0, 0, 0] if loads == "auto" else [128] * 4)
+    assert (stats.skipped_loads, stats.skipped_load_tokens) == ((3, 384) if loads == "auto" else (0, 0))

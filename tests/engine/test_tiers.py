@@ -13,6 +13,7 @@ Make = Callable[[str, str], Path]
 # Model, type, type of the cache, blocks of the pool.
 MODELS = [("llama", "float32", "auto", 20), ("qwen3", "bfloat16", "int8", 20), ("qwen2-mixed", "float16", "auto", 40)]
 OPTIONS = {"skip_tokenizer_init": True, "max_model_len": 144, "max_num_batched_tokens": 96, "max_num_seqs": 4}
+OPTIONS["cache_loads"] = "always"
 
 
 def open_llm(path: Path, device: str, size_bytes: int = 64 << 20, **options: object) -> LLM:
