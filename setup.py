@@ -1,8 +1,8 @@
 """Builds the C core into llmpy/_core.abi3.so: C11, hidden visibility, each CPU kernel once per instruction set.
 
 With nvcc (NVCC, CUDA_HOME/bin, PATH) and LLMPY_CUDA other than 0 (require: nvcc must be there) it also builds
-llmpy/_backends/libllmpy_cuda13.so, a backend that is loaded only when a CUDA device is asked for. llmpy/include gets the header
-that backends of other packages are compiled with.
+llmpy/_backends/libllmpy_cuda13.so, a backend that is loaded only when a CUDA device is asked for. llmpy/include gets the
+headers that backends and connectors of other packages are compiled with.
 
 docs/use/environment.md lists the variables that a build reads. How far a build is can be seen on the terminal, even under pip.
 """
@@ -48,16 +48,16 @@ class Build(build_ext):
         else:
             print("llmpy: no CUDA backend (no nvcc, or LLMPY_CUDA=0)")
         linking.link_core(Path(self.get_ext_fullpath(ext.name)), core)
-        header = self.include_folder() / "llmpy_backend.h"
-        header.parent.mkdir(parents=True, exist_ok=True)
-        header.write_text(compiling.backend_header())
+        self.include_folder().mkdir(parents=True, exist_ok=True)
+        (self.include_folder() / "llmpy_backend.h").write_text(compiling.backend_header())
+        (self.include_folder() / "llmpy_connector.h").write_text(compiling.connector_header())
 
     def cuda_folder(self) -> Path:
         """Where the library and the licences go: into the tree of a wheel."""
         return Path(self.build_lib) / "llmpy/_backends"
 
     def include_folder(self) -> Path:
-        """Where the header of backends goes."""
+        """Where the headers of backends and connectors go."""
         return Path(self.build_lib) / "llmpy/include"
 
     def copy_extensions_to_source(self) -> None:

@@ -129,11 +129,20 @@ def units(machine: str = platform.machine()) -> list[Unit]:
 def backend_header() -> str:
     """The header that backends of other packages are compiled with: that of the core and what it includes, as one file."""
 
-    def read(path: Path) -> str:
-        text = CORE_PART.sub("", path.read_text())
-        return re.sub(r'^#include "(.+)"\n', lambda match: read((path.parent / match[1]).resolve()), text, flags=re.MULTILINE)
+    return "".join(_read_header(ROOT / name) for name in BACKEND_HEADERS)
 
-    return "".join(read(ROOT / name) for name in BACKEND_HEADERS)
+
+def connector_header() -> str:
+    """The header that connectors of other packages are compiled with."""
+    return _read_header(ROOT / "csrc/engine/connector_abi.h")
+
+
+def _read_header(path: Path) -> str:
+    """A header of the core without functions of the core, with what it includes in place."""
+    text = CORE_PART.sub("", path.read_text())
+    return re.sub(
+        r'^#include "(.+)"\n', lambda match: _read_header((path.parent / match[1]).resolve()), text, flags=re.MULTILINE
+    )
 
 
 def find_nvcc() -> str | None:

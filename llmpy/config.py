@@ -69,8 +69,9 @@ class EngineConfig:
             changes a result. With one rank a replica so far.
         disk_cache: Files for prefixes that `host_cache_bytes` evicts: {"path": FOLDER, "bytes": "100GiB"}; None = none. With
             `prefix_cache_seed` they outlive the engine, and engines share them. Never changes a result.
-        kv_connector: A store for prefixes that `host_cache_bytes` evicts, instead of `disk_cache`: an `llmpy.kv.Connector`, or
-            "module:name" of what makes one; None = none. Never changes a result.
+        kv_connector: A store for prefixes that `host_cache_bytes` evicts, instead of `disk_cache`: an `llmpy.kv.Connector`,
+            "module:name" of what makes one, {"name": "peer", ...} = the stores of other engines, {"name": NAME, ...} = a
+            library of another package, by entry point or path; None = none. Never changes a result.
         cache_loads: Whether a prefix that only these have is loaded: "auto" = if that takes less time than to compute it, by
             measured times; "always". Never changes a result.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with the
@@ -145,7 +146,8 @@ class EngineConfig:
     kv_cache_memory_bytes: int | str | None = field(default=None, metadata=option(optional(rules.parse_size)))
     host_cache_bytes: int | str = field(default=0, metadata=option(rules.parse_size))
     disk_cache: Mapping[str, Any] | None = field(default=None, metadata=option(optional(outer_tier.disk_cache)))
-    kv_connector: Connector | str | None = field(default=None, metadata=option(optional(outer_tier.connector)))
+    kv_connector: Connector | Mapping[str, Any] | str | None = field(default=None, metadata=option(
+        optional(outer_tier.connector)))
     cache_loads: str = field(default="auto", metadata=option(choice("auto", "always")))
     kv_cache_dtype: str = field(default="auto", metadata=option(choice(
         "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "int8", not_yet=("fp8_e5m2",), knob="use 'fp8'")))

@@ -30,7 +30,8 @@ def build_info() -> dict[str, str]:
 
 
 def get_include() -> str:
-    """The folder of `llmpy_backend.h`, the C header that backends of other packages are compiled with.
+    """The folder of `llmpy_backend.h` and `llmpy_connector.h`, the C headers that backends and stores of other packages are
+    compiled with.
 
     Returns:
         An absolute path, for `-I` of C and C++ compilers.

@@ -140,7 +140,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_memory_bytes: int | str | None
     host_cache_bytes: int | str
     disk_cache: Mapping[str, Any] | None
-    kv_connector: Connector | str | None
+    kv_connector: Connector | Mapping[str, Any] | str | None
     cache_loads: str
     kv_cache_dtype: str
     activation_dtype: str

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "disk_cache.h"
 
+#include "../base/checksum.h"
 #include "../base/disk.h"
 #include "../base/mem.h"
 #include "block_manager.h"
@@ -55,46 +56,12 @@ struct disk_cache {
     struct connector_stats stats;
 };
 
-/* ---- bytes ---- */
-
-static uint64_t rotate(uint64_t value, int n)
-{
-    return value << n | value >> (64 - n);
-}
-
-/* Four lanes, each a bijection of what was before for every word: a change of one word always shows. Not a secret hash. */
-static uint64_t checksum(const void *bytes, size_t n_bytes, uint64_t seed)
-{
-    const uint64_t odd[4] = {0x9e3779b97f4a7c15u, 0xbf58476d1ce4e5b9u, 0x94d049bb133111ebu, 0xd6e8feb86659fd93u};
-    uint64_t lanes[4] = {seed, seed + 1, seed + 2, seed + n_bytes}, words[4];
-    for (size_t at = 0; at < n_bytes; at += sizeof words) {
-        size_t n = n_bytes - at < sizeof words ? n_bytes - at : sizeof words;
-        if (n < sizeof words)
-            memset(words, 0, sizeof words);
-        memcpy(words, (const char *)bytes + at, n);
-        for (int i = 0; i < 4; i++)
-            lanes[i] = rotate((lanes[i] ^ words[i]) * odd[i], 29);
-    }
-    uint64_t sum = 0;
-    for (int i = 0; i < 4; i++)
-        sum = (rotate(sum, 23) ^ lanes[i] ^ lanes[i] >> 31) * odd[0];
-    return sum ^ sum >> 32;
-}
-
-static uint64_t block_checksum(const struct disk_cache *c, const struct outer_block *block)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < block->n_parts; i++)
-        sum = checksum(block->parts[i], c->page_bytes, sum);
-    return sum;
-}
+/* ---- names ---- */
 
 static uint64_t file_bytes(const struct disk_cache *c, uint32_t group)
 {
     return sizeof(struct header) + (group == BUNDLE_GROUP ? c->bundle_pages : 1) * c->page_bytes;
 }
-
-/* ---- names ---- */
 
 static void name_file(const struct hash *key, uint32_t group, char name[NAME_LENGTH + 1])
 {
@@ -403,7 +370,7 @@ static int read_file(struct disk_cache *c, const struct outer_block *block, bool
     if (code)
         return code;
     code = disk_read(file, c->reads, buffers_fill(c, &header, block, c->reads));
-    wanted.checksum = code ? 0 : block_checksum(c, block);
+    wanted.checksum = code ? 0 : checksum_parts(block->parts, block->n_parts, c->page_bytes);
     *is_bad = code || memcmp(&header, &wanted, sizeof header) || size_bytes != file_bytes(c, block->group);
     if (!*is_bad)
         disk_touch(file);
@@ -444,7 +411,7 @@ static bool cache_save(void *ctx, const struct outer_block *block)
     if (c->is_shared && ++c->n_saves % SAVES_A_SCAN == 0)
         scan(c);
     make_room(c, file_bytes(c, block->group));
-    header.checksum = block_checksum(c, block);
+    header.checksum = checksum_parts(block->parts, block->n_parts, c->page_bytes);
     name_file(&block->key, block->group, name);
     if (disk_create(c->folder, c->temporary, &file))
         return count_error(c);

@@ -6,6 +6,7 @@
 
 #include "../step/kv_layout.h"
 #include "../step/runner.h"
+#include "connector_library.h"
 #include "disk_cache.h"
 #include "draft.h"
 #include "kv_events.h"
@@ -59,7 +60,8 @@ struct engine_config {
     const struct draft_source *draft_source; /* NULL: the source of drafts.method */
     bool is_serial;                   /* at most one step in flight, even if the runner is asynchronous */
     const struct disk_options *disk;  /* read by engine_create; NULL: no blocks are kept on disk */
-    const struct connector *connector; /* instead of the disk: copied by engine_create, which closes it; NULL: none */
+    const struct library_options *library; /* instead of the disk: read by engine_create; NULL: none */
+    const struct connector *connector; /* instead of both: copied by engine_create, which closes it; NULL: none */
 };
 
 /* Which hidden states of the prompt a request wants instead of tokens: the last row's, the first row's, the mean of all rows,

@@ -33,6 +33,9 @@ static enum rc outer_create(struct scheduler *s, const struct engine_config *con
     if (!rc && config->disk)
         rc = disk_cache_open(config->disk, runner->host_slot_bytes, layout->n_state_pages, layout->block_tokens, &connector,
                              err);
+    if (!rc && config->library)
+        rc = connector_library_open(config->library, runner->host_slot_bytes, layout->n_state_pages, layout->block_tokens,
+                                    &connector, err);
     return rc ? rc : outer_tier_create(&connector, s->tier, runner->host_slots, runner->host_slot_bytes, layout->n_state_pages,
                                        layout->n_groups, &s->outer, err);
 }
@@ -55,7 +58,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
         rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->blocks, err);
     if (!rc && config->runner.n_host_slots)
         rc = host_tier_create(config->runner.n_host_slots, config->n_pages, layout->n_state_pages, &s->tier, err);
-    if (!rc && (config->disk || config->connector))
+    if (!rc && (config->disk || config->library || config->connector))
         rc = outer_create(s, config, err);
     if (!rc && config->n_kv_events)
         rc = kv_events_create(config->n_kv_events, layout->block_tokens, &s->events, err);

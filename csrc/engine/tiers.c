@@ -127,6 +127,8 @@ void tiers_close(struct engine *e)
     struct scheduler *s = &e->scheduler;
     if (!e->stats || !s->outer || !outer_tier_is_lasting(s->outer) || atomic_load(&e->is_dead) || engine_holds(e))
         return;
+    if (e->wants_reset) /* no step has come since */
+        scheduler_reset_cache(s, false);
     for (uint32_t round = 0; round < 2; round++) { /* what the host tier has may have to make room for what the pool has */
         if (round)
             block_manager_store_all(s->blocks);

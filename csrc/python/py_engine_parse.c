@@ -580,9 +580,45 @@ static int engine_disk_cache(const struct item *item, void *place)
     return 0;
 }
 
+/* ("peer" or a path, fingerprint, whether other engines know the keys, deadline, (name, value, ..)), text as bytes */
+static int engine_library(const struct item *item, struct engine_config *config)
+{
+    struct library_options *library = scratch_alloc(item->scratch, 1, sizeof *library);
+    const char *fingerprint;
+    Py_ssize_t n_fingerprint;
+    int is_shared;
+    PyObject *words;
+    if (!library)
+        return -1;
+    *library = (struct library_options){0};
+    if (!PyArg_ParseTuple(item->value, "yy#pdO!", &library->path, &fingerprint, &n_fingerprint, &is_shared,
+                          &library->deadline_s, &PyTuple_Type, &words))
+        return -1;
+    if (n_fingerprint != LIBRARY_FINGERPRINT || PyTuple_Size(words) % 2)
+        return refuse(item, "a path, a fingerprint of 16 bytes, and pairs");
+    memcpy(library->fingerprint, fingerprint, LIBRARY_FINGERPRINT);
+    library->is_shared = is_shared;
+    library->n_pairs = (uint32_t)PyTuple_Size(words) / 2;
+    struct connector_pair *pairs = scratch_alloc(item->scratch, library->n_pairs + 1, sizeof *pairs);
+    if (!pairs)
+        return -1;
+    for (uint32_t i = 0; i < library->n_pairs; i++) { /* the tuple outlives engine_create */
+        pairs[i].name = PyBytes_AsString(PyTuple_GetItem(words, 2 * i));
+        pairs[i].value = PyBytes_AsString(PyTuple_GetItem(words, 2 * i + 1));
+        if (!pairs[i].name || !pairs[i].value)
+            return -1;
+    }
+    library->pairs = pairs;
+    config->library = library;
+    return 0;
+}
+
+/* A library, or the tuple of py_connector_make. */
 static int engine_connector(const struct item *item, void *place)
 {
     struct engine_config *config = place;
+    if (PyTuple_Check(item->value) && PyTuple_Size(item->value) && PyBytes_Check(PyTuple_GetItem(item->value, 0)))
+        return engine_library(item, config);
     struct connector *connector = scratch_alloc(item->scratch, 1, sizeof *connector);
     if (!connector || py_connector_make(item->value, config->runner.host_slot_bytes, connector) < 0)
         return -1;

@@ -38,12 +38,61 @@ def disk_cache(name: str, value: object) -> dict[str, Any]:
     return {"path": os.path.abspath(Path(path).expanduser()), "bytes": parse_size(f"{name}: bytes", size)}
 
 
-def connector(name: str, value: object) -> Connector:
-    """A connector, or what the callable "module:name" makes.
+GROUP = "llmpy.connectors"
+"""Entry points of packages that bring connectors: functions that return the absolute path of a library."""
+
+
+def _library(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
+    """The dict of a connector in C: "name", "deadline_s", and its own options."""
+    chosen = value.get("name")
+    if not isinstance(chosen, str) or not chosen or not all(isinstance(key, str) for key in value):
+        refuse(name, "a dict with 'name': 'peer', an entry point of llmpy.connectors, or the path of a library", dict(value))
+    deadline = value.get("deadline_s", 10.0)
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= 3600:
+        refuse(f"{name}: deadline_s", "a number of seconds above 0", deadline)
+    given = {key: item for key, item in value.items() if key not in ("name", "deadline_s")}
+    if "bytes" in given:
+        given["bytes"] = parse_size(f"{name}: bytes", given["bytes"])
+    return {"name": chosen, "deadline_s": float(deadline), **given}
+
+
+def _path(name: str) -> str:
+    """Path of a connector's library, or "peer".
 
     Raises:
-        ConfigError: The name cannot be imported.
+        ConfigError: No package brings it, several do, or the function fails.
     """
+    from importlib.metadata import entry_points  # slow to import
+
+    if name == "peer" or os.path.isabs(name):
+        return name
+    points = list(entry_points(group=GROUP, name=name))
+    reason = "no package brings it" if not points else "several packages bring it"
+    if len(points) == 1:
+        try:
+            path = points[0].load()()
+        except Exception as error:
+            path, reason = None, str(error) or type(error).__name__
+        else:
+            reason = f"wanted an absolute path from {points[0].value}, got {path!r}"
+        if isinstance(path, str | os.PathLike) and os.path.isabs(path):
+            return os.fspath(path)
+    raise ConfigError(f"kv_connector {name!r}: {reason}.", option="kv_connector", value=name)
+
+
+def _text(value: object) -> str:
+    """An option as the library gets it; those of a list are joined by commas."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def connector(name: str, value: object) -> Connector | dict[str, Any]:
+    """A connector, what the callable "module:name" makes, or the dict of a connector in C.
+
+    Raises:
+        ConfigError: The name cannot be imported, or the dict is bad.
+    """
+    if isinstance(value, Mapping):
+        return _library(name, value)
     if isinstance(value, str):
         module, _, attribute = value.partition(":")
         try:
@@ -52,7 +101,7 @@ def connector(name: str, value: object) -> Connector:
             wanted = f"a Connector, or 'module:name' of a callable that makes one ({error})"
             raise ConfigError(f"{name} must be {wanted}, got {value!r}.", option=name, value=value) from error
     if not isinstance(value, Connector):
-        raise TypeError(f"{name} must be a llmpy.kv.Connector or a str, but is of type {type(value).__name__}")
+        raise TypeError(f"{name} must be a llmpy.kv.Connector, a dict or a str, but is of type {type(value).__name__}")
     return value
 
 
@@ -124,6 +173,12 @@ def core_option(loaded: Loaded, weights: Iterable[str | Path], library: str) -> 
     is_shared = loaded.config.prefix_cache_seed is not None
     if isinstance(store, Connector):
         return {"kv_connector": (store, _fingerprint(loaded, weights, library), is_shared, float(store.deadline_s))}
+    if isinstance(store, Mapping):
+        own = {key: item for key, item in store.items() if key not in ("name", "deadline_s")}
+        words = [os.fsencode(_text(word)) for pair in own.items() for word in pair]
+        path = os.fsencode(_path(store["name"]))
+        given = (path, _fingerprint(loaded, weights, library), is_shared, store["deadline_s"], tuple(words))
+        return {"kv_connector": given}
     if chosen is None:
         return {}
     os.makedirs(chosen["path"], exist_ok=True)

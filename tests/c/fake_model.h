@@ -526,6 +526,7 @@ struct setup {
     uint32_t n_token_types, n_host_slots;
     const struct disk_options *disk;
     const struct connector *connector;
+    const struct library_options *library;
     bool has_cache_seed;
     void (*between)(struct trace *trace); /* called before each operation of a random trace; NULL: nothing is */
     enum preemption preemption;
@@ -566,7 +567,7 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         .layout = fake->layout, .n_pages = setup->n_pages, .max_num_seqs = setup->max_num_seqs,
         .max_num_batched_tokens = setup->max_num_batched_tokens, .max_model_len = MAX_LENGTH, .max_logprobs = MAX_ASKED,
         .vocab_size = VOCAB, .vocab_limit = VOCAB_LIMIT, .banned_ids = BANNED, .n_banned = 1, .policy = setup->policy, .preemption = setup->preemption, .loads_by_cost = setup->loads_by_cost,
-        .prefix_caching = setup->caches, .disk = setup->disk, .connector = setup->connector, .has_cache_seed = setup->has_cache_seed,
+        .prefix_caching = setup->caches, .disk = setup->disk, .connector = setup->connector, .library = setup->library, .has_cache_seed = setup->has_cache_seed,
         .snapshot_tokens = setup->snapshot_tokens ? setup->snapshot_tokens : SNAPSHOT_TOKENS, .eos_ids = EOS, .n_eos = 2, .token_bytes = bytes, .token_offsets = offsets, .n_tokens = VOCAB,
         .special_ids = SPECIAL, .n_special = 2, .drafts = setup->drafts, .draft_source = setup->draft_source,
         .runner = {fake, fake_start, fake_finish, setup->is_async, NULL, fake_read_states, STATES_WIDTH, setup->takes_whole_prompts,

@@ -52,7 +52,7 @@ def build(folder: Path, compiler: Path, **variables: str) -> set[str]:
 
 def test_the_cuda_library_comes_with_the_licences_of_what_is_in_it(tmp_path: Path, fake: Path) -> None:
     folder = "llmpy/_backends"
-    core = {"llmpy/_core.abi3.so", "llmpy/include/llmpy_backend.h"}
+    core = {"llmpy/_core.abi3.so", "llmpy/include/llmpy_backend.h", "llmpy/include/llmpy_connector.h"}
     cuda = {f"{folder}/{name}" for name in ("libllmpy_cuda13.so", "NOTICE.txt", "NVIDIA-CUDA-EULA.txt")}
     assert build(tmp_path, fake) == core | cuda
     assert "libcudart_static" in (tmp_path / "lib" / folder / "NOTICE.txt").read_text()
