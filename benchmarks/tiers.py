@@ -1,21 +1,27 @@
-"""The host cache on a GPU: the first token behind a prompt that host memory holds, and steps beside its copies.
+"""Tiers of the cache on GPUs: the first token behind a prompt that they hold, steps beside their copies, and what they cost.
 
-    python benchmarks/tiers.py [--model 8b] [--length 8192] [--rounds 5] [--device cuda:0]
+    python benchmarks/tiers.py [ROW ...] [--model 8b] [--length 8192] [--rounds 5] [--device cuda:0] [--other cuda:1]
 
-Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. The pool holds three prompts of `length` tokens, host
-memory eight.
+Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. ROW is first, decode, idle or peer; none means all. The
+pool holds three prompts of `length` tokens, host memory eight.
 
-- recomputed: wall time of generate() for one new token behind a prompt that no cache has.
-- device, host: the same behind a prompt that the pool, or host memory alone, holds. Ids and logprobs must be those of the first
-  time.
-- copies: bytes over the time of the copies themselves, each way (`stats()`).
+- first: wall time of generate() for one new token behind a prompt that no cache has (recomputed), that the pool has (device),
+  or that host memory alone has (host). Ids and logprobs must be those of the first time. Copies: bytes over the time of the
+  copies themselves, each way (`stats()`). Steps: of the last hit in host memory, ms from its beginning to the start of a step,
+  and the step's time on the device.
 - decode: time between the starts of steps that decode 32 sequences and nothing else: alone, and while requests come whose
   prompts are in host memory. Medians.
+- idle: the same steps, and prefill of the 32 prompts, in a pool that holds everything: without a host cache, with one of 4 GiB,
+  and without one again. Two engines take turns.
+- peer: an engine on `--device` computes a prompt, one on `--other` goes on with it, by the connector "peer" in one process.
+  Medians of: prefill() and what of it was saving; the first token of decode(); the bytes' way through both host memories is in
+  the last two. The result must have the bits of the first engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import statistics
@@ -23,25 +29,40 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cuda
 import numpy as np
 
-from llmpy import LLM, SamplingParams
+from llmpy import LLM, AsyncEngine, RequestOutput, SamplingParams
 
 SEQUENCES, NEW = 32, 160
 ONE = SamplingParams(temperature=0, max_tokens=1, logprobs=1, ignore_eos=True)
 
 
-def open_engine(model: str, length: int, device: str) -> LLM:
-    shape = cuda.MODELS[model]
+def model_folder(model: str) -> Path:
     path = Path(tempfile.mkdtemp(prefix="llmpy-tiers-"))
-    (path / "config.json").write_text(json.dumps(shape.config()))
+    (path / "config.json").write_text(json.dumps(cuda.MODELS[model].config()))
+    return path
+
+
+def engine_options(model: str, length: int) -> dict[str, Any]:
+    shape = cuda.MODELS[model]
     prompt_bytes = length * shape.kv_bytes
-    return LLM(
-        path, load_format="dummy", skip_tokenizer_init=True, device=device, max_model_len=length + 128, max_num_seqs=64,
-        kv_cache_memory_bytes=int(prompt_bytes * 3.3), host_cache_bytes=8 * prompt_bytes, quantization=shape.quantization,
-    )  # fmt: skip
+    return {
+        "load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": length + 128, "max_num_seqs": 64,
+        "kv_cache_memory_bytes": int(prompt_bytes * 3.3), "host_cache_bytes": 8 * prompt_bytes,
+        "quantization": shape.quantization,
+    }  # fmt: skip
+
+
+def open_engine(model: str, length: int, device: str, **options: Any) -> LLM:
+    return LLM(model_folder(model), device=device, **engine_options(model, length) | options)
+
+
+def result_bits(output: RequestOutput) -> tuple[bytes, bytes]:
+    sample = output.outputs[0]
+    return sample.token_ids_array.tobytes(), sample.sampled.raw.tobytes()
 
 
 def prompts(length: int, vocab: int) -> Iterator[list[int]]:
@@ -55,8 +76,7 @@ def first(llm: LLM, prompt: list[int]) -> tuple[float, int, tuple[bytes, bytes]]
     begun = time.perf_counter()
     output = llm.generate([prompt], ONE, use_tqdm=False)[0]
     ms = 1000 * (time.perf_counter() - begun)
-    sample = output.outputs[0]
-    return ms, output.num_cached_tokens, (sample.token_ids_array.tobytes(), sample.sampled.raw.tobytes())
+    return ms, output.num_cached_tokens, result_bits(output)
 
 
 def decode(llm: LLM, waiting: list[list[int]], shorts: list[list[int]]) -> tuple[float, float, int]:
@@ -81,16 +101,7 @@ def decode(llm: LLM, waiting: list[list[int]], shorts: list[list[int]]) -> tuple
     return statistics.median(times), statistics.quantiles(times, n=10)[-1], len(times)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="8b", choices=cuda.MODELS)
-    parser.add_argument("--length", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="cuda:0")
-    chosen = parser.parse_args()
-    llm = open_engine(chosen.model, chosen.length, chosen.device)
-    source = prompts(chosen.length, cuda.MODELS[chosen.model].vocab)
-    texts = [next(source) for _ in range(6)]
+def measure_first(llm: LLM, chosen: argparse.Namespace, texts: list[list[int]], source: Iterator[list[int]]) -> None:
     for _ in range(2):
         first(llm, next(source))
     bits, times = {}, {"recomputed": [], "device": [], "host": []}
@@ -102,22 +113,29 @@ def main() -> None:
         if again != bits[i] or cached < chosen.length - 16:
             raise SystemExit(f"device: {cached} cached tokens, bits {'equal' if again == bits[i] else 'differ'}")
     for number in range(chosen.rounds):
-        i = number % 6
-        hits = llm.stats().host_cache_hits
+        i, before, begun = number % 6, llm.stats(), time.monotonic()
         ms, cached, again = first(llm, texts[i])
-        loaded = llm.stats().host_cache_hits - hits
+        after = llm.stats()
         if again != bits[i] or cached < chosen.length - 16:
             raise SystemExit(f"host: {cached} cached tokens, bits {'equal' if again == bits[i] else 'differ'}")
-        if loaded > chosen.length // 2:
+        if after.host_cache_hits - before.host_cache_hits > chosen.length // 2:
             times["host"].append(ms)
+            load_ms = 1000 * (after.host_load_s - before.host_load_s)
+            steps = [step for step in llm.step_log(8) if step.number > before.num_steps]
+            log = [f"{1000 * (step.start - begun):.1f} + {step.device_us / 1000:.1f}" for step in steps]
     for name, found in times.items():
         print(f"{name:12}{statistics.median(found):9.1f} ms, least {min(found):.1f}, most {max(found):.1f}, {len(found)} times")
+    print(f"steps       {', '.join(log)} ms; copies in {load_ms:.1f} ms")
     stats = llm.stats()
     for name, size, seconds in (
         ("copies out", stats.host_stored_bytes, stats.host_store_s),
         ("copies in", stats.host_loaded_bytes, stats.host_load_s),
     ):
         print(f"{name:12}{size / seconds / 1e9:9.1f} GB/s, {size / 1e9:.2f} GB")
+    print(f"skipped     {stats.skipped_load_tokens} tokens")
+
+
+def measure_decode(llm: LLM, texts: list[list[int]], source: Iterator[list[int]]) -> None:
     shorts = [[next(source)[:128] for _ in range(SEQUENCES)] for _ in range(4)]
     for round_ in range(2):
         hits = llm.stats().host_cache_hits
@@ -126,8 +144,93 @@ def main() -> None:
         alone = f"{quiet[0]:9.3f} ms (p90 {quiet[1]:.3f}, {quiet[2]} steps)"
         beside = f"{busy[0]:.3f} (p90 {busy[1]:.3f}, {busy[2]} steps): {busy[0] / quiet[0]:.3f}x"
         print(f"decode      {alone}, with copies {beside}; {llm.stats().host_cache_hits - hits} tokens loaded")
-    llm.check()
-    llm.close()
+
+
+def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
+    """What a host cache costs that nobody needs."""
+    engines = {size: open_engine(chosen.model, chosen.length, chosen.device, host_cache_bytes=size) for size in (0, 4 << 30)}
+    steps: dict[str, list[float]] = {"off": [], "on": [], "off again": []}
+    prefills: dict[str, list[float]] = {name: [] for name in steps}
+    for round_ in range(chosen.rounds + 1):
+        for name, size in (("off", 0), ("on", 4 << 30), ("off again", 0)):
+            shorts = [next(source)[:128] for _ in range(SEQUENCES)]
+            begun = time.perf_counter()
+            engines[size].generate(shorts, ONE, use_tqdm=False)
+            spent = 1000 * (time.perf_counter() - begun)
+            step = decode(engines[size], [], [next(source)[:128] for _ in range(SEQUENCES)])[0]
+            if round_:
+                prefills[name].append(spent)
+                steps[name].append(step)
+    for what, found in (("a step", steps), ("prefill", prefills)):
+        off = statistics.median(found["off"])
+        parts = [f"{name} {statistics.median(ms):.3f} ms ({statistics.median(ms) / off:.4f}x)" for name, ms in found.items()]
+        print(f"idle, {what}: {', '.join(parts)}")
+    for llm in engines.values():
+        llm.close()
+
+
+async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
+    own = model_folder(chosen.model)
+    options = engine_options(chosen.model, chosen.length) | {"prefix_cache_seed": 1}
+    bytes_ = chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    stores = [
+        {"name": "peer", "listen": "unix:tiers", "bytes": 3 * bytes_},
+        {"name": "peer", "peers": ["unix:tiers"], "bytes": 1 << 20},
+    ]
+    times: dict[str, list[float]] = {"recomputed": [], "prefill and save": [], "of it saving": [], "first token by a peer": []}
+    async with (
+        AsyncEngine(own, device=chosen.device, kv_connector=stores[0], **options) as one,
+        AsyncEngine(own, device=chosen.other, kv_connector=stores[1], **options) as two,
+    ):
+        for round_ in range(chosen.rounds + 1):
+            prompts_ = [next(source) for _ in range(2)]
+            begun = time.perf_counter()
+            await one.generate(prompts_[0], ONE)
+            alone = time.perf_counter() - begun
+            begun = time.perf_counter()
+            handle = await one.prefill(prompts_[1], ONE)
+            prefill = time.perf_counter() - begun
+            wanted = await one.generate(prompts_[1], ONE)
+            begun = time.perf_counter()
+            await one.save_prompt(prompts_[0])
+            save = time.perf_counter() - begun
+            begun = time.perf_counter()
+            found = await two.decode(handle, ONE)
+            fetch = time.perf_counter() - begun
+            if result_bits(found) != result_bits(wanted) or found.num_cached_tokens < chosen.length - 16:
+                raise SystemExit(f"peer: {found.num_cached_tokens} cached tokens, or other bits; {two.stats()}")
+            if round_:
+                for name, seconds in zip(times, (alone, prefill, save, fetch), strict=True):
+                    times[name].append(1000 * seconds)
+        stats = two.stats()
+    for name, ms in times.items():
+        print(f"peer, {name}: {statistics.median(ms):.1f} ms, least {min(ms):.1f}")
+    size, seconds = stats.disk_loaded_bytes, stats.disk_load_s
+    print(f"peer, {size / 1e9:.2f} GB fetched at {size / seconds / 1e9:.1f} GB/s, copies to the device at "
+          f"{stats.host_loaded_bytes / stats.host_load_s / 1e9:.1f} GB/s")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=["first", "decode", "idle", "peer"])
+    parser.add_argument("--model", default="8b", choices=cuda.MODELS)
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--other", default="cuda:1")
+    chosen = parser.parse_args()
+    source = prompts(chosen.length, cuda.MODELS[chosen.model].vocab)
+    if {"first", "decode"} & set(chosen.rows):
+        with open_engine(chosen.model, chosen.length, chosen.device) as llm:
+            texts = [next(source) for _ in range(6)]
+            measure_first(llm, chosen, texts, source)  # fills host memory
+            if "decode" in chosen.rows:
+                measure_decode(llm, texts, source)
+            llm.check()
+    if "idle" in chosen.rows:
+        measure_idle(chosen, source)
+    if "peer" in chosen.rows:
+        asyncio.run(measure_peer(chosen, source))
 
 
 if __name__ == "__main__":

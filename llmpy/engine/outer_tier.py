@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,8 @@ def _fingerprint(loaded: Loaded, weights: Iterable[str | Path], library: str) ->
 
     digest, chosen = hashlib.blake2b(digest_size=16), loaded.model.describe()
     config = loaded.config
-    _feed(digest, {key: chosen[key] for key in ("device", "kv_dtype", "activation_dtype", "page_bytes", "state_bytes")})
+    device = re.sub(r":\d+\b", "", str(chosen["device"]), count=1)  # equal devices of a host have equal bytes
+    _feed(digest, (device, *(chosen[key] for key in ("kv_dtype", "activation_dtype", "page_bytes", "state_bytes"))))
     seed = config.seed if config.load_format == "dummy" else None
     _feed(digest, (config.dtype, config.quantization, config.block_size, seed))
     _feed(digest, loaded.spec)
