@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -94,7 +95,8 @@ def reader(kind: str) -> Any:
     if "Mapping" in kind:
         import json
 
-        return json.loads
+        takes_text = "str" in re.sub(r"\[.*?\]", "", kind)
+        return lambda text: text if takes_text and not text.lstrip().startswith("{") else json.loads(text)
     if "tuple" in kind:
         return lambda text: tuple(int(part) for part in text.split(","))
     if "float" in kind:

@@ -1,6 +1,7 @@
 """`kv_transfer_params`: one server computes a prompt, another goes on with it, as vLLM's proxies do it."""
 
 import asyncio
+import os
 from typing import Any
 
 import msgspec
@@ -40,6 +41,21 @@ def test_a_proxy_joins_two_servers(servers):
     status, whole = post(servers[0], "/v1/completions", BODY)
     assert whole["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
     assert second["choices"][0]["token_ids"][:1] == first["choices"][0]["token_ids"]
+
+
+def test_peers_hand_over(tmp_path_factory, write_model):
+    model, where = write_model(tmp_path_factory.mktemp("peers"), max_position_embeddings=256), f"unix:server-{os.getpid()}"
+    options: dict[str, Any] = {"device": "cpu", "kv_cache_memory_bytes": "32MiB", "host_cache_bytes": "8MiB"}
+    options["prefix_cache_seed"] = 5
+    with (
+        AsyncEngine(model, **options, kv_connector={"name": "peer", "listen": where}) as first,
+        AsyncEngine(model, **options, kv_connector={"name": "peer", "peers": [where]}) as second,
+    ):
+        told = post(build_app(first), "/v1/completions", BODY | {"max_tokens": 1, "kv_transfer_params": PREFILL})[1]
+        answer = post(build_app(second), "/v1/completions", BODY | {"kv_transfer_params": told["kv_transfer_params"]})[1]
+        whole = post(build_app(first), "/v1/completions", BODY)[1]
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+        assert answer["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
 
 
 def test_conversations_are_handed_over(servers):

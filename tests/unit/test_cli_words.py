@@ -15,6 +15,7 @@ import pytest
 
 from llmpy import __version__, cli, devices, hardware
 from llmpy.cli import common
+from llmpy.cli.parser import reader
 from llmpy.cli.serve import _options, read_keys
 from llmpy.cli.vllm_flags import MEANINGS, PASSED, REASONING_PARSERS, TOOL_PARSERS, parser_name
 
@@ -308,3 +309,10 @@ def test_lengths_as_words(word: str, length: int) -> None:
     assert cli._parser("inspect").parse_args(["inspect", "--max-model-len", word]).max_model_len == length
     with pytest.raises(SystemExit):
         cli._parser("inspect").parse_args(["inspect", "--max-model-len", f"x{word}"])
+
+
+def test_a_store_is_a_name_or_json() -> None:
+    read = reader("Connector | Mapping[str, Any] | str | None")
+    assert read("package:make") == "package:make" and read('{"name": "peer", "bytes": 7}') == {"name": "peer", "bytes": 7}
+    with pytest.raises(ValueError, match="Expecting"):
+        reader("Mapping[str, int] | None")("package:make")
