@@ -1,6 +1,6 @@
 /* connector.h: a store that keeps blocks of the prefix cache outside the engine, behind the host tier. The outer tier
- * (outer_tier.h) owns it and calls it: `has` and `stats` from the driver's thread, which they must not keep; load, save, clear
- * and look from threads of its own, one call of each thread at a time, and they may take long. A failure costs a computation,
+ * (outer_tier.h) owns it and calls it: `has` and `stats` from the driver's thread, which they must not keep; match and load
+ * from n_threads threads of its own, save and clear from as many others, and they may take long. A failure costs a computation,
  * never a request. What a store gives back must be the bytes that were saved under the same key and group. */
 #ifndef LLMPY_CONNECTOR_H
 #define LLMPY_CONNECTOR_H
@@ -9,6 +9,8 @@
 #include "../base/status.h"
 
 #include <stdbool.h>
+
+#define CONNECTOR_MOST_THREADS 8u
 
 /* A block, or a snapshot of several pages (BUNDLE_GROUP of block_manager.h), in memory. */
 struct outer_block {
@@ -38,6 +40,8 @@ struct connector {
     void (*close)(void *ctx);      /* no other call runs */
     bool is_lasting;               /* outlives the engine, so that what the pool and the host have is saved at the end */
     double deadline_s;             /* nobody waits for a call longer */
+    bool ends_itself;              /* no call takes much longer than the deadline: it may work on slots, and is waited for */
+    uint32_t n_threads;            /* of each kind, at most CONNECTOR_MOST_THREADS; 0: one */
 };
 
 #endif

@@ -17,7 +17,6 @@ struct library {
     void *ctx;
     size_t part_bytes;
     atomic_uint_least64_t n_bad, n_errors;
-    struct connector_key wanted[KEYS_AT_ONCE]; /* the loading thread's */
 };
 
 static const struct connector_host HOST = {CONNECTOR_ABI, CONNECTOR_REVISION, sizeof(struct connector_table), 0, err_set};
@@ -33,7 +32,7 @@ static enum rc refuse(struct err *err, const char *path, const char *reason)
 
 static enum rc find_entry(const char *path, connector_entry *entry, struct err *err)
 {
-    if (!strcmp(path, "peer")) {
+    if (!strcmp(path, LIBRARY_OWN)) {
         *entry = peer_connector;
         return RC_OK;
     }
@@ -83,11 +82,12 @@ static struct connector_block block_of(const struct library *library, const stru
 /* Asks for up to KEYS_AT_ONCE keys of one group. */
 static bool match_some(struct library *library, const struct hash *keys, uint32_t n, uint32_t group, bool *found)
 {
+    struct connector_key wanted[KEYS_AT_ONCE] = {{0}};
     uint8_t answers[KEYS_AT_ONCE] = {0};
     struct err err;
     for (uint32_t i = 0; i < n; i++)
-        library->wanted[i] = key_of(&keys[i], group);
-    if (!note(library, library->table.match(library->ctx, library->wanted, n, answers, &err)))
+        wanted[i] = key_of(&keys[i], group);
+    if (!note(library, library->table.match(library->ctx, wanted, n, answers, &err)))
         return false;
     bool is_good = true;
     for (uint32_t i = 0; i < n; i++) {
@@ -163,6 +163,7 @@ enum rc connector_library_open(const struct library_options *options, size_t par
         .most_parts = bundle_pages > 1 ? bundle_pages : 1, .block_tokens = block_tokens};
     struct library *library = mem_calloc(1, sizeof *library);
     connector_entry entry = NULL;
+    bool is_own = !strcmp(options->path, LIBRARY_OWN);
     if (!library)
         return err_set(err, RC_MEMORY, "kv_connector: out of memory");
     memcpy(given.fingerprint, options->fingerprint, sizeof given.fingerprint);
@@ -181,6 +182,7 @@ enum rc connector_library_open(const struct library_options *options, size_t par
         return rc;
     }
     *connector = (struct connector){library, NULL, library_match, library_load, library_save, library_clear, library_stats,
-                                    library_close, options->is_shared && library->table.lasts, options->deadline_s};
+                                    library_close, options->is_shared && library->table.lasts, options->deadline_s,
+                                    is_own, is_own ? PEER_THREADS : 1};
     return RC_OK;
 }

@@ -10,9 +10,10 @@
 #include <stddef.h>
 
 #define LIBRARY_FINGERPRINT 16u
+#define LIBRARY_OWN "peer"
 
 struct library_options {
-    const char *path;              /* of a shared library, or "peer": llmpy's own (peer.h) */
+    const char *path;              /* of a shared library, or LIBRARY_OWN: llmpy's connector of that name (peer.h) */
     const struct connector_pair *pairs; /* [n_pairs] */
     uint32_t n_pairs;
     bool is_shared;                /* other engines know the keys */

@@ -559,6 +559,6 @@ enum rc disk_cache_open(const struct disk_options *options, size_t page_bytes, u
     }
     scan(c);
     *connector = (struct connector){c, cache_has, NULL, cache_load, cache_save, cache_clear, cache_stats, cache_close,
-                                    c->is_shared, DEADLINE_S};
+                                    c->is_shared, DEADLINE_S, true, 1};
     return RC_OK;
 }

@@ -36,25 +36,32 @@ struct job {
     void **parts;                  /* [most parts] */
     uint32_t entry;
     struct question *question;
-    bool is_good;
+    bool is_good, is_done;
 };
 
-/* Jobs of one thread: a ring. Numbers count from 1 on. */
+struct worker {
+    struct lane *lane;
+    pthread_t thread;
+    char *bounce;                  /* [most parts][slot_bytes] a connector whose calls may hang gets this instead of slots */
+    void **bounce_parts;           /* [most parts] */
+    double begun;                  /* time at which the running job began; 0: none runs */
+    bool has_thread, has_ended;
+    bool is_copying;               /* between the bounce and slots */
+};
+
+/* Jobs of some threads: a ring. Numbers count from 1 on. A job has ended once all jobs before it have. */
 struct lane {
     struct outer_tier *owner;
     struct job *jobs;              /* [n] */
     void **parts;                  /* [n][most parts] */
-    char *bounce;                  /* [most parts][slot_bytes] a connector that is not quick gets this instead of slots */
-    void **bounce_parts;           /* [most parts] */
     uint32_t n;
-    uint64_t ordered, ended, taken; /* numbers of the last jobs; ordered and taken are the driver's */
-    double begun;                  /* time at which the running job began; 0: none runs */
-    double seconds;                /* of calls that moved a block */
+    uint64_t ordered, started, ended, taken; /* numbers of the last jobs; ordered and taken are the driver's */
+    uint64_t barrier;              /* number of a job that runs alone; no later one starts before it has ended */
+    double seconds;                /* of calls that moved a block, by the number of threads */
     uint64_t n_moved;              /* blocks */
     uint64_t n_bytes;
-    pthread_t thread;
-    bool has_thread, is_closing, has_ended;
-    bool is_copying;               /* between the bounce and slots */
+    struct worker workers[CONNECTOR_MOST_THREADS];
+    bool is_closing;
     pthread_cond_t wake;
 };
 
@@ -65,7 +72,7 @@ struct outer_tier {
     struct host_tier *tier;
     char *slots;
     size_t slot_bytes;
-    uint32_t bundle_pages, most_parts;
+    uint32_t bundle_pages, most_parts, n_workers; /* of a lane */
     struct lane lanes[N_LANES];
     pthread_mutex_t lock;          /* guards the lanes; never held while the connector is called */
     pthread_cond_t ended;          /* a job or a thread has ended */
@@ -82,45 +89,45 @@ struct outer_tier {
 /* ---- the threads ---- */
 
 /* Copies between slots and bounce; false if the slots are no longer the engine's. */
-static bool bounce(struct outer_tier *outer, struct lane *lane, const struct outer_block *block, bool is_save)
+static bool bounce(struct outer_tier *outer, struct worker *worker, const struct outer_block *block, bool is_save)
 {
     pthread_mutex_lock(&outer->lock);
-    lane->is_copying = !outer->is_abandoned;
+    worker->is_copying = !outer->is_abandoned;
     pthread_mutex_unlock(&outer->lock);
-    for (uint32_t i = 0; lane->is_copying && i < block->n_parts; i++)
-        memcpy(is_save ? lane->bounce_parts[i] : block->parts[i], is_save ? block->parts[i] : lane->bounce_parts[i],
+    for (uint32_t i = 0; worker->is_copying && i < block->n_parts; i++)
+        memcpy(is_save ? worker->bounce_parts[i] : block->parts[i], is_save ? block->parts[i] : worker->bounce_parts[i],
                outer->slot_bytes);
     pthread_mutex_lock(&outer->lock);
-    bool has_copied = lane->is_copying;
-    lane->is_copying = false;
+    bool has_copied = worker->is_copying;
+    worker->is_copying = false;
     pthread_cond_broadcast(&outer->ended);
     pthread_mutex_unlock(&outer->lock);
     return has_copied;
 }
 
 /* Loads or saves a block by way of the bounce. */
-static bool block_run(struct outer_tier *outer, struct lane *lane, const struct outer_block *block, bool is_save)
+static bool block_run(struct outer_tier *outer, struct worker *worker, const struct outer_block *block, bool is_save)
 {
     const struct connector *connector = &outer->connector;
     struct outer_block own = *block;
-    own.parts = lane->bounce_parts;
+    own.parts = worker->bounce_parts;
     if (is_save)
-        return bounce(outer, lane, block, true) && connector->save(connector->ctx, &own);
-    return connector->load(connector->ctx, &own) && bounce(outer, lane, block, false);
+        return bounce(outer, worker, block, true) && connector->save(connector->ctx, &own);
+    return connector->load(connector->ctx, &own) && bounce(outer, worker, block, false);
 }
 
-static void job_run(struct outer_tier *outer, struct lane *lane, struct job *job)
+static void job_run(struct outer_tier *outer, struct worker *worker, struct job *job)
 {
     const struct connector *connector = &outer->connector;
     struct question *question = job->question;
-    bool is_save = lane == &outer->lanes[SAVE];
+    bool is_save = worker->lane == &outer->lanes[SAVE];
     if (job->kind == JOB_CLEAR)
         connector->clear(connector->ctx);
     else if (job->kind == JOB_ASK)
         job->is_good = connector->match(connector->ctx, question->keys, question->n, outer->groups, outer->n_groups,
                                         question->found);
-    else if (lane->bounce)
-        job->is_good = block_run(outer, lane, &job->block, is_save);
+    else if (worker->bounce)
+        job->is_good = block_run(outer, worker, &job->block, is_save);
     else
         job->is_good = (is_save ? connector->save : connector->load)(connector->ctx, &job->block);
 }
@@ -131,8 +138,10 @@ static void outer_free(struct outer_tier *outer)
         pthread_cond_destroy(&outer->lanes[i].wake);
         mem_free(outer->lanes[i].jobs);
         mem_free(outer->lanes[i].parts);
-        mem_free(outer->lanes[i].bounce);
-        mem_free(outer->lanes[i].bounce_parts);
+        for (uint32_t w = 0; w < outer->n_workers; w++) {
+            mem_free(outer->lanes[i].workers[w].bounce);
+            mem_free(outer->lanes[i].workers[w].bounce_parts);
+        }
     }
     outer->connector.close(outer->connector.ctx);
     key_table_destroy(&outer->known);
@@ -142,42 +151,64 @@ static void outer_free(struct outer_tier *outer)
     mem_free(outer);
 }
 
-/* True if no thread is left that may use the memory. */
-static bool have_ended(const struct outer_tier *outer)
+/* True if no thread is left that may use the memory; with is_copying: that copies between its bounce and slots. */
+static bool have_ended(const struct outer_tier *outer, bool is_copying)
 {
     bool have = true;
     for (uint32_t i = 0; i < N_LANES; i++)
-        have &= !outer->lanes[i].has_thread || outer->lanes[i].has_ended;
+        for (uint32_t w = 0; w < outer->n_workers; w++) {
+            const struct worker *worker = &outer->lanes[i].workers[w];
+            have &= is_copying ? !worker->is_copying : !worker->has_thread || worker->has_ended;
+        }
     return have;
 }
 
-static void *lane_run(void *ctx)
+/* True if the next job may start: one that clears the connector comes behind all jobs before it, and before all others. */
+static bool may_start(const struct lane *lane)
 {
-    struct lane *lane = ctx;
+    if (lane->started == lane->ordered || lane->ended < lane->barrier)
+        return false;
+    return lane->jobs[(lane->started + 1) % lane->n].kind != JOB_CLEAR || lane->ended == lane->started;
+}
+
+/* Takes up that a job is done; the lock is held. */
+static void job_end(struct lane *lane, struct job *job, double seconds)
+{
+    if (job->kind == JOB_BLOCK && job->is_good) {
+        lane->seconds += seconds / lane->owner->n_workers;
+        lane->n_moved++;
+        lane->n_bytes += job->block.n_parts * lane->owner->slot_bytes;
+    }
+    job->is_done = true;
+    for (; lane->ended < lane->started && lane->jobs[(lane->ended + 1) % lane->n].is_done; lane->ended++)
+        lane->jobs[(lane->ended + 1) % lane->n].is_done = false;
+    pthread_cond_broadcast(&lane->wake);
+    pthread_cond_broadcast(&lane->owner->ended);
+}
+
+static void *worker_run(void *ctx)
+{
+    struct worker *worker = ctx;
+    struct lane *lane = worker->lane;
     struct outer_tier *outer = lane->owner;
     pthread_mutex_lock(&outer->lock);
     for (;;) {
-        while (!lane->is_closing && lane->ended == lane->ordered)
+        while (!lane->is_closing && !may_start(lane))
             pthread_cond_wait(&lane->wake, &outer->lock);
         if (lane->is_closing)
             break;
-        struct job *job = &lane->jobs[(lane->ended + 1) % lane->n];
-        double begun = lane->begun = seconds_now();
+        struct job *job = &lane->jobs[++lane->started % lane->n];
+        lane->barrier = job->kind == JOB_CLEAR ? lane->started : lane->barrier;
+        double begun = worker->begun = seconds_now();
         pthread_mutex_unlock(&outer->lock);
-        job_run(outer, lane, job);
+        job_run(outer, worker, job);
         pthread_mutex_lock(&outer->lock);
-        if (job->kind == JOB_BLOCK && job->is_good) {
-            lane->seconds += seconds_now() - begun;
-            lane->n_moved++;
-            lane->n_bytes += job->block.n_parts * outer->slot_bytes;
-        }
-        lane->begun = 0;
-        lane->ended++;
-        pthread_cond_broadcast(&outer->ended);
+        worker->begun = 0;
+        job_end(lane, job, seconds_now() - begun);
     }
-    lane->has_ended = true;
+    worker->has_ended = true;
     pthread_cond_broadcast(&outer->ended);
-    bool is_last = outer->is_abandoned && have_ended(outer);
+    bool is_last = outer->is_abandoned && have_ended(outer, false);
     pthread_mutex_unlock(&outer->lock);
     if (is_last)
         outer_free(outer);
@@ -186,10 +217,32 @@ static void *lane_run(void *ctx)
 
 /* ---- life ---- */
 
+static enum rc worker_start(struct outer_tier *outer, uint32_t which, struct worker *worker, struct err *err)
+{
+    sigset_t all, old;
+    worker->lane = &outer->lanes[which];
+    if (outer->questions && !outer->connector.ends_itself) {
+        worker->bounce = mem_alloc(outer->most_parts * outer->slot_bytes);
+        worker->bounce_parts = mem_calloc(outer->most_parts, sizeof *worker->bounce_parts);
+        if (!worker->bounce || !worker->bounce_parts)
+            return err_set(err, RC_MEMORY, "outer tier: out of memory for %u pages", outer->most_parts);
+        for (uint32_t i = 0; i < outer->most_parts; i++)
+            worker->bounce_parts[i] = worker->bounce + i * outer->slot_bytes;
+    }
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the program */
+    worker->has_thread = !pthread_create(&worker->thread, NULL, worker_run, worker);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!worker->has_thread)
+        return err_set(err, RC_MEMORY, "outer tier: no more threads");
+    pthread_setname_np(worker->thread, which == LOAD ? "llmpy-load" : "llmpy-save");
+    return RC_OK;
+}
+
 static enum rc lane_start(struct outer_tier *outer, uint32_t which, uint32_t n_jobs, struct err *err)
 {
     struct lane *lane = &outer->lanes[which];
-    sigset_t all, old;
+    enum rc rc = RC_OK;
     lane->owner = outer;
     lane->n = n_jobs;
     lane->jobs = mem_calloc(n_jobs, sizeof *lane->jobs);
@@ -198,22 +251,9 @@ static enum rc lane_start(struct outer_tier *outer, uint32_t which, uint32_t n_j
         return err_set(err, RC_MEMORY, "outer tier: out of memory for %u jobs", n_jobs);
     for (uint32_t i = 0; i < n_jobs; i++)
         lane->jobs[i].parts = lane->parts + (size_t)i * outer->most_parts;
-    if (outer->questions) {
-        lane->bounce = mem_alloc(outer->most_parts * outer->slot_bytes);
-        lane->bounce_parts = mem_calloc(outer->most_parts, sizeof *lane->bounce_parts);
-        if (!lane->bounce || !lane->bounce_parts)
-            return err_set(err, RC_MEMORY, "outer tier: out of memory for %u pages", outer->most_parts);
-        for (uint32_t i = 0; i < outer->most_parts; i++)
-            lane->bounce_parts[i] = lane->bounce + i * outer->slot_bytes;
-    }
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the program */
-    lane->has_thread = !pthread_create(&lane->thread, NULL, lane_run, lane);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!lane->has_thread)
-        return err_set(err, RC_MEMORY, "outer tier: no more threads");
-    pthread_setname_np(lane->thread, which == LOAD ? "llmpy-load" : "llmpy-save");
-    return RC_OK;
+    for (uint32_t w = 0; !rc && w < outer->n_workers; w++)
+        rc = worker_start(outer, which, &lane->workers[w], err);
+    return rc;
 }
 
 /* What a connector that is not quick needs. */
@@ -243,6 +283,7 @@ enum rc outer_tier_create(const struct connector *connector, struct host_tier *t
     outer->slot_bytes = slot_bytes;
     outer->bundle_pages = bundle_pages;
     outer->most_parts = bundle_pages > 1 ? bundle_pages : 1;
+    outer->n_workers = connector->n_threads ? connector->n_threads : 1;
     for (uint32_t i = 0; i < N_LANES; i++)
         pthread_cond_init(&outer->lanes[i].wake, NULL);
     for (uint32_t group = 0; group < n_groups; group++)
@@ -262,11 +303,6 @@ enum rc outer_tier_create(const struct connector *connector, struct host_tier *t
     return RC_OK;
 }
 
-static bool is_copying(const struct outer_tier *outer)
-{
-    return outer->lanes[LOAD].is_copying || outer->lanes[SAVE].is_copying;
-}
-
 void outer_tier_destroy(struct outer_tier *outer)
 {
     if (!outer)
@@ -274,18 +310,20 @@ void outer_tier_destroy(struct outer_tier *outer)
     pthread_mutex_lock(&outer->lock);
     for (uint32_t i = 0; i < N_LANES; i++) {
         outer->lanes[i].is_closing = true;
-        pthread_cond_signal(&outer->lanes[i].wake);
+        pthread_cond_broadcast(&outer->lanes[i].wake);
     }
+    bool may_leave = outer->questions && !outer->connector.ends_itself;
     const struct timespec until = deadline_after(outer->connector.deadline_s);
     int code = 0;
-    while (!have_ended(outer) && (code != ETIMEDOUT || is_copying(outer)))
-        code = outer->questions && code != ETIMEDOUT ? pthread_cond_timedwait(&outer->ended, &outer->lock, &until)
-                                                     : pthread_cond_wait(&outer->ended, &outer->lock);
-    bool is_last = have_ended(outer);
+    while (!have_ended(outer, false) && (code != ETIMEDOUT || !have_ended(outer, true)))
+        code = may_leave && code != ETIMEDOUT ? pthread_cond_timedwait(&outer->ended, &outer->lock, &until)
+                                              : pthread_cond_wait(&outer->ended, &outer->lock);
+    bool is_last = have_ended(outer, false);
     outer->is_abandoned = true;
     for (uint32_t i = 0; i < N_LANES; i++)
-        if (outer->lanes[i].has_thread)
-            pthread_detach(outer->lanes[i].thread);
+        for (uint32_t w = 0; w < outer->n_workers; w++)
+            if (outer->lanes[i].workers[w].has_thread)
+                pthread_detach(outer->lanes[i].workers[w].thread);
     pthread_mutex_unlock(&outer->lock);
     if (is_last)
         outer_free(outer);
@@ -314,7 +352,7 @@ static uint64_t order(struct outer_tier *outer, uint32_t which, enum job_kind ki
         job->parts[job->block.n_parts++] = outer->slots + (size_t)(at - 1) * outer->slot_bytes;
     pthread_mutex_lock(&outer->lock);
     lane->ordered++;
-    pthread_cond_signal(&lane->wake);
+    pthread_cond_broadcast(&lane->wake);
     pthread_mutex_unlock(&outer->lock);
     return lane->ordered;
 }
@@ -414,7 +452,8 @@ static void take_ended(struct outer_tier *outer)
         struct lane *lane = &outer->lanes[which];
         pthread_mutex_lock(&outer->lock);
         uint64_t ended = lane->ended;
-        is_late |= lane->begun > 0 && now - lane->begun > outer->connector.deadline_s;
+        for (uint32_t w = 0; w < outer->n_workers; w++)
+            is_late |= lane->workers[w].begun > 0 && now - lane->workers[w].begun > outer->connector.deadline_s;
         pthread_mutex_unlock(&outer->lock);
         for (; lane->taken < ended; lane->taken++)
             job_take(outer, which, &lane->jobs[(lane->taken + 1) % lane->n]);

@@ -1,5 +1,5 @@
-/* outer_tier.h: the tier behind the host tier: a connector, and the threads that call it. One thread loads into slots of the
- * host tier, one saves from them; both know no pages and no keys but those of their jobs. A slot with a job is pinned. Loads
+/* outer_tier.h: the tier behind the host tier: a connector, and the threads that call it. One or more load into slots of the
+ * host tier, as many save from them; they know no pages and no keys but those of their jobs. A slot with a job is pinned. Loads
  * have numbers and end in their order, so whoever waits needs the last number alone. A load that fails, or that takes longer
  * than its deadline, costs a computation. All functions are for the driver's thread; none allocates after outer_tier_create. */
 #ifndef LLMPY_OUTER_TIER_H

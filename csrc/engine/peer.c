@@ -5,6 +5,7 @@
 #include "../base/mem.h"
 #include "peer_server.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 #define DEFAULT_BYTES (1u << 30)
 #define DEFAULT_SECONDS 2.0
 
-/* Another engine, as the loading thread sees it. */
+/* Another engine. */
 struct other {
     char address[PEER_ADDRESS];
     int fd;                        /* -1: not connected */
@@ -33,8 +34,9 @@ struct peer {
     struct other *others;          /* [n_others] */
     uint32_t n_others;
     double seconds;                /* most for a message */
+    pthread_rwlock_t maps;         /* held to read another engine's memory, and to unmap it */
+    pthread_mutex_t lock;          /* guards what follows, and all connections */
     uint8_t *homes;                /* [HOMES] by key: number of the peer that said it has the block */
-    uint32_t *slots;               /* [most_parts] */
     struct connector_key keys[PEER_MOST_KEYS];
     uint32_t places[PEER_MOST_KEYS];
     uint8_t answers[PEER_MOST_KEYS];
@@ -43,18 +45,20 @@ struct peer {
 
 /* ---- connections ---- */
 
-static void other_close(struct other *o)
+static void other_close(struct peer *p, struct other *o)
 {
     if (o->fd >= 0)
         close(o->fd);
     o->fd = -1;
+    pthread_rwlock_wrlock(&p->maps);
     peer_memory_unmap(&o->memory);
+    pthread_rwlock_unlock(&p->maps);
 }
 
 /* Leaves a peer alone for a while; false. */
-static bool other_fail(struct other *o)
+static bool other_fail(struct peer *p, struct other *o)
 {
-    other_close(o);
+    other_close(p, o);
     o->pause = o->pause > 0 ? o->pause * 2 : FIRST_PAUSE_S;
     o->pause = o->pause < LAST_PAUSE_S ? o->pause : LAST_PAUSE_S;
     o->not_before = seconds_now() + o->pause;
@@ -86,7 +90,7 @@ static bool other_reach(struct peer *p, struct other *o)
         return false;
     o->fd = peer_connect(o->address, p->seconds);
     if (o->fd < 0 || !other_greet(p, o))
-        return other_fail(o);
+        return other_fail(p, o);
     o->pause = 0;
     return true;
 }
@@ -110,7 +114,7 @@ static bool ask_other(struct peer *p, uint32_t number, uint32_t n, uint8_t *foun
     for (uint32_t i = 0; is_good && i < n; i++)
         is_good = p->answers[i] <= 1;
     if (!is_good)
-        return other_fail(o);
+        return other_fail(p, o);
     for (uint32_t i = 0; i < n; i++)
         if (p->answers[i]) {
             found[p->places[i]] = 1;
@@ -121,9 +125,10 @@ static bool ask_other(struct peer *p, uint32_t number, uint32_t n, uint8_t *foun
 
 static void ask_all(struct peer *p, const struct connector_key *keys, uint32_t n, uint8_t *found)
 {
+    double until = seconds_now() + 2 * p->seconds;
     for (uint32_t i = 0; i < n; i++)
         found[i] = peer_store_has(p->store, &keys[i]);
-    for (uint32_t number = 0; number < p->n_others; number++) {
+    for (uint32_t number = 0; number < p->n_others && seconds_now() < until; number++) {
         uint32_t n_left = 0;
         for (uint32_t i = 0; i < n; i++)
             if (!found[i]) {
@@ -142,16 +147,25 @@ static enum rc peer_match(void *ctx, const struct connector_key *keys, uint32_t 
     struct peer *p = ctx;
     for (uint32_t at = 0; at < n; at += PEER_MOST_KEYS) {
         uint32_t n_now = n - at < PEER_MOST_KEYS ? n - at : PEER_MOST_KEYS;
+        pthread_mutex_lock(&p->lock);
         ask_all(p, keys + at, n_now, found + at);
+        pthread_mutex_unlock(&p->lock);
     }
     return RC_OK;
 }
 
 /* ---- blocks ---- */
 
-/* Takes a block's bytes off the connection or, if the peer is of this host, out of its memory. False: the connection is of no
- * use any more. */
-static bool fetch(struct peer *p, struct other *o, struct connector_block *block, bool *is_loaded)
+/* A question for a block. In memory of this host it is then read without p->lock. */
+struct fetch {
+    const struct peer_memory *memory; /* not NULL: p->maps is held, and the slots are to be read */
+    uint32_t *slots;               /* [n_parts] */
+    bool is_loaded;
+};
+
+/* Takes a block's bytes off the connection or, if the peer is of this host, the numbers of its slots. False: the connection is
+ * of no use any more. */
+static bool fetch(struct peer *p, struct other *o, struct connector_block *block, struct fetch *fetch)
 {
     struct peer_ask ask = {PEER_LOAD, block->n_parts};
     struct peer_found found;
@@ -161,31 +175,55 @@ static bool fetch(struct peer *p, struct other *o, struct connector_block *block
     if (!found.is_found)
         return true;
     if (o->memory.base) {
-        if (!peer_read(o->fd, p->slots, block->n_parts * sizeof *p->slots, p->seconds))
+        if (!peer_read(o->fd, fetch->slots, block->n_parts * sizeof *fetch->slots, p->seconds))
             return false;
-        *is_loaded = peer_memory_read(&o->memory, p->slots, block);
+        pthread_rwlock_rdlock(&p->maps);
+        fetch->memory = &o->memory;
         return true;
     }
     for (uint32_t part = 0; part < block->n_parts; part++)
         if (!peer_read(o->fd, block->parts[part], p->hello.part_bytes, p->seconds))
             return false;
     block->checksum = found.checksum;
-    return *is_loaded = true;
+    return fetch->is_loaded = true;
+}
+
+/* Asks the others for a block, first the one that said it has it. */
+static enum rc fetch_any(struct peer *p, struct connector_block *block, struct fetch *wanted, struct err *err)
+{
+    enum rc rc = RC_OK;
+    double until = seconds_now() + 2 * p->seconds;
+    uint32_t first = *home_of(p, &block->key);
+    for (uint32_t i = 0; i < p->n_others && !wanted->is_loaded && !wanted->memory && seconds_now() < until; i++) {
+        struct other *o = &p->others[(first + i) % p->n_others];
+        if (other_reach(p, o) && !fetch(p, o, block, wanted)) {
+            other_fail(p, o);
+            rc = err_set(err, RC_IO, "peer '%s' has failed", o->address);
+        }
+    }
+    return rc;
 }
 
 static enum rc load_one(struct peer *p, struct connector_block *block, bool *is_loaded, struct err *err)
 {
-    uint32_t first = *home_of(p, &block->key);
+    struct fetch wanted = {.slots = mem_calloc(block->n_parts, sizeof *wanted.slots)};
     enum rc rc = RC_OK;
-    *is_loaded = peer_store_find(p->store, &block->key, block->n_parts, p->slots) &&
-                 peer_memory_read(peer_store_memory(p->store), p->slots, block);
-    for (uint32_t i = 0; i < p->n_others && !*is_loaded; i++) {
-        struct other *o = &p->others[(first + i) % p->n_others];
-        if (other_reach(p, o) && !fetch(p, o, block, is_loaded)) {
-            other_fail(o);
-            rc = err_set(err, RC_IO, "peer '%s' has failed", o->address);
-        }
+    *is_loaded = false;
+    if (!wanted.slots)
+        return err_set(err, RC_MEMORY, "peer: out of memory");
+    wanted.is_loaded = peer_store_find(p->store, &block->key, block->n_parts, wanted.slots) &&
+                       peer_memory_read(peer_store_memory(p->store), wanted.slots, block);
+    if (!wanted.is_loaded) {
+        pthread_mutex_lock(&p->lock);
+        rc = fetch_any(p, block, &wanted, err);
+        pthread_mutex_unlock(&p->lock);
     }
+    if (wanted.memory) {
+        wanted.is_loaded = peer_memory_read(wanted.memory, wanted.slots, block);
+        pthread_rwlock_unlock(&p->maps);
+    }
+    mem_free(wanted.slots);
+    *is_loaded = wanted.is_loaded;
     return *is_loaded ? RC_OK : rc;
 }
 
@@ -232,11 +270,12 @@ static void peer_close(void *ctx)
     struct peer *p = ctx;
     peer_server_destroy(p->server);
     for (uint32_t i = 0; p->others && i < p->n_others; i++)
-        other_close(&p->others[i]);
+        other_close(p, &p->others[i]);
     peer_store_destroy(p->store);
     mem_free(p->others);
     mem_free(p->homes);
-    mem_free(p->slots);
+    pthread_rwlock_destroy(&p->maps);
+    pthread_mutex_destroy(&p->lock);
     mem_free(p);
 }
 
@@ -309,8 +348,9 @@ static enum rc peer_open(const struct connector_options *options, void **ctx, st
     p->hello.most_parts = options->most_parts;
     p->others = mem_calloc(MOST_PEERS, sizeof *p->others);
     p->homes = mem_calloc(HOMES, 1);
-    p->slots = mem_calloc(options->most_parts, sizeof *p->slots);
-    enum rc rc = p->others && p->homes && p->slots ? RC_OK : err_set(err, RC_MEMORY, "out of memory");
+    pthread_rwlock_init(&p->maps, NULL);
+    pthread_mutex_init(&p->lock, NULL);
+    enum rc rc = p->others && p->homes ? RC_OK : err_set(err, RC_MEMORY, "out of memory");
     if (!rc)
         rc = peer_parse(p, options, &bytes, err);
     if (!rc)

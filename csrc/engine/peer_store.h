@@ -1,8 +1,7 @@
 /* peer_store.h: blocks in memory that other processes of the host may map. The owner writes, and knows which slot has which
  * block; a reader is told the slots and copies from them, while the owner may already put another block there: a slot has a
  * number that is odd while it is written, and the key of its block, so a copy of the wrong bytes is noticed. A block of
- * several parts has a slot for each. The least recently used parts make room. save and clear are for one thread, all other
- * functions for any. */
+ * several parts has a slot for each. The least recently used parts make room. Any thread. */
 #ifndef LLMPY_PEER_STORE_H
 #define LLMPY_PEER_STORE_H
 

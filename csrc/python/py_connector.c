@@ -175,7 +175,7 @@ int py_connector_make(PyObject *tuple, size_t page_bytes, struct connector *conn
     b->page_bytes = page_bytes;
     b->is_kept = true;
     *connector = (struct connector){b, NULL, bridge_match, bridge_load, bridge_save, bridge_clear, bridge_stats,
-                                    bridge_close, is_lasting, deadline_s};
+                                    bridge_close, is_lasting, deadline_s, false, 1};
     return 0;
 }
 

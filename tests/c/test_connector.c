@@ -150,6 +150,7 @@ TEST(random_traces_with_a_connector_that_lies_and_fails)
         struct connector connector = connector_of(&store, setup.block_tokens);
         store.lie_in = i / 3 == 1 ? 20 : 0;
         store.fail_in = i / 3 == 2 ? 10 : 0;
+        connector.n_threads = 1 + i % 3;
         setup.caches = true;
         setup.connector = &connector;
         trace_run_all(&setup, 1, 1200, look_at_trace);

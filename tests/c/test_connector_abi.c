@@ -71,7 +71,7 @@ TEST(random_traces_with_a_peer)
          .snapshot_tokens = 24, .n_host_slots = 60},
     };
     for (uint32_t i = 0; i < sizeof setups / sizeof *setups; i++) {
-        setups[i].caches = setups[i].loads_by_cost = true;
+        setups[i].caches = true;
         setups[i].library = &library;
     }
     trace_run_all(setups, sizeof setups / sizeof *setups, 1500, look_at_trace);

@@ -168,7 +168,7 @@ def make() -> kv.Memory:
 
 def test_wrong_connectors_name_themselves(tiny_model: Make, device: str, tmp_path: Path) -> None:
     path = tiny_model("llama", "float32")
-    with pytest.raises(TypeError, match=r"kv_connector must be a llmpy.kv.Connector or a str, but is of type int"):
+    with pytest.raises(TypeError, match=r"kv_connector must be a llmpy.kv.Connector, a dict or a str, but is of type int"):
         tiers.open_llm(path, device, **options(7))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="kv_connector must be a Connector, or 'module:name'"):
         tiers.open_llm(path, device, **options("no_such_module:make"))  # type: ignore[arg-type]
