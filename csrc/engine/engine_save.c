@@ -1,7 +1,7 @@
 /* engine_save.c: saves the blocks of one prompt to the outer tier at once, so that another engine finds them. */
 #include "tiers.h"
 
-#define MOST_AT_ONCE 256u /* blocks of a round */
+#define MOST_AT_ONCE 64u /* blocks of a round */
 
 /* Calls visit for every group of blocks first .. end of the prompt. */
 static void each_block(struct scheduler *s, const struct request *r, uint32_t first, uint32_t end,
@@ -43,6 +43,7 @@ static uint32_t count_saved(struct scheduler *s, const struct request *r, uint32
     return n;
 }
 
+/* The blocks of a round are copied to the host tier while those of the round before are saved. Both are pinned there. */
 static enum rc save_prompt(struct engine *e, const struct request *r, uint32_t *n_tokens, struct err *err)
 {
     struct scheduler *s = &e->scheduler;
@@ -56,9 +57,10 @@ static enum rc save_prompt(struct engine *e, const struct request *r, uint32_t *
         enum rc rc = tiers_await(e, err);
         if (rc)
             return rc;
-        each_block(s, r, first, end, save_block);
         outer_tier_settle(s->outer);
+        each_block(s, r, first, end, save_block);
     }
+    outer_tier_settle(s->outer);
     *n_tokens = count_saved(s, r, n_blocks) * block_tokens;
     return RC_OK;
 }
