@@ -497,6 +497,30 @@ def write_table(path: Path, lines: list[dict[str, object]]) -> None:
         writer.writerows(lines)
 
 
+def words_of(arguments: list[str]) -> list[str]:
+    """The arguments of a command that change what it measures."""
+    words = arguments[1:]
+    return [w for w, before in zip(words, ["", *words], strict=False) if not {w, before} & {"--out", "--commit"}]
+
+
+def commit_here() -> str:
+    """Git's HEAD, if there is one."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=TABLE.parent)
+    return git.stdout.strip()
+
+
+def add_lines(out: Path | None, commit: str, command: str, lines: list[dict[str, object]]) -> None:
+    """Adds lines of row, value, unit, must and aim to results.csv in `out`, for --merge; without `out` does nothing."""
+    from llmpy import devices
+
+    if not out:
+        return
+    known = {"device": devices()[1]["name"], "date": time.strftime("%Y-%m-%d"), "commit": commit or commit_here()}
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "results.csv"
+    write_table(path, read_table(path) + [known | {"command": command, "must": "", "aim": ""} | line for line in lines])
+
+
 def merge_lines(paths: list[Path]) -> list[dict[str, object]]:
     """Adds results to the table: the newer run of a row replaces the older one of the same commit."""
     lines: dict[tuple[object, object], dict[str, object]] = {}
@@ -520,7 +544,7 @@ def page(text: str, lines: list[dict[str, object]]) -> str:
     latest = {str(line["row"]): line for line in lines if not str(line["row"]).startswith("rl.")}
     table = "| row | measured | must | aim | vLLM (batch-invariant) | commit | command |\n|---|---|---|---|---|---|---|\n"
     for name, line in sorted(latest.items(), key=lambda item: list(ROWS).index(item[0]) if item[0] in ROWS else -1):
-        row = ROWS.get(name, Row(str(line["unit"])))
+        row = ROWS.get(name, Row(str(line["unit"]), *(float(str(line[goal] or 0)) for goal in ("must", "aim"))))
         goals = " | ".join(f"{goal:g}" if goal else "" for goal in (row.must, row.aim))
         table += f"| {name} | {line['value']} {line['unit']} | {goals} | {row.vllm} | {line['commit']} | {line['command']} |\n"
     before, _, rest = text.partition(MARKS[0])
@@ -604,9 +628,7 @@ MEASURES = {"machine": measure_machine, "start": measure_start, "exactness": mea
 def measure(wanted: list[str], args: argparse.Namespace) -> None:
     machine = {} if args.quick else in_fresh_process("--measure", "machine")
     ceilings = None if args.quick else Ceilings(1e9 * machine["read"], 1e9 * machine["copy"], 1e12 * machine["matmul"])
-    words = sys.argv[1:]  # without options that do not change the measurement
-    words = [w for w, before in zip(words, ["", *words], strict=False) if not {w, before} & {"--out", "--commit"}]
-    report = Report(args.out, args.commit, " ".join(["benchmarks/cuda.py", *words]), not args.layers)
+    report = Report(args.out, args.commit, " ".join(["benchmarks/cuda.py", *words_of(sys.argv)]), not args.layers)
     for name, value in machine.items():
         report.add(f"machine.{name}", [value])
     starts = [row for row in ("import", "start") if row in wanted]
@@ -742,9 +764,7 @@ def main() -> None:
         return print(json.dumps(MEASURES[args.measure]()))
     if args.profile:
         return profile(args.profile, args)
-    if not args.commit:
-        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=TABLE.parent)
-        args.commit = git.stdout.strip()
+    args.commit = args.commit or commit_here()
     patterns = args.rows or ["*"]
     wanted = [row for row in ROWS if any(fnmatch.fnmatch(row, pattern) for pattern in patterns)]
     if not wanted:

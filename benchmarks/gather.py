@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import cuda
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -33,6 +34,12 @@ from staging import address, struct
 
 WIDTH, ITEM = 4096, 2  # columns of a row, bytes of one
 GATHER_WAYS = 4  # enum way_table
+GOALS = {  # of 2 ranks: must and aim, by row and KB
+    ("gather", 8): (2.1, 1.6),
+    ("add + gather + norm", 8): (2.7, 2.3),
+    ("add + gather + norm", 256): (3.8, 3.2),
+    ("meet", 8): (3, 2.2),
+}
 CHAIN, REPEATS, ROUNDS = 500, 10, 5  # gathers of a graph; times that it runs in a round
 
 
@@ -162,6 +169,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="0,1", help="number of each rank's device")
     parser.add_argument("--kilobytes", default="8,64,256,1024,4096,16384", help="sizes of the whole value")
+    parser.add_argument("--out", type=Path, help="directory for results.csv")
+    parser.add_argument("--commit", default="", help="what is measured; default: git's HEAD, if there is one")
     args = parser.parse_args()
     devices = [f"cuda:{number}" for number in args.devices.split(",")]
     rows = {}
@@ -171,6 +180,12 @@ def main() -> None:
     print("| KB | " + " | ".join(map(str, rows)) + " |\n|---|" + "---|" * len(rows))
     for name in next(iter(rows.values())):
         print(f"| {name} | " + " | ".join(f"{row[name]:.2f}" for row in rows.values()) + " |")
+    lines: list[dict[str, object]] = []
+    for size, row in rows.items():
+        for name, value in row.items():
+            goals = dict(zip(("must", "aim"), GOALS.get((name, size), ()), strict=False)) if len(devices) == 2 else {}
+            lines.append({"row": f"{len(devices)} ranks.{name}.{size}KB", "value": f"{value:.2f}", "unit": "us", **goals})
+    cuda.add_lines(args.out, args.commit, " ".join(["benchmarks/gather.py", *cuda.words_of(sys.argv)]), lines)
 
 
 if __name__ == "__main__":

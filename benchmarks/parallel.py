@@ -1,6 +1,6 @@
 """Models on several ranks beside one rank: steps, prompts, the host's share of a step, and the start.
 
-    python benchmarks/parallel.py [ROW ...] [--ranks 1,2] [--rounds 3]
+    python benchmarks/parallel.py [ROW ...] [--ranks 1,2] [--rounds 3] [--out DIR] [--commit ID]
     python benchmarks/parallel.py "8b.host.*" --device-ids 0,0    # all ranks on one device
 
 ROW is a name of ROWS below or a pattern; none means all. The kinds of rows are those of benchmarks/cuda.py. Numbers of ranks
@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cuda
@@ -75,10 +77,15 @@ def measure_model(name: str, rows: list[str], args: argparse.Namespace) -> None:
                 ROWS[row].job(engine)  # warms up
                 samples[row, n_ranks].append(ROWS[row].job(engine))
             engine.close()
+    command = " ".join(["benchmarks/parallel.py", *cuda.words_of(sys.argv)])
+    lines: list[dict[str, object]] = []
     for (row, n_ranks), values in samples.items():
         goal, spread = ROWS.get(row, START), f"{min(values):.4g}..{max(values):.4g} of {len(values)}"
         goals = f"must {goal.must:g}, aim {goal.aim:g}" if n_ranks == 2 and goal.must else ""
         print(f"{row:18} {n_ranks} ranks {statistics.median(values):10.4g} {goal.unit:6} {spread:28} {goals}", flush=True)
+        line = {"row": f"{n_ranks} ranks.{row}", "value": f"{statistics.median(values):.4g}", "unit": goal.unit}
+        lines.append(line | ({"must": goal.must, "aim": goal.aim} if goals else {}))
+    cuda.add_lines(args.out, args.commit, command, lines)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -92,6 +99,8 @@ def main() -> None:
     parser.add_argument("--device-ids", type=numbers)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a quick try")
+    parser.add_argument("--out", type=Path, help="directory for results.csv")
+    parser.add_argument("--commit", default="", help="what is measured; default: git's HEAD, if there is one")
     args = parser.parse_args()
     wanted = [row for row in ROWS if any(fnmatch.fnmatch(row, one) for one in args.rows)]
     for name in cuda.MODELS:
