@@ -29,7 +29,8 @@ struct comm_options {
 };
 
 struct meet_args {
-    uint32_t slot, n_tasks;    /* of the last step that sampled; n_tasks 0: there are no drawn tokens to bring */
+    uint32_t slot, n_tasks;    /* of the last step that sampled: the tasks whose tokens this rank has drawn */
+    uint32_t first_task;       /* of them; all ranks get the tokens of all ranks */
 };
 
 enum gather_kind {
@@ -37,14 +38,16 @@ enum gather_kind {
     GATHER_ROWS,               /* rows with first_id <= token id < end_id, all columns, to all ranks */
     GATHER_ROUTES,             /* parts j of row i where first_id <= routes[i][j].expert < end_id, to all ranks; a row of whole
                                 * has n_chosen equal parts */
-    GATHER_TO_FIRST            /* GATHER_COLUMNS of float32 logits, to rank 0 only */
+    GATHER_TO_FIRST,           /* GATHER_COLUMNS of float32 logits, to rank 0 only */
+    GATHER_TO_OWNERS           /* the same to the row's owner only: rank r of R owns the rows from n_rows * r / R on, rounded
+                                * down, up to those of rank r + 1 */
 };
 
 /* Copies what this rank has of `whole` to other ranks. On return of the meeting, whole is complete. */
 struct gather_args {
     uint32_t kind, n_rows;     /* kind: enum gather_kind */
-    struct view whole;         /* lies in shared memory: COMM_LOGITS for GATHER_TO_FIRST, else COMM_ARENA */
-    uint32_t first, n_columns; /* GATHER_COLUMNS, GATHER_TO_FIRST: this rank's columns; with n_chosen: of each part */
+    struct view whole;         /* lies in shared memory: COMM_LOGITS for logits, else COMM_ARENA */
+    uint32_t first, n_columns; /* GATHER_COLUMNS and logits: this rank's columns; with n_chosen: of each part */
     struct view a, b;          /* GATHER_COLUMNS: this rank's columns are a, or a + b, and whole gets them, too; width 0: there
                                 * is no such term. Without a they are in whole already. a and b may be those columns of whole */
     const int32_t *token_ids;  /* [n_rows], GATHER_ROWS */
@@ -74,6 +77,7 @@ struct comm {
     void (*close)(void *const *ctxs, uint32_t n_ranks); /* before the contexts are closed; no rank is in a meeting */
     bool waits_on_device;      /* meet and gather return before the other ranks have come, so one thread can start all ranks */
     uint32_t most_of_several;  /* ranks of this process, at most, if there are other processes; 0: there cannot be any */
+    uint32_t least_shared_rows; /* of logits that are worth GATHER_TO_OWNERS; 0: there is no such gather */
 };
 
 #endif

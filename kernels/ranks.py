@@ -13,7 +13,7 @@ from binding import Backend
 from staging import struct
 
 ARENA, LOGITS = 0, 1  # enum comm_memory
-COLUMNS, ROWS, ROUTES, TO_FIRST = range(4)  # enum gather_kind
+COLUMNS, ROWS, ROUTES, TO_FIRST, TO_OWNERS = range(5)  # enum gather_kind
 
 
 def view(data: int, width: int, stride: int) -> Any:
@@ -51,9 +51,9 @@ class Ranks:
         addresses = (ctypes.c_void_p * len(memory))(*memory)
         self.table.call("share", ctypes.addressof(self._ctxs), len(memory), purpose, ctypes.addressof(addresses), size_bytes)
 
-    def meet(self, rank: int, slot: int = 0, n_tasks: int = 0) -> None:
-        """Opens a step on a rank; rank 0 brings the ids that n_tasks tasks of a slot drew."""
-        args = struct("meet_args", slot=slot, n_tasks=n_tasks)
+    def meet(self, rank: int, slot: int = 0, n_tasks: int = 0, first_task: int = 0) -> None:
+        """Opens a step on a rank, which brings the ids that it drew for n_tasks tasks of a slot."""
+        args = struct("meet_args", slot=slot, n_tasks=n_tasks, first_task=first_task)
         self.table.call("meet", self.backends[rank].ctx, ctypes.addressof(args))
 
     def gather(self, rank: int, kind: int, n_rows: int, whole: Any, **fields: Any) -> None:

@@ -141,7 +141,8 @@ static enum rc warm(struct model *m, struct captured *graph, struct err *err)
 {
     const uint32_t n = graph->n_rows;
     struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters,
-                          .source_rows = m->source_rows, .is_carried = program_is_head(m->program)};
+                          .source_rows = m->source_rows, .is_carried = program_is_head(m->program),
+                          .is_drawn_at_once = true};
     struct begin_args args = {.n_pad_rows = n, .pad_row_seq = m->options.max_num_seqs, .seq_first_row = m->each_row,
                               .to = m->arrays, .has_adapters = graph->has_adapters};
     use_arrays(&run, &m->arrays, n, n, n, 0);
@@ -156,7 +157,8 @@ static enum rc capture(struct model *m, struct captured *graph, struct err *err)
 {
     const uint32_t n = graph->n_rows;
     struct running run = {.m = m, .err = err, .view = view_of_graph(m, graph), .has_adapters = graph->has_adapters,
-                          .source_rows = m->source_rows, .is_carried = program_is_head(m->program)};
+                          .source_rows = m->source_rows, .is_carried = program_is_head(m->program),
+                          .is_drawn_at_once = true};
     use_arrays(&run, &m->arrays, n, n, n, 0);
     tower_use(&run);
     enum rc rc = m->backend->graph_begin(m->ctx, err);
@@ -271,12 +273,30 @@ bool model_replays(const struct model *m, const struct batch *batch)
 
 /* ---- the runner --------------------------------------------------------------------------------------------------------- */
 
+/* n_rows: of the logits that were computed. */
+static enum rc end_start(struct running *run, uint32_t n_rows)
+{
+    struct model *m = run->m;
+    struct batch *b = run->batch;
+    m->n_undrawn = 0;
+    if (!run->is_drawn_at_once) {
+        m->sampled = (struct meet_args){b->slot, m->options.rank ? 0 : b->n_tasks, 0};
+        return m->options.rank ? logits_end(run) : RC_OK;
+    }
+    if (b->has_masks && n_rows >= m->least_shared_rows) {
+        m->n_undrawn = n_rows;
+        return RC_OK;
+    }
+    if (b->has_masks && !m->options.rank)
+        b->await_masks(b->masks_ctx);
+    return logits_draw(run, n_rows);
+}
+
 enum rc model_start(void *ctx, struct batch *batch, struct err *err)
 {
     struct model *m = ctx;
-    struct running run = {.m = m, .batch = batch, .err = err};
+    struct running run = {.m = m, .batch = batch, .err = err, .is_drawn_at_once = batch->n_logits_rows <= m->max_logits_rows};
     const struct captured *captured = graph_for(m, batch);
-    uint32_t task = 0;
     if (!m->options.rank) /* the ranks share the batch */
         batch->is_replayed = captured != NULL;
     enum rc rc = ranks_meet(&run, m->sampled);
@@ -291,13 +311,13 @@ enum rc model_start(void *ctx, struct batch *batch, struct err *err)
         rc = RUN_ENTRY(m, copy_pages, &copies, err);
     if (!rc)
         rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : program_run(&run);
-    if (!rc && (m->options.rank || !batch->n_logits_rows))
-        rc = logits_end(&run);
-    else if (!rc && captured)
-        rc = logits_sample(&run, 0, batch->n_logits_rows, &task);
-    if (batch->n_tasks)
-        m->sampled = (struct meet_args){batch->slot, batch->n_tasks};
-    return rc;
+    return rc ? rc : end_start(&run, captured ? captured->n_rows : batch->n_logits_rows);
+}
+
+enum rc model_draw(struct model *m, struct batch *batch, struct err *err)
+{
+    struct running run = {.m = m, .batch = batch, .err = err};
+    return logits_draw(&run, m->n_undrawn);
 }
 
 enum rc model_finish(void *ctx, struct batch *batch, struct err *err)

@@ -335,6 +335,7 @@ static enum rc create_buffers(struct model *m, struct err *err)
     enum rc rc = buffer(m, m->plan.arena_values * m->item_bytes, &m->arena, err);
     if (!rc)
         rc = m->logits_bytes ? buffer(m, m->logits_bytes, &m->logits, err) : RC_OK;
+    m->least_shared_rows = ranks_least_shared_rows(m);
     if (!rc && spreads_logits(m->program))
         rc = buffer(m, m->logits_bytes, &m->head_logits, err);
     if (!rc && m->staged_bytes)

@@ -50,6 +50,8 @@ struct model {
     int32_t *each_row;            /* [most rows of a graph + 1] 0, 1, 2, ...: seq_first_row if every row is a sequence */
     size_t logits_bytes, staged_bytes, ropes_bytes;
     uint32_t vocab_stride, max_logits_rows;
+    uint32_t least_shared_rows;   /* ranks_least_shared_rows() */
+    uint32_t n_undrawn;           /* rows of logits of the last step, whose draws wait for model_draw; 0: none do */
     uint64_t graphs_bytes;
     char *read;                   /* host buffer for states that are copied from the arena */
     size_t read_bytes;
@@ -62,6 +64,8 @@ struct model {
 enum rc graphs_warm(struct model *model, struct err *err);
 /* Making a graph can wait for all work on the device. No rank may still be in a step then, as that step waits for this rank. */
 enum rc graphs_capture(struct model *model, struct err *err);
+/* Draws the tokens of a step whose start left them: the ranks share its rows, and its masks were not there. */
+enum rc model_draw(struct model *model, struct batch *batch, struct err *err);
 /* Whether a captured graph computes the batch: then its start enqueues few launches. */
 bool model_replays(const struct model *model, const struct batch *batch);
 

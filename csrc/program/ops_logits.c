@@ -43,7 +43,22 @@ enum rc logits_end(struct running *run)
     return run->m->backend->sample_finish ? sample(run, 0, 0, 0) : RC_OK;
 }
 
-enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t *task)
+enum rc logits_draw(struct running *run, uint32_t n_rows)
+{
+    const struct batch *b = run->batch;
+    const struct drawn_rows own = ranks_drawn_rows(run->m, n_rows);
+    uint32_t first = 0, end;
+    while (first < b->n_tasks && b->tasks[first].logits_row < own.first)
+        first++;
+    for (end = first; end < b->n_tasks && b->tasks[end].logits_row < own.end; end++)
+        ;
+    if (b->n_tasks)
+        run->m->sampled = (struct meet_args){b->slot, end - first, first};
+    return end > first ? sample(run, b->n_logits_rows, first, end - first) : logits_end(run);
+}
+
+/* Samples the wanted rows first .. first + n of a step with more than the buffer holds. *task: the next sampling task. */
+static enum rc sample_slice(struct running *run, uint32_t first, uint32_t n, uint32_t *task)
 {
     struct model *m = run->m;
     struct batch *b = run->batch;
@@ -60,7 +75,7 @@ enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t 
     return sample(run, n, first_task, *task - first_task);
 }
 
-/* Computes the logits of the wanted rows row .. row + n. They end in the buffer of rank 0. */
+/* Computes the logits of the wanted rows row .. row + n. They end in the buffer of the rank that samples the row. */
 static enum rc compute(struct running *run, const struct step *step, struct view x, uint32_t row, uint32_t n)
 {
     const struct model *m = run->m;
@@ -80,8 +95,8 @@ static enum rc compute(struct running *run, const struct step *step, struct view
     return rc || !is_shared ? rc : ranks_join_logits(run, op, n);
 }
 
-/* Computes and samples the logits of the wanted rows, as many rows at a time as the buffer holds. A captured graph ends with
- * the logits; sampling is not captured. Only rank 0 samples. */
+/* Computes the logits of the wanted rows. If the buffer does not hold all of them, rank 0 samples as many as it holds before it
+ * computes the next ones. */
 enum rc run_logits(struct running *run, const struct step *step, const struct views *v)
 {
     struct model *m = run->m;
@@ -92,8 +107,8 @@ enum rc run_logits(struct running *run, const struct step *step, const struct vi
     for (uint32_t row = 0; row < run->n_logits_rows && !rc; row += m->max_logits_rows) {
         uint32_t left = run->n_logits_rows - row, n = left < m->max_logits_rows ? left : m->max_logits_rows;
         rc = compute(run, step, v->in[0], row, n);
-        if (!rc && run->batch && !m->options.rank)
-            rc = logits_sample(run, row, n, &task);
+        if (!rc && run->batch && !run->is_drawn_at_once && !m->options.rank)
+            rc = sample_slice(run, row, n, &task);
     }
     return rc;
 }

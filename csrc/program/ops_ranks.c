@@ -84,11 +84,33 @@ struct view ranks_logits(const struct model *m, const struct op *logits)
     return (struct view){m->logits + logits->logits.first_id, m->program->weights[logits->weight[0]].rows, m->vocab_stride};
 }
 
+uint32_t ranks_least_shared_rows(const struct model *m)
+{
+    const struct comm *comm = m->options.n_ranks > 1 ? m->backend->comm : NULL;
+    const bool says_least = comm && comm->size_bytes > offsetof(struct comm, least_shared_rows);
+    if (!says_least || !comm->least_shared_rows || m->options.n_here < m->options.n_ranks)
+        return UINT32_MAX;
+    for (uint32_t i = 0; i < m->program->n_ops; i++)
+        if (m->program->ops[i].code == OP_LOGITS && ranks_share_logits(m, &m->program->ops[i]))
+            return comm->least_shared_rows;
+    return UINT32_MAX;
+}
+
+struct drawn_rows ranks_drawn_rows(const struct model *m, uint32_t n_rows)
+{
+    const uint64_t n = n_rows, rank = m->options.rank, n_ranks = m->options.n_ranks;
+    if (n_rows < m->least_shared_rows)
+        return (struct drawn_rows){0, rank ? 0 : n_rows};
+    return (struct drawn_rows){(uint32_t)(n * rank / n_ranks), (uint32_t)(n * (rank + 1) / n_ranks)};
+}
+
 enum rc ranks_join_logits(struct running *run, const struct op *logits, uint32_t n_rows)
 {
     const struct model *m = run->m;
+    const bool is_shared = run->is_drawn_at_once && n_rows >= m->least_shared_rows;
     struct gather_args args = {
-        .kind = GATHER_TO_FIRST, .n_rows = n_rows, .whole = {m->logits, m->program->vocab_size, m->vocab_stride},
+        .kind = is_shared ? GATHER_TO_OWNERS : GATHER_TO_FIRST, .n_rows = n_rows,
+        .whole = {m->logits, m->program->vocab_size, m->vocab_stride},
         .first = logits->logits.first_id, .n_columns = m->program->weights[logits->weight[0]].rows,
     };
     return m->backend->comm->gather(m->ctx, &args, run->err);

@@ -25,6 +25,7 @@ struct running {
     const struct item_piece *host_piece;  /* the same with host memory */
     const int32_t *feature_rows;     /* [piece->n_features] rows of the feature pool that the piece's features go to */
     uint32_t n_wanted_rows, n_logits_rows; /* wanted_rows: first for logits, then for states */
+    bool is_drawn_at_once;           /* the buffer holds all logits of the step, and its draws come behind them */
     struct err *err;
 };
 
@@ -42,14 +43,22 @@ struct views {
 enum rc step_run(struct running *run, const struct step *step);
 enum rc rope_tables_run(struct running *run); /* runs before the steps */
 enum rc program_run(struct running *run);
-/* Samples the wanted rows first .. first + n; the logits buffer holds them. *task: the next sampling task. */
-enum rc logits_sample(struct running *run, uint32_t first, uint32_t n, uint32_t *task);
-/* Samples nothing, but marks where the step ends for backends that only enqueue. */
+/* Samples the rows of a step that are this rank's; the logits buffer holds n_rows rows, with padding. Also marks where the step
+ * ends, for backends that only enqueue. */
+enum rc logits_draw(struct running *run, uint32_t n_rows);
+/* The same of a step whose rows have been sampled. */
 enum rc logits_end(struct running *run);
 /* ops_ranks.c. Without other ranks there is nothing to share, and a meeting ends at once. */
 bool ranks_share_logits(const struct model *model, const struct op *logits); /* each rank has columns of the logits */
 struct view ranks_logits(const struct model *model, const struct op *logits); /* this rank's columns */
-enum rc ranks_join_logits(struct running *run, const struct op *logits, uint32_t n_rows); /* brings them to rank 0 */
+/* Brings them to the rank that samples the row. */
+enum rc ranks_join_logits(struct running *run, const struct op *logits, uint32_t n_rows);
+/* Ranks share out so many rows of logits that are drawn at once, or more; fewer are rank 0's. UINT32_MAX: rank 0 has all. */
+uint32_t ranks_least_shared_rows(const struct model *model);
+struct drawn_rows {
+    uint32_t first, end;
+};
+struct drawn_rows ranks_drawn_rows(const struct model *model, uint32_t n_rows); /* which this rank samples, of n_rows */
 enum rc ranks_meet(struct running *run, struct meet_args args);
 bool operation_is_known(const struct backend *backend, const struct op *op); /* can run on it */
 

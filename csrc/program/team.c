@@ -495,20 +495,34 @@ static enum rc send_step(struct team *team, const struct batch *batch, struct er
     return hosts_send_step(team->hosts, team->message, n_bytes, err);
 }
 
-/* Whether one thread starts the step on all ranks. */
-static bool starts_in_turn(const struct team *team, const struct batch *batch)
+/* Whether meetings only enqueue, so that one thread can run all ranks. */
+static bool waits_on_device(const struct team *team)
 {
     const struct comm *comm = team->comm;
-    const bool waits_on_device = comm && comm->size_bytes > offsetof(struct comm, waits_on_device) && comm->waits_on_device;
-    return waits_on_device && model_replays(team->models[0], batch);
+    return comm && comm->size_bytes > offsetof(struct comm, waits_on_device) && comm->waits_on_device;
+}
+
+static enum rc draw_rank(struct model *model, void *batch, struct err *err)
+{
+    return model_draw(model, batch, err);
+}
+
+/* The ranks of one process. Masks are awaited by one thread, while all ranks compute. */
+static enum rc start_here(struct team *team, struct batch *batch, struct err *err)
+{
+    const bool is_short = waits_on_device(team), starts_in_turn = is_short && model_replays(team->models[0], batch);
+    enum rc rc = starts_in_turn ? run_in_turn(team, start_rank, batch, err) : run_ranks(team, start_rank, batch, true, err);
+    if (rc || !team->models[0]->n_undrawn)
+        return rc;
+    batch->await_masks(batch->masks_ctx);
+    return is_short ? run_in_turn(team, draw_rank, batch, err) : run_ranks(team, draw_rank, batch, true, err);
 }
 
 enum rc team_start(void *ctx, struct batch *batch, struct err *err)
 {
     struct team *team = ctx;
     if (!team->hosts)
-        return starts_in_turn(team, batch) ? run_in_turn(team, start_rank, batch, err)
-                                           : run_ranks(team, start_rank, batch, true, err);
+        return start_here(team, batch, err);
     struct err failure = {0};
     enum rc rc = hosts_is_first(team->hosts) ? send_step(team, batch, &failure) : RC_OK;
     if (!rc)

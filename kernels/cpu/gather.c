@@ -210,7 +210,7 @@ static enum rc arrive(struct cpu_ranks *all, struct rank *rank, const struct gat
 struct store_job {
     const struct gather_args *args;
     const struct rank *ranks;
-    uint32_t rank, n_ranks; /* this rank; the first n_ranks get the values */
+    uint32_t rank, n_ranks; /* this rank; the first n_ranks get the values, or the row's owner of them does */
     uint32_t purpose;       /* of the memory that has whole */
     size_t offset;          /* of whole in it */
     uint32_t n_parts;       /* of a row */
@@ -255,7 +255,9 @@ static void store_parts(void *job_args, uint32_t thread)
         const float *source = (const float *)job->source.data + (size_t)row * job->source.stride +
                               (job->is_from_a ? 0 : first);
         size_t place = job->offset + ((size_t)row * args->whole.stride + first) * sizeof(float);
-        for (uint32_t rank = 0; rank < job->n_ranks; rank++)
+        uint32_t owner = (uint32_t)(((row + 1ull) * job->n_ranks - 1) / args->n_rows);
+        bool has_owner = args->kind == GATHER_TO_OWNERS;
+        for (uint32_t rank = has_owner ? owner : 0; rank < (has_owner ? owner + 1 : job->n_ranks); rank++)
             if (rank != job->rank || job->is_from_a)
                 memcpy(job->ranks[rank].memory[job->purpose] + place, source, n_columns * sizeof(float));
     }
@@ -267,9 +269,14 @@ static bool is_in_whole(const struct view *view, const struct gather_args *args)
     return view->data == (float *)args->whole.data + args->first && (args->n_rows == 1 || view->stride == args->whole.stride);
 }
 
+static bool is_of_logits(const struct gather_args *args)
+{
+    return args->kind == GATHER_TO_FIRST || args->kind == GATHER_TO_OWNERS;
+}
+
 static uint32_t purpose_of(const struct gather_args *args)
 {
-    return args->kind == GATHER_TO_FIRST ? COMM_LOGITS : COMM_ARENA;
+    return is_of_logits(args) ? COMM_LOGITS : COMM_ARENA;
 }
 
 static enum rc store(struct cpu *cpu, const struct gather_args *args, struct err *err)
@@ -308,9 +315,9 @@ static enum rc check_place(const struct cpu *cpu, const struct gather_args *args
 
 static enum rc check_args(const struct cpu *cpu, const struct gather_args *args, struct err *err)
 {
-    bool is_columns = args->kind == GATHER_COLUMNS || args->kind == GATHER_TO_FIRST;
+    bool is_columns = args->kind == GATHER_COLUMNS || is_of_logits(args);
     uint32_t a = args->a.width, b = args->b.width, part_width = args->whole.width / (args->n_chosen ? args->n_chosen : 1);
-    if (args->kind > GATHER_TO_FIRST)
+    if (args->kind > GATHER_TO_OWNERS || (args->kind == GATHER_TO_OWNERS && cpu->ranks->options.exchange))
         return err_set(err, RC_INTERNAL, "gather: there is no kind %u", args->kind);
     if (is_columns && (uint64_t)args->first + args->n_columns > part_width)
         return err_set(err, RC_INTERNAL, "gather: columns %u to %llu do not lie in %u columns", args->first,
@@ -580,6 +587,7 @@ static enum rc comm_share(void *const *ctxs, uint32_t n_ranks, uint32_t purpose,
 const struct comm cpu_comm = {
     .size_bytes = sizeof cpu_comm,
     .most_of_several = UINT32_MAX,
+    .least_shared_rows = 2, /* few, so that tests share rows */
     .open = comm_open,
     .share = comm_share,
     .meet = comm_meet,

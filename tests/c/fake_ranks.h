@@ -400,7 +400,7 @@ static void close_comm(void *const *ctxs, uint32_t n_ranks)
 }
 
 static const struct comm COMM = {.size_bytes = sizeof COMM, .open = open_comm, .share = share, .meet = meet, .gather = gather,
-                                 .check = check, .abort = abort_all, .close = close_comm};
+                                 .check = check, .abort = abort_all, .close = close_comm, .least_shared_rows = 2};
 static const struct device_traits TRAITS = {.size_bytes = sizeof TRAITS, .default_tokens = 8, .default_seqs = 4};
 static const struct backend BACKEND = {
     .name = "fake", .traits = &TRAITS, .open = open_fake, .close = close_fake, .describe = describe, .fusions = no_fusions,

@@ -252,7 +252,7 @@ TEST(the_abi_has_its_number)
     AT(check, 40) AT(nccl, 48) AT(group_id, 56)
 #undef OF
 #define OF meet_args
-    AT(slot, 0) AT(n_tasks, 4)
+    AT(slot, 0) AT(n_tasks, 4) AT(first_task, 8)
 #undef OF
 #define OF gather_args
     AT(kind, 0) AT(n_rows, 4) AT(whole, 8) AT(first, 24) AT(n_columns, 28) AT(a, 32) AT(b, 48) AT(token_ids, 64)
@@ -261,7 +261,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF comm
     AT(size_bytes, 0) AT(open, 8) AT(share, 16) AT(meet, 24) AT(gather, 32) AT(check, 40) AT(abort, 48) AT(close, 56)
-    AT(waits_on_device, 64) AT(most_of_several, 68)
+    AT(waits_on_device, 64) AT(most_of_several, 68) AT(least_shared_rows, 72)
 #undef OF
 #define OF page_move
     AT(page, 0) AT(slot, 4)
@@ -349,7 +349,7 @@ NUMBER(FUSION_ADD_NORM, 16) NUMBER(FUSION_NORM_ADD_NORM, 32) NUMBER(FUSION_SSM_G
 NUMBER(FUSION_NORM_ROUTE, 256) NUMBER(FUSION_QKV_ATTENTION, 512) NUMBER(FUSION_ADD_NORM_LINEAR, 1024)
 NUMBER(FUSION_GATHER_NORM, 2048) NUMBER(FUSION_LINEAR_DELTA, 4096)
 NUMBER(GATHER_COLUMNS, 0) NUMBER(GATHER_ROWS, 1) NUMBER(GATHER_ROUTES, 2)
-NUMBER(GATHER_TO_FIRST, 3) NUMBER(COMM_ARENA, 0) NUMBER(COMM_LOGITS, 1)
+NUMBER(GATHER_TO_FIRST, 3) NUMBER(GATHER_TO_OWNERS, 4) NUMBER(COMM_ARENA, 0) NUMBER(COMM_LOGITS, 1)
 NUMBER(MOVE_OUT, 0) NUMBER(MOVE_IN, 1)
 NUMBER(MEMORY_WEIGHTS, 0) NUMBER(MEMORY_KV, 1) NUMBER(MEMORY_WORK, 2) NUMBER(MEMORY_PINNED, 3)
 

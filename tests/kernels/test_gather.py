@@ -10,7 +10,7 @@ import pytest
 
 from binding import Backend
 from llmpy import _core, errors
-from ranks import ARENA, COLUMNS, LOGITS, ROUTES, ROWS, TO_FIRST, Ranks, view
+from ranks import ARENA, COLUMNS, LOGITS, ROUTES, ROWS, TO_FIRST, TO_OWNERS, Ranks, view
 from staging import address, header, struct
 
 Array = np.ndarray
@@ -265,6 +265,28 @@ def test_logits_to_the_first_rank(connect: Connect, n_ranks: int, shape: tuple[i
         place.check(rank, place.rows(place.before[rank]))
 
 
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_logits_to_the_owners_of_rows(connect: Connect, n_ranks: int, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(n_ranks)
+    place, wanted, shares = Place(n_ranks, *shape), random_bits(rng, shape), cuts(rng, shape[1], n_ranks)
+    for rank, (first, end) in enumerate(shares):
+        place.rows(place.memory[rank])[:, first:end] = wanted[:, first:end]
+    place.keep()
+    ranks = connect(place, LOGITS)
+
+    def work(rank: int) -> None:
+        first, end = shares[rank]
+        ranks.gather(rank, TO_OWNERS, shape[0], place.view(rank), first=first, n_columns=end - first)
+
+    run_all(n_ranks, work)
+    for rank in range(n_ranks):
+        mine = slice(shape[0] * rank // n_ranks, shape[0] * (rank + 1) // n_ranks)
+        rows = place.rows(place.before[rank]).copy()
+        rows[mine] = wanted[mine]
+        place.check(rank, rows)
+
+
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_embeddings_of_ranks(connect: Connect, n_ranks: int) -> None:
     rng = np.random.default_rng(n_ranks)
@@ -395,7 +417,7 @@ def test_wrong_calls(connect: Connect, isa: str) -> None:
         (ROWS, 4, whole, {}, "rows have no token ids"),
         (ROUTES, 4, whole, {"routes": base, "n_chosen": 3}, "20 columns are not 3 equal parts with routes"),
         (ROUTES, 4, whole, {"routes": base}, "20 columns are not 0 equal parts with routes"),
-        (4, 4, whole, {}, "there is no kind 4"),
+        (5, 4, whole, {}, "there is no kind 5"),
     ]  # fmt: skip
     for kind, n_rows, at, fields, text in wrong:
         with pytest.raises(RuntimeError, match=text):

@@ -14,7 +14,7 @@ from cuda_ways import Ways
 
 from binding import Backend
 from llmpy import devices, errors, hardware
-from ranks import ARENA, COLUMNS, LOGITS, ROUTES, ROWS, TO_FIRST, Ranks, view
+from ranks import ARENA, COLUMNS, LOGITS, ROUTES, ROWS, TO_FIRST, TO_OWNERS, Ranks, view
 from staging import address, header, struct
 
 Array = np.ndarray
@@ -335,23 +335,42 @@ def test_logits_go_to_the_first_rank(make_team: MakeTeam, n_ranks: int) -> None:
 
 
 @N_RANKS
+def test_logits_go_to_the_owners_of_rows(make_team: MakeTeam, n_ranks: int) -> None:
+    team, rng = make_team(n_ranks, size_bytes=8 << 20, purpose=LOGITS), np.random.default_rng(n_ranks)
+    for n_rows, width, step in ((33, 32000, 64), (7, 333, 1), (64, 5000, 8)):
+        place, wanted = Place(team, n_rows, width, np.uint32), random_bits(rng, (n_rows, width), np.uint32)
+        shares = cuts(rng, width, n_ranks, step)
+        for rank, (first, end) in enumerate(shares):
+            place.rows(place.before[rank])[:, first:end] = wanted[:, first:end]
+        place.upload()
+        for rank, (first, end) in enumerate(shares):
+            team.ranks.gather(rank, TO_OWNERS, n_rows, place.view(rank), first=first, n_columns=end - first)
+        team.wait()
+        for rank in range(n_ranks):
+            mine = slice(n_rows * rank // n_ranks, n_rows * (rank + 1) // n_ranks)
+            rows = place.rows(place.before[rank]).copy()
+            rows[mine] = wanted[mine]
+            place.check(rank, rows)
+
+
+@N_RANKS
 @pytest.mark.parametrize("slot", [0, 1])
-def test_a_step_begins_with_the_drawn_ids_of_rank_0(make_team: MakeTeam, n_ranks: int, slot: int) -> None:
+def test_a_step_begins_with_the_drawn_ids_of_all_ranks(make_team: MakeTeam, n_ranks: int, slot: int) -> None:
     team = make_team(n_ranks)
     logits = np.random.default_rng(slot).standard_normal((20, 50)).astype(np.float32)
     tasks = [{"logits_row": i, "is_greedy": True} for i in range(20)]
     drawn = logits.argmax(1)
-    team.backends[0].sample(logits, tasks, slots=slot + 1)  # two slots: the first half goes to slot 0
     first = 10 * slot
-    for rank in range(n_ranks):
-        team.ranks.meet(rank, slot, 20)
+    for rank in range(n_ranks):  # two slots: the first half goes to slot 0
+        team.backends[rank].sample(logits if rank == 0 else logits[:, ::-1].copy(), tasks, slots=slot + 1)
+        team.ranks.meet(rank, slot, 18 if rank == 0 else 2 if rank == n_ranks - 1 else 0, 0 if rank == 0 else 18)
     team.wait()
     rows = tuple(np.array(one, np.int32) for one in ([-1 - first, 7, -20], [0] * 3, range(3), range(4), range(3)))
     for rank in range(n_ranks):
         to = tuple(np.zeros(4, np.int32) for _ in range(5))
         tables, runs = np.array([1], np.int32), np.array([], np.int32)
         team.backends[rank].begin(slot ^ 1, rows, tables, runs, to, np.array([1], np.int32))
-        assert to[0][:3].tolist() == [drawn[first], 7, drawn[19]], rank
+        assert to[0][:3].tolist() == [drawn[first], 7, 49 - drawn[19]], rank
 
 
 WIDTH = 256
@@ -557,7 +576,7 @@ def test_wrong_calls(cuda: str) -> None:
         (TO_FIRST, 4, whole, {}, RuntimeError, "do not lie in the rank's shared logits of 0 bytes"),
         (COLUMNS, 4, whole, {"n_columns": 5, "a": view(memory[0], 4, 20)}, RuntimeError, "terms of 4 and 0 columns"),
         (ROWS, 4, whole, {}, RuntimeError, "rows have no token ids"),
-        (4, 4, whole, {}, RuntimeError, "there is no kind 4"),
+        (5, 4, whole, {}, RuntimeError, "there is no kind 5"),
         (ROUTES, 4, whole, {"routes": memory[0], "n_chosen": 3}, RuntimeError, "20 columns are not 3 equal parts with routes"),
         (COLUMNS, 4, whole, {"first": 3, "n_columns": 3, "n_chosen": 4}, RuntimeError, "columns 3 to 6 do not lie in 5"),
     ]  # fmt: skip

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define LEAST_SHARED_ROWS 32u /* the sampler takes fewer rows at once: its time is that of one */
+
 static struct cuda_team *teams; /* all open ones */
 static pthread_mutex_t teams_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -307,4 +309,4 @@ static void comm_close(void *const *ctxs, uint32_t n_ranks)
 }
 
 const struct comm cuda_comm = {sizeof(struct comm), comm_open, comm_share, cuda_meet, cuda_gather,
-                               comm_check, comm_abort, comm_close, true, 1};
+                               comm_check, comm_abort, comm_close, true, 1, LEAST_SHARED_ROWS};

@@ -20,8 +20,8 @@
 #define MAX_PARTS 4u     /* chains of a thread */
 #define LL_PARTS 2u      /* the same, of rows in packets; one of float32, as the slots have no room for more */
 
-/* Rank 0's drawn ids. The kernel that resolves ids below 0 (staging.cu) reads those of the other slot, so a rank that is still
- * in the step before is not disturbed. */
+/* The ids that this rank has drawn. The kernel that resolves ids below 0 (staging.cu) reads those of the other slot, so a rank
+ * that is still in the step before is not disturbed. */
 struct drawn_ids {
     const int32_t *from;
     int32_t *to[MAX_RANKS];
@@ -54,9 +54,9 @@ static enum rc refuse_place(const struct gather_args *args, const struct cuda_te
 
 static enum rc check_args(const struct cuda *cuda, const struct gather_args *args, struct err *err)
 {
-    const bool has_columns = args->kind == GATHER_COLUMNS || args->kind == GATHER_TO_FIRST;
+    const bool has_columns = args->kind == GATHER_COLUMNS || is_of_logits(args);
     const uint32_t a = args->a.width, b = args->b.width, part_columns = args->whole.width / max(args->n_chosen, 1u);
-    if (args->kind > GATHER_TO_FIRST)
+    if (args->kind > GATHER_TO_OWNERS)
         return err_set(err, RC_INTERNAL, "gather: there is no kind %u", args->kind);
     if (has_columns && (uint64_t)args->first + args->n_columns > part_columns)
         return err_set(err, RC_INTERNAL, "gather: columns %u to %llu do not lie in %u columns", args->first,
@@ -69,8 +69,8 @@ static enum rc check_args(const struct cuda *cuda, const struct gather_args *arg
     if (args->kind == GATHER_ROUTES && (!args->routes || !args->n_chosen || args->whole.width % args->n_chosen))
         return err_set(err, RC_INTERNAL, "gather: %u columns are not %u equal parts with routes", args->whole.width,
                        args->n_chosen);
-    const uint32_t purpose = args->kind == GATHER_TO_FIRST ? COMM_LOGITS : COMM_ARENA;
-    const size_t item = args->kind == GATHER_TO_FIRST || cuda->dtype == DTYPE_F32 ? 4 : 2;
+    const uint32_t purpose = is_of_logits(args) ? COMM_LOGITS : COMM_ARENA;
+    const size_t item = is_of_logits(args) || cuda->dtype == DTYPE_F32 ? 4 : 2;
     const char *base = cuda->team->memory[purpose][cuda->rank], *data = (const char *)args->whole.data;
     const size_t n_bytes = ((size_t)(args->n_rows - 1) * args->whole.stride + args->whole.width) * item;
     const size_t size = cuda->team->size_bytes[purpose];
@@ -83,12 +83,17 @@ static enum rc check_args(const struct cuda *cuda, const struct gather_args *arg
 template <class T> static struct own_part part_of_rank(const struct cuda *cuda, const struct gather_args *args, bool is_sent)
 {
     const struct cuda_team *team = cuda->team;
-    const uint32_t purpose = args->kind == GATHER_TO_FIRST ? COMM_LOGITS : COMM_ARENA;
+    const uint32_t purpose = is_of_logits(args) ? COMM_LOGITS : COMM_ARENA;
     const uint32_t n_targets = args->kind == GATHER_TO_FIRST ? 1 : team->n_ranks;
     const T *own = own_values<T>(args);
     struct own_part part = part_of_args<T>(args);
     const size_t offset = (size_t)((char *)own - team->memory[purpose][cuda->rank]);
     const bool is_in_place = part.a == own && !part.b && (args->n_rows == 1 || part.a_stride == part.to_stride);
+    part.has_owners = args->kind == GATHER_TO_OWNERS;
+    for (uint32_t r = 0; r < team->n_ranks && part.has_owners; r++)
+        part.to[part.n_to++] = r == cuda->rank && is_in_place ? NULL : team->memory[purpose][r] + offset;
+    if (part.has_owners)
+        return part;
     for (uint32_t i = 0; i < team->n_ranks; i++) { /* from this rank on: not all ranks store to the same one at a time */
         const uint32_t r = (cuda->rank + i) % team->n_ranks;
         if (r == cuda->rank ? r < n_targets && !is_in_place : r < n_targets && !is_sent)
@@ -181,7 +186,7 @@ static bool has_parts(const struct gather_problem &p)
 /* Calls f with a value of the gathered type. */
 template <class F> static void visit_gathered(const struct gather_problem &p, F f)
 {
-    if (p.args->kind == GATHER_TO_FIRST)
+    if (is_of_logits(p.args))
         f(float());
     else
         visit_type(p.cuda->dtype, f);
@@ -280,7 +285,7 @@ enum rc cuda_gather(void *ctx, const struct gather_args *args, struct err *err)
     enum rc rc = check_args(cuda, args, err);
     if (rc)
         return rc;
-    const size_t item_bytes = args->kind == GATHER_TO_FIRST || cuda->dtype == DTYPE_F32 ? 4 : 2;
+    const size_t item_bytes = is_of_logits(args) || cuda->dtype == DTYPE_F32 ? 4 : 2;
     const struct gather_problem problem = {cuda, args, item_bytes, (size_t)args->n_rows * args->whole.width * item_bytes};
     const struct gather_way *way = find_way<WAYS_GATHER>(cuda, GATHER_WAYS, problem);
     way->run(problem);
@@ -297,14 +302,16 @@ enum rc cuda_meet(void *ctx, const struct meet_args *args, struct err *err)
         return cuda_link_check(cuda, err);
     if (!team)
         return err_set(err, RC_INTERNAL, "meet: the context is not connected to other ranks");
-    if (args->n_tasks > cuda->max_tasks)
-        return err_set(err, RC_INTERNAL, "meet: wanted at most %u drawn ids, have %u", cuda->max_tasks, args->n_tasks);
-    const size_t first = (size_t)(args->slot & 1) * cuda->max_tasks;
+    if ((uint64_t)args->first_task + args->n_tasks > cuda->max_tasks)
+        return err_set(err, RC_INTERNAL, "meet: wanted at most %u drawn ids, have %llu", cuda->max_tasks,
+                       (unsigned long long)args->first_task + args->n_tasks);
+    const size_t first = (size_t)(args->slot & 1) * cuda->max_tasks + args->first_task;
     struct drawn_ids ids = {};
     ids.from = cuda->sampled + first;
-    ids.n = cuda->rank ? 0 : args->n_tasks;
-    for (uint32_t r = 1; r < team->n_ranks; r++)
-        ids.to[ids.n_to++] = team->ranks[r]->sampled + first;
+    ids.n = args->n_tasks;
+    for (uint32_t r = 0; r < team->n_ranks; r++)
+        if (r != cuda->rank)
+            ids.to[ids.n_to++] = team->ranks[r]->sampled + first;
     launch(cuda, meet_step, 1, MEETING_THREADS, 0, meeting_of(cuda, true), ids);
     return launched(err, "meet");
 }

@@ -17,7 +17,13 @@ struct own_part {
     int32_t first_id, end_id;
     bool is_aligned;          /* everything is taken in eights */
     bool is_by_rows;          /* a block has rows blockIdx.x, blockIdx.x + gridDim.x, ... */
+    bool has_owners;          /* a row goes to its owner alone: to has all ranks, NULL where the part is in place */
 };
+
+static inline bool is_of_logits(const struct gather_args *args)
+{
+    return args->kind == GATHER_TO_FIRST || args->kind == GATHER_TO_OWNERS;
+}
 
 template <class T>
 static __device__ __forceinline__ void put_eight(T *row, uint32_t column, uint32_t n, bool is_aligned, const eight<T> &x)
@@ -72,8 +78,10 @@ template <class T> static __device__ __forceinline__ void store_own(const own_pa
         if (own.token_ids && (own.token_ids[row] < own.first_id || own.token_ids[row] >= own.end_id))
             continue;
         const eight<T> x = own_eight<T>(own, row, column);
-        for (uint32_t r = 0; r < own.n_to; r++)
-            put_eight((T *)own.to[r] + (size_t)row * own.to_stride, column, own.n_columns, own.is_aligned, x);
+        const uint32_t owner = own.has_owners ? ((row + 1) * own.n_to - 1) / own.n_rows : 0;
+        for (uint32_t r = owner; r < (own.has_owners ? owner + 1 : own.n_to); r++)
+            if (!own.has_owners || own.to[r])
+                put_eight((T *)own.to[r] + (size_t)row * own.to_stride, column, own.n_columns, own.is_aligned, x);
     }
 }
 
