@@ -23,9 +23,10 @@ struct comm_options {
                         size_t *others_bytes, struct err *err);
     /* With an exchange: an error if another process is lost. Long waits ask it; ctx is exchange_ctx. */
     enum rc (*check)(void *ctx, struct err *err);
-    /* With an exchange: a process group whose ranks are those of all processes. NULL: the process has no NCCL. */
+    /* With an exchange: a process group that has one member in each process. NULL: the process has no NCCL. */
     const char *nccl;          /* path of the library */
     const uint8_t *group_id;   /* [GROUP_ID_BYTES], equal in all processes */
+    uint32_t process, n_processes; /* with an exchange: number of this one; count */
 };
 
 struct meet_args {

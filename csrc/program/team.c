@@ -221,6 +221,8 @@ static enum rc connect(struct team *team, const struct team_options *given, stru
         return err_set(err, RC_UNSUPPORTED, "tensor_parallel_size: the backend %s runs one rank only", backend->name);
     struct comm_options options = {.timeout_seconds = given->timeout_seconds};
     if (team->hosts) {
+        options.process = given->hosts->host;
+        options.n_processes = given->hosts->n_hosts;
         options.first_rank = team->first_rank;
         options.n_all_ranks = team->n_all_ranks;
         options.exchange = hosts_exchange;

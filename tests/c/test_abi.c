@@ -249,7 +249,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF comm_options
     AT(timeout_seconds, 0) AT(first_meeting, 8) AT(first_rank, 12) AT(n_all_ranks, 16) AT(exchange_ctx, 24) AT(exchange, 32)
-    AT(check, 40) AT(nccl, 48) AT(group_id, 56)
+    AT(check, 40) AT(nccl, 48) AT(group_id, 56) AT(process, 64) AT(n_processes, 68)
 #undef OF
 #define OF meet_args
     AT(slot, 0) AT(n_tasks, 4) AT(first_task, 8)

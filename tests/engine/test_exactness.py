@@ -121,6 +121,17 @@ def test_batch_and_chunking(case: Case, options: dict[str, object]) -> None:
         llm._driver.engine.check()
 
 
+def test_ranks_share_out_many_rows(case: Case) -> None:
+    path, device, wanted = case
+    if " x " not in device:
+        pytest.skip("one rank samples all rows")
+    with open_llm(path, device, max_num_seqs=64) as llm:
+        which = [i % len(LENGTHS) for i in range(45)]
+        outputs = llm.generate([prompts()[i] for i in which], [params(i) for i in which], use_tqdm=False)
+        assert [bits(o) for o in outputs] == [wanted[i] for i in which]
+        assert llm.stats().num_preemptions == 0
+
+
 def test_order_of_requests(case: Case) -> None:
     path, device, wanted = case
     with open_llm(path, device) as llm:

@@ -71,7 +71,7 @@ struct cuda {
     struct way_choice ways[N_WAY_TABLES];
     struct cuda_team *team;       /* ranks/comm.cu's; NULL: the context runs a model alone */
     uint32_t rank;                /* of the team */
-    struct link *link;            /* ranks/link.cu's; NULL: there are no ranks in other processes */
+    struct link *link;            /* of a process's first rank, to other processes (ranks/link.cu); else NULL */
     char description[192];
 };
 
@@ -317,6 +317,6 @@ extern const struct peers cuda_peers;
 extern const struct moves cuda_moves;
 /* ranks/comm.cu */
 extern const struct comm cuda_comm;
-uint32_t cuda_n_ranks(const struct cuda *cuda); /* that run a model together; 0: it is alone */
+uint32_t cuda_n_ranks(const struct cuda *cuda); /* that run a model together in one process alone; else 0 */
 
 #endif

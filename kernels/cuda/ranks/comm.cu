@@ -16,7 +16,7 @@ static pthread_mutex_t teams_lock = PTHREAD_MUTEX_INITIALIZER;
 
 uint32_t cuda_n_ranks(const struct cuda *cuda)
 {
-    return cuda->team ? cuda->team->n_ranks : 0;
+    return cuda->team && !cuda->team->link ? cuda->team->n_ranks : 0;
 }
 
 /* ---- devices ------------------------------------------------------------------------------------------------------------- */
@@ -138,6 +138,7 @@ static void leave_teams(struct cuda_team *team)
 static void team_close(struct cuda_team *team)
 {
     leave_teams(team);
+    link_close(team->link); /* ends kernels that wait for other processes */
     for (uint32_t r = 0; r < team->n_ranks; r++) {
         struct cuda *cuda = team->ranks[r];
         device_scope scope(cuda->device);
@@ -196,18 +197,6 @@ static enum rc make_states(struct cuda_team *team, uint32_t first, struct err *e
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "ranks");
 }
 
-static enum rc open_link(struct cuda *cuda, uint32_t n_ranks, const struct comm_options *options, struct err *err)
-{
-    if (n_ranks != 1)
-        return err_set(err, RC_INTERNAL, "ranks: wanted one context of this process, have %u", n_ranks);
-    if (options->nccl)
-        return cuda_link_open(cuda, options, err);
-    err_set(err, RC_DEVICE, "NCCL: wanted libnccl.so.2 for the ranks of other hosts, have none; install nvidia-nccl-cu13, or "
-            "name its folder in LLMPY_LIB_PATH");
-    err_name(err, "nccl_open", NULL);
-    return RC_DEVICE;
-}
-
 static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_options *options, struct err *err)
 {
     if (!(options->timeout_seconds > 0)) {
@@ -223,8 +212,6 @@ static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_
     for (uint32_t r = 0; r < n_ranks; r++)
         if (((const struct cuda *)ctxs[r])->team)
             return err_set(err, RC_INTERNAL, "ranks: context %u is connected to other ranks already", r);
-    if (options->exchange)
-        return open_link((struct cuda *)ctxs[0], n_ranks, options, err);
     struct cuda_team *team = (struct cuda_team *)mem_calloc(1, sizeof *team);
     if (!team)
         return err_set(err, RC_MEMORY, "cuda: no memory for %u ranks", n_ranks);
@@ -237,6 +224,7 @@ static enum rc comm_open(void *const *ctxs, uint32_t n_ranks, const struct comm_
     }
     enum rc rc = check_ranks(team, err);
     rc = rc ? rc : make_states(team, options->first_meeting, err);
+    rc = rc || !options->exchange ? rc : link_open(team, options, err);
     if (rc) {
         team_close(team);
         return rc;
@@ -253,30 +241,29 @@ static enum rc comm_share(void *const *ctxs, uint32_t n_ranks, uint32_t purpose,
 {
     struct cuda *first = (struct cuda *)ctxs[0];
     struct cuda_team *team = first->team;
-    if (first->link)
-        return cuda_link_share(first, size_bytes, err);
     if (!team || purpose >= COMM_MEMORIES || n_ranks != team->n_ranks)
         return err_set(err, RC_INTERNAL, "share: wanted the contexts of open ranks, and a purpose below %u, have %u",
                        COMM_MEMORIES, purpose);
     for (uint32_t r = 0; r < n_ranks; r++)
         team->memory[purpose][r] = (char *)memory[r];
     team->size_bytes[purpose] = size_bytes;
-    return RC_OK;
+    return link_share(team->link, size_bytes, err);
 }
 
 static enum rc comm_check(void *ctx, struct err *err)
 {
     const struct cuda *cuda = (const struct cuda *)ctx;
-    if (cuda->link)
-        return cuda_link_check(cuda, err);
     const struct cuda_team *team = cuda->team;
+    enum rc rc = link_check(team->link, err);
+    if (rc)
+        return rc;
     const volatile struct rank_failure *failure = team->failures[cuda->rank];
     const uint32_t reason = failure->reason, source = failure->source, gather = failure->gather;
     char meeting[32] = "the start of the step";
     if (reason == WAIT_OK)
         return RC_OK;
-    if (gather)
-        snprintf(meeting, sizeof meeting, "gather %u", gather);
+    if (gather) /* a gather over a link has several meetings */
+        snprintf(meeting, sizeof meeting, "%s %u", team->link ? "meeting" : "gather", gather);
     if (reason == WAIT_LATE && source == cuda->rank)
         err_set(err, RC_DEVICE, "rank %u (cuda:%d) did not get all values of %s within %g s (step_timeout_s)", source,
                 cuda->device, meeting, team->timeout_seconds);
@@ -291,22 +278,19 @@ static enum rc comm_check(void *ctx, struct err *err)
 
 static void comm_abort(void *const *ctxs, uint32_t n_ranks)
 {
-    struct cuda *first = n_ranks ? (struct cuda *)ctxs[0] : NULL;
-    if (first && first->link)
-        cuda_link_abort(first);
-    const struct cuda_team *team = first ? first->team : NULL;
-    if (team)
-        __atomic_store_n(team->aborted, 1, __ATOMIC_RELEASE);
+    const struct cuda_team *team = n_ranks ? ((const struct cuda *)ctxs[0])->team : NULL;
+    if (!team)
+        return;
+    link_abort(team->link);
+    __atomic_store_n(team->aborted, 1, __ATOMIC_RELEASE);
 }
 
 static void comm_close(void *const *ctxs, uint32_t n_ranks)
 {
-    struct cuda *first = n_ranks ? (struct cuda *)ctxs[0] : NULL;
-    if (first && first->link)
-        cuda_link_close(first);
-    if (first && first->team)
-        team_close(first->team);
+    struct cuda_team *team = n_ranks ? ((const struct cuda *)ctxs[0])->team : NULL;
+    if (team)
+        team_close(team);
 }
 
 const struct comm cuda_comm = {sizeof(struct comm), comm_open, comm_share, cuda_meet, cuda_gather,
-                               comm_check, comm_abort, comm_close, true, 1, LEAST_SHARED_ROWS};
+                               comm_check, comm_abort, comm_close, true, MAX_RANKS, LEAST_SHARED_ROWS};

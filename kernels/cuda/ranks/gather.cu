@@ -15,8 +15,6 @@
 #include "gather_push.cuh"
 #include "link.cuh"
 
-#define PLAIN_BLOCKS 32u /* saturate the link */
-#define SHARED_BLOCKS 8u /* of ranks that share a device: all their grids and clusters of 8 blocks fit beside each other */
 #define MAX_PARTS 4u     /* chains of a thread */
 #define LL_PARTS 2u      /* the same, of rows in packets; one of float32, as the slots have no room for more */
 
@@ -56,7 +54,7 @@ static enum rc check_args(const struct cuda *cuda, const struct gather_args *arg
 {
     const bool has_columns = args->kind == GATHER_COLUMNS || is_of_logits(args);
     const uint32_t a = args->a.width, b = args->b.width, part_columns = args->whole.width / max(args->n_chosen, 1u);
-    if (args->kind > GATHER_TO_OWNERS)
+    if (args->kind > GATHER_TO_OWNERS || (args->kind == GATHER_TO_OWNERS && cuda->team->link))
         return err_set(err, RC_INTERNAL, "gather: there is no kind %u", args->kind);
     if (has_columns && (uint64_t)args->first + args->n_columns > part_columns)
         return err_set(err, RC_INTERNAL, "gather: columns %u to %llu do not lie in %u columns", args->first,
@@ -276,8 +274,6 @@ enum rc cuda_gather(void *ctx, const struct gather_args *args, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    if (cuda->link)
-        return args->n_rows ? cuda_link_gather(cuda, args, err) : RC_OK;
     if (!cuda->team)
         return err_set(err, RC_INTERNAL, "gather: the context is not connected to other ranks");
     if (!args->n_rows)
@@ -285,6 +281,10 @@ enum rc cuda_gather(void *ctx, const struct gather_args *args, struct err *err)
     enum rc rc = check_args(cuda, args, err);
     if (rc)
         return rc;
+    if (cuda->team->link) {
+        rc = link_gather(cuda, args, err);
+        return rc || !args->norm ? rc : cuda_rms_norm(cuda, args->norm, err);
+    }
     const size_t item_bytes = is_of_logits(args) || cuda->dtype == DTYPE_F32 ? 4 : 2;
     const struct gather_problem problem = {cuda, args, item_bytes, (size_t)args->n_rows * args->whole.width * item_bytes};
     const struct gather_way *way = find_way<WAYS_GATHER>(cuda, GATHER_WAYS, problem);
@@ -298,10 +298,11 @@ enum rc cuda_meet(void *ctx, const struct meet_args *args, struct err *err)
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
     const struct cuda_team *team = cuda->team;
-    if (cuda->link) /* gathers alone order the ranks, and a step has no ids of the step before that are unknown to the host */
-        return cuda_link_check(cuda, err);
     if (!team)
         return err_set(err, RC_INTERNAL, "meet: the context is not connected to other ranks");
+    enum rc rc = link_check(team->link, err); /* the processes themselves meet in gathers alone */
+    if (rc)
+        return rc;
     if ((uint64_t)args->first_task + args->n_tasks > cuda->max_tasks)
         return err_set(err, RC_INTERNAL, "meet: wanted at most %u drawn ids, have %llu", cuda->max_tasks,
                        (unsigned long long)args->first_task + args->n_tasks);

@@ -1,18 +1,17 @@
-/* link.cuh: the meetings of a rank with ranks of other processes (link.cu), for comm.cu and for waits of the host. */
+/* link.cuh: the meetings of a process's ranks with those of other processes (link.cu), for comm.cu, gather.cu and for waits of
+ * the host. A team without other processes has no link: with NULL these functions do nothing and return RC_OK. */
 #ifndef LLMPY_CUDA_LINK_CUH
 #define LLMPY_CUDA_LINK_CUH
 
-#include "../core/launch.cuh"
+#include "meeting.cuh"
 
-struct link;
-
-/* Sets cuda->link. Returns once all processes have connected. */
-enum rc cuda_link_open(struct cuda *cuda, const struct comm_options *options, struct err *err);
-enum rc cuda_link_share(struct cuda *cuda, size_t size_bytes, struct err *err);
-enum rc cuda_link_gather(struct cuda *cuda, const struct gather_args *args, struct err *err);
-enum rc cuda_link_check(const struct cuda *cuda, struct err *err);
-void cuda_link_abort(struct cuda *cuda);
-void cuda_link_close(struct cuda *cuda);
+/* Sets the team's link. Returns once all processes have connected. */
+enum rc link_open(struct cuda_team *team, const struct comm_options *options, struct err *err);
+enum rc link_share(struct link *link, size_t size_bytes, struct err *err);
+enum rc link_gather(struct cuda *cuda, const struct gather_args *args, struct err *err); /* checked; the team has a link */
+enum rc link_check(const struct link *link, struct err *err);
+void link_abort(struct link *link);
+void link_close(struct link *link);
 
 /* Waits for an event, or for all work of the stream if it is NULL. With a link the wait ends when another process is lost, and
  * after the longest wait for a rank. */

@@ -26,6 +26,8 @@
 #define MAX_RANKS 8u
 #define MEETING_BLOCKS 128u  /* of a grid that waits, at most */
 #define MEETING_THREADS 512u /* of its blocks, at most */
+#define PLAIN_BLOCKS 32u     /* of a gather without a norm: they saturate the link */
+#define SHARED_BLOCKS 8u     /* of ranks that share a device: all their grids and clusters of 8 blocks fit beside each other */
 #define SLOT_PACKETS 2048u   /* that a block stores to a rank in one meeting, at most */
 #define CLEAR_EVERY (1u << 30) /* meetings */
 #define TURNS 1024u          /* looks at a flag between two looks at the clock and at the abort word */
@@ -76,6 +78,7 @@ struct cuda_team {
     size_t size_bytes[COMM_MEMORIES];
     uint32_t *aborted; /* in pinned memory */
     double timeout_seconds;
+    struct link *link;  /* to the ranks of other processes; NULL: there are none */
     bool shares_device; /* two ranks are on one device */
     bool is_alone;      /* what the ranks' states say */
 };
