@@ -141,6 +141,7 @@ struct linear_args {
     struct view mid;            /* LINEAR_PRODUCT: [n_rows][rows of the matrix], scratch */
     const float *delta;         /* [n_rows][delta_stride] or NULL; FUSION_LINEAR_DELTA: added to the sums, and to the bias, */
     uint32_t delta_stride;      /* before they are rounded. Column i is that of row i of the matrix */
+    bool is_mirrored;           /* struct comm says that it can: y also goes to the same place of all other ranks' COMM_ARENA */
 };
 
 /* Adapters (LoRA): for each row that has one, y += scale * B (A x), part by part of a matrix. x is the input of the matrix's

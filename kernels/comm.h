@@ -79,6 +79,9 @@ struct comm {
     bool waits_on_device;      /* meet and gather return before the other ranks have come, so one thread can start all ranks */
     uint32_t most_of_several;  /* ranks of this process, at most, if there are other processes; 0: there cannot be any */
     uint32_t least_shared_rows; /* of logits that are worth GATHER_TO_OWNERS; 0: there is no such gather */
+    /* Whether a linear is worth is_mirrored, behind which y's gather is_stored. y is some eights of columns of a value in
+     * COMM_ARENA. The answer follows from what is equal on all ranks. NULL: none is. */
+    bool (*mirrors)(void *ctx, const struct linear_args *args);
 };
 
 #endif

@@ -45,8 +45,10 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN], *norm = step->ops[ROLE_NORM];
     const struct gather_attributes *given = &op->gather;
-    struct gather_args args = {.kind = given->kind, .n_rows = v->n_rows, .whole = v->out, .unit = given->unit};
+    struct gather_args args = {.kind = given->kind, .n_rows = v->n_rows, .whole = v->out, .unit = given->unit,
+                               .is_stored = run->is_stored};
     struct rms_norm_args row;
+    run->is_stored = false;
     if (given->kind == GATHER_COLUMNS && given->n_chosen) {
         args.first = given->first;
         args.n_columns = given->end - given->first;
@@ -114,6 +116,12 @@ enum rc ranks_join_logits(struct running *run, const struct op *logits, uint32_t
         .first = logits->logits.first_id, .n_columns = m->program->weights[logits->weight[0]].rows,
     };
     return m->backend->comm->gather(m->ctx, &args, run->err);
+}
+
+bool ranks_mirror(const struct model *m, const struct linear_args *args)
+{
+    const struct comm *comm = m->options.n_ranks > 1 ? m->backend->comm : NULL;
+    return comm && comm->size_bytes > offsetof(struct comm, mirrors) && comm->mirrors && comm->mirrors(m->ctx, args);
 }
 
 enum rc ranks_meet(struct running *run, struct meet_args args)

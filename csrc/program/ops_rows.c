@@ -91,6 +91,7 @@ enum rc run_linear(struct running *run, const struct step *step, const struct vi
     struct linear_args args = linear_of(run->m, step, ROLE_MAIN, v->n_rows, v->in[0], v->out, &add);
     if (run->has_adapters)
         return lora_linear(run, step, step->ops[ROLE_MAIN]->weight[0], &args);
+    run->is_stored = args.is_mirrored = step->is_gathered_next && ranks_mirror(run->m, &args);
     return run->m->backend->linear(run->m->ctx, &args, run->err);
 }
 

@@ -217,6 +217,16 @@ static struct place place_of(const struct planner *b, struct ref ref, uint32_t m
                           n_joined * padded(b->rooms[ref.root])};
 }
 
+/* All ranks have eights of columns: the unit says so. */
+static bool gathers(const struct step *step, const struct place *own)
+{
+    const struct op *op = step->ops[ROLE_MAIN];
+    if (!is_gather(step) || step->ops[ROLE_SUM] || op->gather.kind != GATHER_COLUMNS || op->gather.n_chosen)
+        return false;
+    return op->gather.unit && op->gather.unit % 8 == 0 && own->width == step->in[0].width &&
+           own->offset == step->in[0].offset && own->offset == step->out.offset + op->gather.first;
+}
+
 static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, struct err *err)
 {
     enum rc rc = alias_gathers(b, err);
@@ -242,6 +252,8 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
         node->step.normed = place_of(b, node->normed, max_rows);
         node->step.next = place_of(b, node->next, max_rows);
         plan->steps[i] = node->step;
+        if (i)
+            plan->steps[i - 1].is_gathered_next = gathers(&plan->steps[i], &plan->steps[i - 1].out);
     }
     return RC_OK;
 }

@@ -25,6 +25,7 @@ struct running {
     const struct item_piece *host_piece;  /* the same with host memory */
     const int32_t *feature_rows;     /* [piece->n_features] rows of the feature pool that the piece's features go to */
     uint32_t n_wanted_rows, n_logits_rows; /* wanted_rows: first for logits, then for states */
+    bool is_stored;                  /* the step before has stored to all ranks what this one gathers */
     bool is_drawn_at_once;           /* the buffer holds all logits of the step, and its draws come behind them */
     struct err *err;
 };
@@ -60,6 +61,7 @@ struct drawn_rows {
 };
 struct drawn_rows ranks_drawn_rows(const struct model *model, uint32_t n_rows); /* which this rank samples, of n_rows */
 enum rc ranks_meet(struct running *run, struct meet_args args);
+bool ranks_mirror(const struct model *model, const struct linear_args *args); /* a linear stores to all ranks */
 bool operation_is_known(const struct backend *backend, const struct op *op); /* can run on it */
 
 #endif

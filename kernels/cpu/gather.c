@@ -301,6 +301,17 @@ static enum rc store(struct cpu *cpu, const struct gather_args *args, struct err
     return RC_OK;
 }
 
+enum rc cpu_mirror(struct cpu *cpu, const struct view *rows, uint32_t n_rows, struct err *err)
+{
+    const struct gather_args args = {.kind = GATHER_COLUMNS, .n_rows = n_rows, .whole = *rows, .n_columns = rows->width};
+    return store(cpu, &args, err);
+}
+
+static bool mirrors(void *ctx, const struct linear_args *args)
+{
+    return ((const struct cpu *)ctx)->ranks && args->n_rows > 1; /* so that tests have both ways */
+}
+
 static enum rc check_place(const struct cpu *cpu, const struct gather_args *args, struct err *err)
 {
     uint32_t purpose = purpose_of(args);
@@ -588,6 +599,7 @@ const struct comm cpu_comm = {
     .size_bytes = sizeof cpu_comm,
     .most_of_several = UINT32_MAX,
     .least_shared_rows = 2, /* few, so that tests share rows */
+    .mirrors = mirrors,
     .open = comm_open,
     .share = comm_share,
     .meet = comm_meet,

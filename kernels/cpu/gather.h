@@ -9,5 +9,7 @@ extern const struct comm cpu_comm;
 
 /* Ranks that the context meets, itself included; 0: `open` has not connected it. */
 uint32_t cpu_n_ranks(const struct cpu *cpu);
+/* Stores rows of the rank's arena to the same place of all other ranks' arenas. */
+enum rc cpu_mirror(struct cpu *cpu, const struct view *rows, uint32_t n_rows, struct err *err);
 
 #endif

@@ -5,6 +5,7 @@
  * row is bound by the bytes of W: every thread streams its panels once. Many rows are bound by multiplications: the strips of
  * X that fit half of the second-level cache stay there, a slab of W stays in the first-level cache while it is multiplied by
  * all of these strips, and each tile prefetches its share of the weights that come next. */
+#include "gather.h"
 #include "linear_run.h"
 #include "ops.h"
 #include "rows.h"
@@ -291,5 +292,5 @@ enum rc K(linear)(struct cpu *cpu, const struct linear_args *args, struct err *e
                        args->n_rows);
     struct linear_job job = {cpu, args};
     pool_run(cpu->pool, linear_run, &job);
-    return RC_OK;
+    return args->is_mirrored ? cpu_mirror(cpu, &args->y, args->n_rows, err) : RC_OK;
 }

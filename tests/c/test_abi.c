@@ -55,6 +55,7 @@ TEST(the_abi_has_its_number)
 #define OF linear_args
     AT(matrix, 0) AT(n_rows, 8) AT(x, 16) AT(y, 32) AT(bias, 48) AT(add, 56) AT(input, 64) AT(norm_weight, 72)
     AT(norm_eps, 80) AT(act, 84) AT(is_float_out, 88) AT(output, 92) AT(mid, 96) AT(delta, 112) AT(delta_stride, 120)
+    AT(is_mirrored, 124)
 #undef OF
 #define OF lora_part
     AT(first_row, 0) AT(n_rows, 4) AT(head, 8) AT(a, 16) AT(b, 24)
@@ -261,7 +262,7 @@ TEST(the_abi_has_its_number)
 #undef OF
 #define OF comm
     AT(size_bytes, 0) AT(open, 8) AT(share, 16) AT(meet, 24) AT(gather, 32) AT(check, 40) AT(abort, 48) AT(close, 56)
-    AT(waits_on_device, 64) AT(most_of_several, 68) AT(least_shared_rows, 72)
+    AT(waits_on_device, 64) AT(most_of_several, 68) AT(least_shared_rows, 72) AT(mirrors, 80)
 #undef OF
 #define OF page_move
     AT(page, 0) AT(slot, 4)

@@ -119,7 +119,8 @@ static struct gather_args rows_of(const struct gather_args *args, uint32_t first
 template <class T> static enum rc store_and_meet(struct cuda *cuda, const struct own_part &own, struct err *err)
 {
     const uint32_t n_blocks = cuda->team->shares_device ? SHARED_BLOCKS : PLAIN_BLOCKS;
-    launch(cuda, own.n_parts ? gather_push_parts<T> : gather_push<T>, n_blocks, MEETING_THREADS, 0, meeting_of(cuda, false), own);
+    const auto kernel = own.n_parts ? gather_push_parts<T> : gather_push<T>;
+    launch(cuda, kernel, n_blocks, MEETING_THREADS, 0, meeting_of(cuda, false), own);
     return launched(err, "gather");
 }
 
