@@ -32,6 +32,8 @@ BASELINE_KERNELS = {"backend_cpu.c", "gather.c", "memory.c"}
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 INCLUDE = sysconfig.get_paths()["include"]
 CC = shlex.split(os.environ.get("CC") or "cc")
+CUDA_ARCHS = "90a,compute_80"
+"""Machine code for H100 and H200, and PTX, which the driver translates for all other GPUs from compute capability 8.0 on."""
 Unit = tuple[Path, list[str], str]  # source, extra flags, object name
 
 
@@ -161,8 +163,9 @@ def cuda_flags() -> list[str]:
     """Flags of every CUDA object; products and sums stay apart, as in C. Kernels are compressed to a fifth of their size."""
     result = ["-std=c++17", "-O3", "-fmad=false", "-DNDEBUG", "--compress-mode=size"]
     result += ["-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
-    for arch in os.environ.get("LLMPY_CUDA_ARCHS", "90a").split(","):
-        result += ["-gencode", f"arch=compute_{arch},code=sm_{arch}"]
+    for arch in os.environ.get("LLMPY_CUDA_ARCHS", CUDA_ARCHS).split(","):
+        number = arch.removeprefix("compute_")
+        result += ["-gencode", f"arch=compute_{number},code={arch if arch != number else 'sm_' + arch}"]
     return result + (["-Werror", "all-warnings"] if os.environ.get("LLMPY_WERROR") == "1" else [])
 
 

@@ -2,6 +2,8 @@
 
 import ctypes
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,19 @@ def test_the_library_has_the_ways_of_the_source() -> None:
         names = ways(table)
         assert [library.llmpy_cuda_way(number, row) for row in range(len(names) + 1)] == [*map(str.encode, names), None]
     assert library.llmpy_cuda_way(len(TABLES), 0) is None
+
+
+def test_the_code_for_other_devices_has_no_instructions_of_sm_90a() -> None:
+    """The PTX in the library is for compute_80, and of the kernels of sm_90a nothing is left in it."""
+    reader = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump")
+    if not hardware.cuda_library() or not reader:
+        pytest.skip("no CUDA backend in this build, or no cuobjdump")
+    ptx = subprocess.run([reader, "-ptx", hardware.cuda_library()], capture_output=True, text=True, check=True).stdout
+    assert {*re.findall(r"^\.target (\w+)", ptx, re.M)} == {"sm_80"}
+    newer = r"\b(wgmma|griddepcontrol|setmaxnreg|mapa|multimem|stmatrix|cp\.async\.bulk|barrier\.cluster|mbarrier)\b[^;]*"
+    assert not re.search(newer, ptx)
+    stubs = re.findall(r"^\.visible \.entry \w*linear_gemm\w*\(.*?^\}", ptx, re.M | re.S)
+    assert stubs and all("trap;" in stub and len(stub.splitlines()) < 30 for stub in stubs)
 
 
 def kernels(name: str) -> list[str]:

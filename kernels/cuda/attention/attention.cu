@@ -51,7 +51,7 @@ static __device__ __forceinline__ float score_of(float s, struct scoring how, in
 }
 
 /* p[0..64) of a tile into shared memory; the state's m and l move on. Returns the factor of O. */
-template <class C>
+template <enum kv_layout L, class C>
 static __device__ float score_tile(const cache<C> &kv, uint32_t seq, uint32_t head, uint32_t tile, struct visible seen,
                                    struct scoring how, const float *q, float *p, float *tree, struct soft *state)
 {
@@ -59,12 +59,12 @@ static __device__ float score_tile(const cache<C> &kv, uint32_t seq, uint32_t he
     if (t < TILE) {
         float u = -INFINITY;
         if (position >= seen.first && position <= seen.last) {
-            const C *key = kv.key(seq, position, head);
+            char *page = kv.page_of(seq, position);
             float s = 0;
             for (uint32_t d = 0; d < kv.head_dim; d++)
-                s = fmaf(q[d], to_float(key[d]), s);
+                s = fmaf(q[d], to_float(*kv.template one_in<L>(page, position, head, d)), s);
             if constexpr (std::is_same_v<C, int8_t>)
-                s = s * *kv.scale_in(kv.page_of(seq, position), position, head);
+                s = s * *kv.scale_in(page, position, head);
             u = score_of(s, how, (int32_t)(position - seen.last));
         }
         p[t] = tree[t] = u;
@@ -92,21 +92,21 @@ static __device__ float score_tile(const cache<C> &kv, uint32_t seq, uint32_t he
     return factor;
 }
 
-template <class C>
+template <enum kv_layout L, class C>
 static __device__ void add_values(const cache<C> &kv, uint32_t seq, uint32_t head, uint32_t tile, struct visible seen,
                                   const float *p, float factor, struct soft *state)
 {
     uint32_t first = tile < seen.first ? seen.first - tile : 0, last = seen.last - tile < TILE ? seen.last - tile : TILE - 1;
+    const size_t values = L == KV_PLAIN ? kv.values() : kv.tiled_values();
     for (uint32_t c = 0; c < COLUMNS; c++)
         state->o[c] *= factor;
     for (uint32_t j = first; j <= last; j++) {
         char *page = kv.page_of(seq, tile + j);
-        const C *value = kv.key_in(page, tile + j, head) + kv.values();
         float weight = p[j];
         if constexpr (std::is_same_v<C, int8_t>)
             weight = weight * kv.scale_in(page, tile + j, head)[kv.scales()];
         for (uint32_t c = 0, d = threadIdx.x; c < COLUMNS && d < kv.head_dim; c++, d += THREADS)
-            state->o[c] = fmaf(weight, to_float(value[d]), state->o[c]);
+            state->o[c] = fmaf(weight, to_float(kv.template one_in<L>(page, tile + j, head, d)[values]), state->o[c]);
     }
 }
 
@@ -120,7 +120,7 @@ static __device__ void fold_soft(struct soft *sum, const struct soft *split)
     sum->m = m;
 }
 
-template <class T, class C>
+template <class T, class C, enum kv_layout L>
 static __global__ void __launch_bounds__(THREADS)
 attention_plain(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const int32_t *row_seq, uint32_t group,
                 uint32_t window, uint32_t chunk, const float *slopes, const float *sinks, struct scoring how)
@@ -140,8 +140,8 @@ attention_plain(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, c
     __syncthreads();
     struct soft sum = {-INFINITY, 0, {}}, split = sum;
     for (uint32_t tile = seen.first / TILE * TILE; tile <= seen.last; tile += TILE) {
-        float factor = score_tile(kv, seq, head, tile, seen, how, shared_q, p, tree, &split);
-        add_values(kv, seq, head, tile, seen, p, factor, &split);
+        float factor = score_tile<L>(kv, seq, head, tile, seen, how, shared_q, p, tree, &split);
+        add_values<L>(kv, seq, head, tile, seen, p, factor, &split);
         __syncthreads();
         if ((tile + TILE) % SPLIT == 0 || tile + TILE > seen.last) {
             fold_soft(&sum, &split);
@@ -157,9 +157,9 @@ attention_plain(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, c
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* Sequences by their rows in the step. */
-enum attention_sequences { ONE_ROW = 1, SEVERAL_ROWS = 2, ALL_SEQUENCES = 3 };
+enum attention_sequences { ONE_ROW = 1, SEVERAL_ROWS = 2, ALL_SEQS = 3 };
 /* Features of a call beside causal keys or a window. QKV: the call wants qkv's work, too. */
-enum attention_use { QKV = 1, SOFTCAP = 2, SLOPES = 4, SINKS = 8, CHUNK = 16, ALL_SCORES = 30 };
+enum attention_use { QKV = 1, SOFTCAP = 2, SLOPES = 4, SINKS = 8, CHUNK = 16, SCORES = 30 };
 
 struct attention_problem {
     struct cuda *cuda;
@@ -169,7 +169,7 @@ struct attention_problem {
     uint32_t uses, left;      /* enum attention_use; enum attention_sequences that have no way yet */
     attention_problem(struct cuda *c, const struct attention_args *a)
         : cuda(c), args(a), pages(kv_layout_of(c, a->kv.dtype, a->kv.head_dim)),
-          group(a->n_heads / a->kv.n_kv_heads), n_single(pages == KV_PLAIN ? 0 : count_single(a->batch)), left(ALL_SEQUENCES)
+          group(a->n_heads / a->kv.n_kv_heads), n_single(pages == KV_PLAIN ? 0 : count_single(a->batch)), left(ALL_SEQS)
     {
         uses = (a->heads ? QKV : 0) | (a->softcap ? SOFTCAP : 0) | (a->slopes ? SLOPES : 0) | (a->sinks ? SINKS : 0) |
                (a->chunk ? CHUNK : 0);
@@ -180,6 +180,7 @@ struct attention_problem {
 
 struct attention_way {
     const char *name;
+    uint32_t devices;          /* enum way_devices */
     uint32_t sequences, pages; /* that it takes, or-ed; pages: enum kv_layout */
     uint32_t head_dim, group;  /* that it takes at most */
     uint32_t uses;             /* that it takes, or-ed */
@@ -254,16 +255,26 @@ static enum rc run_decode_bytes(const struct attention_problem &p, struct err *e
     return attend_decode_bytes(p.cuda, p.args, p.n_single, err);
 }
 
-static enum rc run_plain(const struct attention_problem &p, struct err *)
+/* Calls f with a value of the type of pages that lie so, for activations of a type. */
+template <enum kv_layout L, class T, class F> static void visit_pages(uint32_t dtype, T, F f)
+{
+    if constexpr (L == KV_PLAIN)
+        visit_cached(dtype, f);
+    else if constexpr (sizeof(T) == 2)
+        f(std::conditional_t<L == KV_BYTES, __nv_fp8_e4m3, T>());
+}
+
+/* All sequences, whatever rows they have. */
+template <enum kv_layout L> static enum rc run_plain(const struct attention_problem &p, struct err *)
 {
     const struct attention_args *args = p.args;
     const struct batch_view *batch = args->batch;
     struct scoring how = {args->scale, args->softcap, 0};
     visit_type(p.cuda->dtype, [&](auto value) {
-        visit_cached(args->kv.dtype, [&](auto cached) {
+        visit_pages<L>(args->kv.dtype, value, [&](auto cached) {
             using T = decltype(value);
             using C = decltype(cached);
-            launch(p.cuda, attention_plain<T, C>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
+            launch(p.cuda, attention_plain<T, C, L>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
                    rows<T>(args->out), cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq, p.group,
                    args->window, args->chunk, args->slopes, args->sinks, how);
         });
@@ -274,18 +285,20 @@ static enum rc run_plain(const struct attention_problem &p, struct err *)
 #define ANY_GROUP UINT32_MAX
 /* Sequences with several rows are served first. */
 static const struct attention_way ATTENTION_WAYS[] = {
-    /* name            sequences      pages     head_dim     group      uses              fits      run */
-    {"few",            ONE_ROW,       KV_TILED, FEW_MAX_DIM, 8,         QKV | SINKS,      fits_few, run_few},
-    {"decode_qkv",     ONE_ROW,       KV_TILED, MAX_DIM,     8,         QKV | ALL_SCORES, fits_qkv, run_decode<1>},
-    {"prefill",        SEVERAL_ROWS,  KV_TILED, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_prefill},
-    {"decode",         ONE_ROW,       KV_TILED, MAX_DIM,     8,         ALL_SCORES,       NULL,     run_decode<1>},
-    {"decode_wide",    ONE_ROW,       KV_TILED, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_decode<2>},
-    {"prefill_bytes",  SEVERAL_ROWS,  KV_BYTES, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_prefill_bytes},
-    {"decode_bytes",   ONE_ROW,       KV_BYTES, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_decode_bytes},
-    {"plain",          ALL_SEQUENCES, KV_PLAIN, MAX_DIM,     ANY_GROUP, ALL_SCORES,       NULL,     run_plain},
+    /* name           devices   sequences     pages     head_dim     group      uses          fits      run */
+    {"few",           SM_90A,   ONE_ROW,      KV_TILED, FEW_MAX_DIM, 8,         QKV | SINKS,  fits_few, run_few},
+    {"decode_qkv",    SM_90A,   ONE_ROW,      KV_TILED, MAX_DIM,     8,         QKV | SCORES, fits_qkv, run_decode<1>},
+    {"prefill",       SM_90A,   SEVERAL_ROWS, KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_prefill},
+    {"decode",        SM_90A,   ONE_ROW,      KV_TILED, MAX_DIM,     8,         SCORES,       NULL,     run_decode<1>},
+    {"decode_wide",   SM_90A,   ONE_ROW,      KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_decode<2>},
+    {"prefill_bytes", SM_90A,   SEVERAL_ROWS, KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_prefill_bytes},
+    {"decode_bytes",  SM_90A,   ONE_ROW,      KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_decode_bytes},
+    {"plain_tiled",   PORTABLE, ALL_SEQS,     KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_plain<KV_TILED>},
+    {"plain_bytes",   PORTABLE, ALL_SEQS,     KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_plain<KV_BYTES>},
+    {"plain",         ANY_GPU,  ALL_SEQS,     KV_PLAIN, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_plain<KV_PLAIN>},
 };
 
-const char *cuda_attention_way(uint32_t row)
+struct way_name cuda_attention_way(uint32_t row)
 {
     return name_of_way(ATTENTION_WAYS, row);
 }

@@ -16,6 +16,7 @@
 #ifndef LLMPY_CUDA_ATTENTION_CUH
 #define LLMPY_CUDA_ATTENTION_CUH
 
+#include "../core/e4m3.cuh"
 #include "../core/wgmma.cuh"
 #include "kv.cuh"
 
@@ -98,11 +99,7 @@ static __device__ __forceinline__ float capped(float s, float cap_factor)
 /* Four e4m3 values as two pairs of activations' type, exactly. */
 static __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, __half)
 {
-    uint2 pairs;
-    asm("{.reg .b16 low, high; mov.b32 {low,high},%2; cvt.rn.f16x2.e4m3x2 %0,low; cvt.rn.f16x2.e4m3x2 %1,high;}"
-        : "=r"(pairs.x), "=r"(pairs.y)
-        : "r"(bytes));
-    return pairs;
+    return widen_e4m3(bytes);
 }
 
 static __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, __nv_bfloat16 type)

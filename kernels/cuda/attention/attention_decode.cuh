@@ -321,6 +321,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 1)
 attention_decode(const __grid_constant__ attended<T, C> x, const __grid_constant__ qkv_rows<T> heads,
                  const __grid_constant__ struct decode_place place, uint32_t n_units, uint32_t parts, uint32_t n_single)
 {
+    only_sm_90a();
     typedef decode_shape<C, D, BLOCKS> shape;
     extern __shared__ __align__(1024) char shared[];
     const decode_memory<C, D, BLOCKS> memory(shared, place.depth);

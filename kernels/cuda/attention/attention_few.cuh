@@ -509,6 +509,7 @@ template <class T, uint32_t D, bool HAS_SINKS>
 static __global__ void __launch_bounds__(few_shape<D>::threads, 128 / D)
 attention_few(const __grid_constant__ attended<T, T> x, const __grid_constant__ qkv_rows<T> heads)
 {
+    only_sm_90a();
     typedef few_shape<D> shape;
     extern __shared__ __align__(1024) char shared[];
     few_memory<D> &memory = *(few_memory<D> *)shared;

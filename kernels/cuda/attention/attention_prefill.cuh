@@ -544,6 +544,7 @@ template <class T, class C, uint32_t D, bool HAS_EXTRAS>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     attention_prefill(const __grid_constant__ attended<T, C> x, const __grid_constant__ struct prefill_list list)
 {
+    only_sm_90a();
     typedef prefill_shape<D> shape;
     extern __shared__ __align__(1024) char shared[];
     const uint32_t ring = shared_address(shared) + shape::q_bytes, full = ring + shape::depth * shape::chunk_bytes;

@@ -8,8 +8,9 @@
  * splits folded left; out = O / l. A hidden token is neither read nor multiplied.
  *
  * A block is up to 16 heads of one row: a tile's tokens go to shared memory as float32, once for its heads; then a thread
- * scores one key for four heads, and adds two columns of O for all. Bound by the loads from shared memory, some 6 us a tile
- * on an SM of an H200: 16 heads and 1,024 keys are 0.1 ms for up to 132 rows.
+ * scores one key for four heads, and adds two columns of O for all. Where a tile does not fit shared memory, 16 tokens are
+ * there at a time, to be scored and again to be added; a thread then scores one key for one head. Bound by the loads from
+ * shared memory, some 6 us a tile on an SM of an H200: 16 heads and 1,024 keys are 0.1 ms for up to 132 rows.
  *
  * For latents of 512 with rope keys of 64 in the 16-bit type of activations, as in all DeepSeek models, the kernels are in
  * latent_attention_tiles.cuh. */
@@ -31,7 +32,9 @@ template <class T, class C> static __global__ void __launch_bounds__(THREADS) la
         to[d] = round_to<C>(to_float(d < x.n_latent ? *x.latent.at(r, d) : *x.rope_key.at(r, d - x.n_latent)));
 }
 
-/* Shared memory: tokens [TILE][dim + 1], queries [dim][HEADS], then p [TILE][HEADS], the heads' factors and sums. */
+#define FEW_TOKENS 16u /* in shared memory, where a tile does not fit */
+
+/* Shared memory: tokens [STAGED][dim + 1], queries [dim][HEADS], then p [TILE][HEADS], the heads' factors and sums. */
 struct latent_shared {
     float *tokens, *q, *p, *factors, *sums;
     uint32_t stride;
@@ -45,9 +48,9 @@ struct latent_shared {
     }
 };
 
-static size_t shared_bytes(uint32_t dim)
+static size_t shared_bytes(uint32_t dim, uint32_t n_staged)
 {
-    return ((size_t)TILE * (dim + 1) + (size_t)dim * HEADS + TILE * HEADS + 3 * HEADS) * sizeof(float);
+    return ((size_t)n_staged * (dim + 1) + (size_t)dim * HEADS + TILE * HEADS + 3 * HEADS) * sizeof(float);
 }
 
 /* O of a split and of all before it, [column][head], and for the warp's two heads m and l of both. */
@@ -65,23 +68,43 @@ struct latent_sums {
     }
 };
 
-/* u of the tile's keys, of which the first n are seen, for the block's heads: a thread has one key and four heads. */
-static __device__ void score_keys(const latent_shared &at, uint32_t dim, uint32_t n, float factor)
+/* The tokens first, first + 1, ... of a tile, as many as are staged and seen. */
+template <uint32_t STAGED, class T, class C>
+static __device__ void stage_tokens(const latent_shared &at, const latents<T, C> &x, uint32_t seq, uint32_t tile,
+                                    uint32_t first, uint32_t n)
 {
-    const uint32_t key = threadIdx.x % TILE, head = threadIdx.x / TILE * 4;
-    const float *token = at.tokens + key * at.stride;
-    float s[4] = {0, 0, 0, 0};
+    for (uint32_t j = threadIdx.x / 32; j < STAGED && first + j < n; j += THREADS / 32) {
+        const C *from = x.token(seq, tile + first + j);
+        for (uint32_t d = threadIdx.x % 32; d < x.dim; d += 32)
+            at.tokens[j * at.stride + d] = to_float(from[d]);
+    }
+    __syncthreads();
+}
+
+/* u of the keys from `first` on of a tile, of which the first n are seen, for the block's heads: a thread has one key and some
+ * heads. */
+template <uint32_t STAGED>
+static __device__ void score_keys(const latent_shared &at, uint32_t dim, uint32_t first, uint32_t n, float factor)
+{
+    constexpr uint32_t n_own = HEADS * STAGED / THREADS;
+    const uint32_t staged = threadIdx.x % STAGED, key = first + staged, head = threadIdx.x / STAGED * n_own;
+    const float *token = at.tokens + staged * at.stride;
+    float s[n_own] = {};
     if (key < n)
         for (uint32_t d = 0; d < dim; d++) {
-            const float4 q = *(const float4 *)(at.q + d * HEADS + head);
             const float k = token[d];
-            s[0] = fmaf(q.x, k, s[0]);
-            s[1] = fmaf(q.y, k, s[1]);
-            s[2] = fmaf(q.z, k, s[2]);
-            s[3] = fmaf(q.w, k, s[3]);
+            float q[n_own];
+            if constexpr (n_own == 4)
+                *(float4 *)q = *(const float4 *)(at.q + d * HEADS + head);
+            else
+                q[0] = at.q[d * HEADS + head];
+#pragma unroll
+            for (uint32_t i = 0; i < n_own; i++)
+                s[i] = fmaf(q[i], k, s[i]);
         }
-    for (uint32_t i = 0; i < 4; i++)
+    for (uint32_t i = 0; i < n_own; i++)
         at.p[key * HEADS + head + i] = key < n ? s[i] * factor : -INFINITY;
+    __syncthreads();
 }
 
 /* u becomes p, by a warp for its two heads; m and l move on, and the factor of O goes to all. */
@@ -106,16 +129,21 @@ static __device__ void soften_keys(const latent_shared &at, latent_sums *sum)
     }
 }
 
-static __device__ void add_tokens(const latent_shared &at, uint32_t n_latent, uint32_t n, latent_sums *sum)
+static __device__ void scale_sums(const latent_shared &at, latent_sums *sum)
 {
 #pragma unroll
     for (uint32_t i = 0; i < COLUMNS * HEADS; i++)
         sum->o[i / HEADS][i % HEADS] *= at.factors[i % HEADS];
+}
+
+/* The n staged tokens, whose first is the tile's token `first`. */
+static __device__ void add_tokens(const latent_shared &at, uint32_t n_latent, uint32_t first, uint32_t n, latent_sums *sum)
+{
     for (uint32_t j = 0; j < n; j++) {
         float p[HEADS];
 #pragma unroll
         for (uint32_t h = 0; h < HEADS; h += 4)
-            *(float4 *)(p + h) = *(const float4 *)(at.p + j * HEADS + h);
+            *(float4 *)(p + h) = *(const float4 *)(at.p + (first + j) * HEADS + h);
 #pragma unroll
         for (uint32_t c = 0; c < COLUMNS; c++) {
             const uint32_t column = threadIdx.x + c * THREADS;
@@ -151,7 +179,8 @@ static __device__ void fold_latents(const latent_shared &at, latent_sums *sum)
     __syncthreads();
 }
 
-template <class T, class C> static __global__ void __launch_bounds__(THREADS, 1) latent_attention_plain(const latents<T, C> x)
+template <class T, class C, uint32_t STAGED>
+static __global__ void __launch_bounds__(THREADS, 1) latent_attention_plain(const latents<T, C> x)
 {
     extern __shared__ __align__(16) float floats[];
     const latent_shared at(floats, x.dim);
@@ -174,18 +203,19 @@ template <class T, class C> static __global__ void __launch_bounds__(THREADS, 1)
     sum.begin_split();
     for (uint32_t tile = 0; tile < n_keys; tile += TILE) {
         const uint32_t n = min(TILE, n_keys - tile);
-        for (uint32_t j = threadIdx.x / 32; j < n; j += THREADS / 32) {
-            const C *from = x.token(seq, tile + j);
-            for (uint32_t d = threadIdx.x % 32; d < x.dim; d += 32)
-                at.tokens[j * at.stride + d] = to_float(from[d]);
+        for (uint32_t first = 0; first < TILE; first += STAGED) {
+            stage_tokens<STAGED>(at, x, seq, tile, first, n);
+            score_keys<STAGED>(at, x.dim, first, n, x.factor);
         }
-        __syncthreads();
-        score_keys(at, x.dim, n, x.factor);
-        __syncthreads();
         soften_keys(at, &sum);
         __syncthreads();
-        add_tokens(at, x.n_latent, n, &sum);
-        __syncthreads();
+        scale_sums(at, &sum);
+        for (uint32_t first = 0; first < n; first += STAGED) {
+            if (STAGED < TILE)
+                stage_tokens<STAGED>(at, x, seq, tile, first, n);
+            add_tokens(at, x.n_latent, first, min(STAGED, n - first), &sum);
+            __syncthreads();
+        }
         if ((tile + TILE) % SPLIT == 0 || tile + TILE >= n_keys) {
             fold_latents(at, &sum);
             sum.begin_split();
@@ -208,10 +238,12 @@ static void attend_plain(const struct cuda *cuda, const struct latent_attention_
             using T = decltype(value);
             using C = decltype(cached);
             const latents<T, C> x(*args);
+            const bool is_whole = shared_bytes(x.dim, TILE) <= cuda->shared_bytes;
+            const auto kernel = is_whole ? latent_attention_plain<T, C, TILE> : latent_attention_plain<T, C, FEW_TOKENS>;
             launch(cuda, latent_attention_store<T, C>, n_rows, THREADS, 0, x);
-            allow_shared(latent_attention_plain<T, C>);
-            launch(cuda, latent_attention_plain<T, C>, dim3(n_rows, ceil_div(args->n_heads, HEADS)), THREADS,
-                   shared_bytes(x.dim), x);
+            allow_shared(kernel, cuda->shared_bytes);
+            launch(cuda, kernel, dim3(n_rows, ceil_div(args->n_heads, HEADS)), THREADS,
+                   shared_bytes(x.dim, is_whole ? TILE : FEW_TOKENS), x);
         });
     });
 }
@@ -224,7 +256,7 @@ enum rc cuda_latent_attention(void *ctx, const struct latent_attention_args *arg
     enum rc rc = RC_OK;
     if (!args->batch->n_rows)
         return RC_OK;
-    if (latent > MAX_LATENT || shared_bytes(dim) > SHARED_BYTES || dim != args->kv.head_dim || args->kv.n_kv_heads)
+    if (latent > MAX_LATENT || shared_bytes(dim, TILE) > SHARED_BYTES || dim != args->kv.head_dim || args->kv.n_kv_heads)
         return err_set(err, RC_UNSUPPORTED,
                        "latent_attention: wanted latents of at most %u values and rope keys of at most 128, have %u + %u",
                        MAX_LATENT, latent, args->rope_key.width);

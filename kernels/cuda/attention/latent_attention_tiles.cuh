@@ -69,10 +69,10 @@ template <class T, class C> struct latents {
     __device__ __forceinline__ uint32_t first_seen(uint32_t) const { return 0; }
 };
 
-/* Does the configuration lay its cache in tiles? */
+/* Does the configuration lay its cache in tiles? Kernels of sm_90a alone read them. */
 static inline bool latents_are_tiled(const struct cuda *cuda, const struct latent_attention_args *args)
 {
-    return args->kv.dtype == cuda->dtype && cuda->dtype != DTYPE_F32 && args->latent.width == LATENT &&
+    return !cuda->is_portable && args->kv.dtype == cuda->dtype && cuda->dtype != DTYPE_F32 && args->latent.width == LATENT &&
            args->rope_key.width == LATENT_DIM - LATENT;
 }
 
@@ -658,6 +658,7 @@ static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     latent_attention_single(const __grid_constant__ latents<T, T> x, const __grid_constant__ struct latent_place place,
                             uint32_t n_units, uint32_t n_single)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) char shared[];
     latent_memory<FEW_ROWS> &memory = *(latent_memory<FEW_ROWS> *)shared;
     struct decode_span *list = (struct decode_span *)(shared + sizeof memory);
@@ -684,6 +685,7 @@ template <class T>
 static __global__ void __launch_bounds__(LATENT_THREADS, 1)
     latent_attention_prefill(const __grid_constant__ latents<T, T> x, const __grid_constant__ struct prefill_list list)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) char shared[];
     latent_memory<MANY_ROWS> &memory = *(latent_memory<MANY_ROWS> *)shared;
     start_next();

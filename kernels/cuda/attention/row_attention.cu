@@ -7,7 +7,8 @@
 #include "../core/launch.cuh"
 
 #define THREADS 128u
-#define MAX_ROWS 49152u /* scores that fit a block's shared memory */
+#define MAX_ROWS 49152u  /* scores of a row, at most */
+#define SPARED_BYTES 4096u /* of a block's shared memory, for its sums */
 
 /* Room for n floats that are loaded in fours. */
 static __host__ __device__ __forceinline__ uint32_t in_fours(uint32_t n)
@@ -80,9 +81,11 @@ enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, str
         uint32_t n = (uint32_t)(batch->host_seq_first_row[s + 1] - batch->host_seq_first_row[s]);
         longest = n > longest ? n : longest;
     }
-    if (in_fours(longest) + begin > MAX_ROWS)
+    const uint32_t room = (cuda->shared_bytes - SPARED_BYTES) / (uint32_t)sizeof(float);
+    const uint32_t most = room < MAX_ROWS ? room : MAX_ROWS;
+    if (in_fours(longest) + begin > most)
         return err_set(err, RC_UNSUPPORTED, "row_attention: wanted at most %u rows of a sequence, have %u; lower max_model_len",
-                       MAX_ROWS - begin, longest);
+                       most - begin, longest);
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         size_t shared_bytes = (in_fours(longest) + begin) * sizeof(float);

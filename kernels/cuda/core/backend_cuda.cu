@@ -16,6 +16,7 @@
 #include <string.h>
 
 #define MAX_SAMPLE_SLOTS 128u
+#define LEAST_SHARED_BYTES 101376u /* that a block can have on all devices of compute capability 8.0 and later */
 #define MIN_PARTIALS_BYTES ((size_t)64 << 20)
 #define LOAD_BYTES ((size_t)16 << 20) /* matrix_load reads so many bytes of packed rows at once */
 
@@ -85,8 +86,8 @@ static enum rc device_describe(const char *name, bool wants_free, struct device_
         rc = checked(err, cudaGetDeviceProperties(&properties, device), "open");
     if (rc)
         return rc;
-    if (properties.major < 9) {
-        err_set(err, RC_DEVICE, "device '%.60s': wanted compute capability 9.0, have %d.%d", name, properties.major,
+    if (properties.major < 8) {
+        err_set(err, RC_DEVICE, "device '%.60s': wanted compute capability 8.0 or later, have %d.%d", name, properties.major,
                 properties.minor);
         err_name(err, "open", NULL);
         if (err)
@@ -96,6 +97,12 @@ static enum rc device_describe(const char *name, bool wants_free, struct device_
     memset(info, 0, sizeof *info);
     snprintf(info->name, sizeof info->name, "%.127s", properties.name);
     info->total_bytes = properties.totalGlobalMem;
+    if (properties.major == 9 && properties.minor == 0)
+        snprintf(info->kernels, sizeof info->kernels, "sm_90a");
+    else
+        snprintf(info->kernels, sizeof info->kernels,
+                 "portable; compiled for compute capability %d.%d, but never run on such a device", properties.major,
+                 properties.minor);
     char *at = info->uuid + snprintf(info->uuid, sizeof info->uuid, "GPU");
     for (int i = 0; i < 16; i++)
         at += snprintf(at, 4, "%s%02x", i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-" : "",
@@ -163,20 +170,29 @@ static void cuda_close(void *ctx)
 static enum rc open_partials(struct cuda *cuda, struct err *err)
 {
     const struct backend_options *options = &cuda->options;
-    int n = 0;
-    enum rc rc = checked(err, cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, cuda->device), "open");
-    cuda->n_processors = (uint32_t)n;
     uint32_t heads = options->max_group < 16 ? options->max_group : 16;
     size_t slot_bytes = (heads * (options->max_head_dim + 2) + 4) * sizeof(float);
     cuda->partials_bytes = slot_bytes * cuda->n_processors * (options->max_model_len / 256 + 3);
     if (cuda->partials_bytes < MIN_PARTIALS_BYTES)
         cuda->partials_bytes = MIN_PARTIALS_BYTES;
-    if (!rc)
-        rc = cuda_take(cuda, MEMORY_WORK, cuda->partials_bytes, &cuda->partials, err);
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, cuda->partials_bytes, &cuda->partials, err);
     size_t arrivals_bytes = cuda->n_processors * sizeof *cuda->arrivals;
     if (!rc)
         rc = cuda_take(cuda, MEMORY_WORK, arrivals_bytes, &cuda->arrivals, err);
     return rc ? rc : checked(err, cudaMemsetAsync(cuda->arrivals, 0, arrivals_bytes, cuda->stream), "open");
+}
+
+static enum rc read_limits(struct cuda *cuda, struct err *err)
+{
+    int n_processors = 0, shared_bytes = 0;
+    cudaError_t code = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, cuda->device);
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda->device);
+    cuda->n_processors = (uint32_t)n_processors;
+    cuda->shared_bytes = (uint32_t)shared_bytes;
+    if (cuda->is_portable && cuda->shared_bytes >= SHARED_BYTES) /* a device of sm_90 stands in for all others */
+        cuda->shared_bytes = LEAST_SHARED_BYTES;
+    return checked(err, code, "open");
 }
 
 static enum rc open_memory(struct cuda *cuda, struct err *err)
@@ -223,7 +239,9 @@ static enum rc cuda_open(const struct backend_options *options, void **ctx, stru
     cuda->dtype = options->dtype;
     rc = cuda_find_device(options->device, &cuda->device, err);
     if (!rc)
-        rc = cuda_context_open(cuda->device, err);
+        rc = cuda_context_open(cuda->device, &cuda->is_portable, err);
+    if (!rc)
+        rc = read_limits(cuda, err);
     if (!rc) {
         device_scope scope(cuda->device);
         rc = open_memory(cuda, err);
@@ -233,7 +251,8 @@ static enum rc cuda_open(const struct backend_options *options, void **ctx, stru
         cuda_close(cuda);
         return rc;
     }
-    snprintf(cuda->description, sizeof cuda->description, "cuda:%d %s", cuda->device, info.name);
+    snprintf(cuda->description, sizeof cuda->description, "cuda:%d %s%s", cuda->device, info.name,
+             cuda->is_portable ? ", portable kernels" : "");
     *ctx = cuda;
     return RC_OK;
 }
@@ -305,10 +324,10 @@ static uint32_t arithmetic_of_bytes(const struct cuda *cuda, const struct matrix
     return ARITHMETIC_FLOAT;
 }
 
-/* Can all of the matrix lie in packed.cuh's order, for the context's type of activations? */
+/* Can all of the matrix lie in packed.cuh's order, for the context's type of activations? Kernels of sm_90a alone read it. */
 static bool can_pack(const struct cuda *cuda, const struct matrix *matrix, uint32_t use)
 {
-    bool fits = use & MATRIX_EXPERTS && matrix->is_whole && matrix->n_cols % 64 == 0;
+    bool fits = use & MATRIX_EXPERTS && matrix->is_whole && matrix->n_cols % 64 == 0 && !cuda->is_portable;
     for (uint32_t i = 0; i < matrix->n_parts; i++)
         fits = fits && cuda_type_of(matrix->parts[i].dtype)->packed_for == cuda->dtype && matrix->parts[i].n_rows % 8 == 0;
     return fits;
@@ -699,12 +718,23 @@ EXPORTED const struct backend *llmpy_backend(const struct backend_host *host)
 
 /* ---- for tests ----------------------------------------------------------------------------------------------------------- */
 
+static struct way_name name_in(uint32_t table, uint32_t row)
+{
+    static struct way_name (*const names[N_WAY_TABLES])(uint32_t) = {cuda_linear_way, cuda_experts_way, cuda_experts_linear_way,
+                                                                     cuda_attention_way, cuda_gather_way};
+    return table < N_WAY_TABLES ? names[table](row) : way_name{};
+}
+
 /* The name of a row of an enum way_table; NULL: no such row. It needs no device. */
 EXPORTED const char *llmpy_cuda_way(uint32_t table, uint32_t row)
 {
-    static const char *(*const names[N_WAY_TABLES])(uint32_t) = {cuda_linear_way, cuda_experts_way, cuda_experts_linear_way,
-                                                                  cuda_attention_way, cuda_gather_way};
-    return table < N_WAY_TABLES ? names[table](row) : NULL;
+    return name_in(table, row).name;
+}
+
+/* Which devices have its kernels: enum way_devices. */
+EXPORTED uint32_t llmpy_cuda_way_devices(uint32_t table, uint32_t row)
+{
+    return name_in(table, row).devices;
 }
 
 /* Puts a row of a table first in a context, or with row 0 restores the table's order; the first row is 1. Returns the rows that

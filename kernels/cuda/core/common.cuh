@@ -33,6 +33,12 @@ struct tensor_state {
 
 /* The tables of ways.cuh. */
 enum way_table { WAYS_LINEAR, WAYS_EXPERTS, WAYS_EXPERTS_LINEAR, WAYS_ATTENTION, WAYS_GATHER, N_WAY_TABLES };
+/* Devices that run the code for sm_90a, or the code for compute_80. */
+enum way_devices { SM_90A = 1, PORTABLE = 2, ANY_GPU = 3 };
+struct way_name {
+    const char *name; /* NULL: no such row */
+    uint32_t devices; /* enum way_devices */
+};
 struct way_choice {
     uint32_t first; /* 1 + the row that tests put first; 0: the table's order */
     uint32_t found; /* bit i: row i has been found since the last llmpy_cuda_put_first */
@@ -51,6 +57,8 @@ struct cuda {
     int32_t *sampled;           /* [2][max_tasks]: id that each task of a slot's step drew, for the begin of the next step */
     uint32_t max_tasks;
     void *greedy;               /* [max_wave] struct greedy_row (sample_greedy.cuh) */
+    char *sample_rooms;         /* without sm_90a: what the sampler's blocks hold (sample_row.cuh), and where they meet */
+    uint32_t *sample_meetings;
     int32_t *begun;             /* pinned, [2][begun_values]: batches that the device copies (staging.cu) */
     size_t begun_values;
     struct linear_state *linear; /* linear.cu's own */
@@ -61,6 +69,8 @@ struct cuda {
     const struct route *awaited_routes; /* of the last norm_route (norm_route.cuh); NULL once they are read or replaced */
     uint32_t *arrivals;         /* [n_processors], zero between launches */
     uint32_t n_processors;
+    uint32_t shared_bytes;      /* of a block, at most */
+    bool is_portable;           /* the device runs the code for compute_80, without the kernels of sm_90a */
     struct memory_block *blocks; /* memory.cu's */
     struct memory_chunk *chunks;
     uint64_t held_bytes[4];     /* by enum memory_use */
@@ -160,7 +170,8 @@ enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, co
 void cuda_uploads_close(struct cuda *cuda);
 /* The number in "cuda:N". Fails if the device does not exist. */
 enum rc cuda_find_device(const char *name, int *device, struct err *err);
-enum rc cuda_context_open(int device, struct err *err);
+/* is_portable: the driver runs the code for compute_80 on the device. */
+enum rc cuda_context_open(int device, bool *is_portable, struct err *err);
 enum rc cuda_free_memory(int device, uint64_t *free_bytes, struct err *err);
 
 enum rc cuda_fail(struct err *err, cudaError_t code, const char *operation);
@@ -170,6 +181,24 @@ static inline enum rc launched(struct err *err, const char *operation)
 {
     cudaError_t code = cudaGetLastError();
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, operation);
+}
+
+/* Has the device instructions of sm_90a? The code is compiled twice, for sm_90a and, as PTX, for compute_80, which the driver
+ * translates for all other devices. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define IS_SM_90A 1
+#else
+#define IS_SM_90A 0
+#endif
+
+/* The first line of a kernel of sm_90a. In the code for compute_80 nothing of the kernel is left behind it: the host starts it
+ * on devices of sm_90a alone (ways.cuh). */
+static __device__ __forceinline__ void only_sm_90a(void)
+{
+#if defined(__CUDA_ARCH__) && !IS_SM_90A
+    __trap();
+    __builtin_unreachable();
+#endif
 }
 
 /* Waits for n_threads threads at the named barrier `number`. */
@@ -276,12 +305,12 @@ enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err);
 void linear_drop(struct cuda *cuda, const struct matrix *matrix);
 /* Forgets what prepare found out about the values of a matrix. */
 void linear_changed(struct matrix *matrix);
-/* The name of a row of LINEAR_WAYS, EXPERTS_WAYS, EXPERTS_LINEAR_WAYS, ATTENTION_WAYS, GATHER_WAYS; NULL: no such row. */
-const char *cuda_linear_way(uint32_t row);
-const char *cuda_experts_way(uint32_t row);
-const char *cuda_experts_linear_way(uint32_t row);
-const char *cuda_attention_way(uint32_t row);
-const char *cuda_gather_way(uint32_t row);
+/* A row of LINEAR_WAYS, EXPERTS_WAYS, EXPERTS_LINEAR_WAYS, ATTENTION_WAYS, GATHER_WAYS. */
+struct way_name cuda_linear_way(uint32_t row);
+struct way_name cuda_experts_way(uint32_t row);
+struct way_name cuda_experts_linear_way(uint32_t row);
+struct way_name cuda_attention_way(uint32_t row);
+struct way_name cuda_gather_way(uint32_t row);
 /* Does add_rms_norm and its linear in one launch; false: did nothing. */
 bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args);
 enum rc cuda_prepare(void *ctx, struct err *err);

@@ -111,12 +111,24 @@ static cudaError_t make_context(int device)
     return code;
 }
 
-enum rc cuda_context_open(int device, struct err *err)
+/* The image that the driver has loaded: machine code of sm_90a, or what it made of the PTX for compute_80. */
+static cudaError_t find_image(int device, bool *is_portable)
+{
+    cudaFuncAttributes attributes;
+    device_scope scope(device);
+    cudaError_t code = cudaFuncGetAttributes(&attributes, anchors[0]);
+    *is_portable = code == cudaSuccess && attributes.ptxVersion != 90;
+    return code;
+}
+
+enum rc cuda_context_open(int device, bool *is_portable, struct err *err)
 {
     cudaError_t code = device < MAX_DEVICES ? driver_get()->error : cudaErrorInvalidDevice;
     pthread_mutex_lock(&contexts_lock);
     if (code == cudaSuccess && !contexts[device])
         code = make_context(device);
+    if (code == cudaSuccess)
+        code = find_image(device, is_portable);
     pthread_mutex_unlock(&contexts_lock);
     if (code != cudaErrorMemoryAllocation)
         return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");

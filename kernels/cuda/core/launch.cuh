@@ -7,13 +7,15 @@
  * kernel may read them before the wait. The counts and routes of one row's experts are read before it, too; their comments say
  * why that is safe.
  *
+ * The code for compute_80 has no dependent launches: a kernel starts when the kernel before it has ended.
+ *
  * Kernels that load or check weights run outside a step and are started with <<<>>>. */
 #ifndef LLMPY_CUDA_LAUNCH_CUH
 #define LLMPY_CUDA_LAUNCH_CUH
 
 #include "common.cuh"
 
-#define SHARED_BYTES 232448u /* of a block, at most, on sm_90 */
+#define SHARED_BYTES 232448u /* of a block, at most, on sm_90a; cuda->shared_bytes on any device */
 
 /* Where and how a kernel runs; cluster: blocks of a cluster, all in x, or 0: the kernel has no clusters. */
 struct launch_config {
@@ -48,7 +50,8 @@ static void launch_clusters(const struct cuda *cuda, void (*kernel)(P...), dim3 
                             size_t shared_bytes, A... args)
 {
     launch_config how(grid, threads, shared_bytes, cluster);
-    how.depend();
+    if (!cuda->is_portable)
+        how.depend();
     how.config.stream = cuda->stream;
     cudaLaunchKernelEx(&how.config, kernel, P(args)...);
 }
@@ -57,6 +60,18 @@ template <class... P, class... A>
 static void launch(const struct cuda *cuda, void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args)
 {
     launch_clusters(cuda, kernel, grid, 0, threads, shared_bytes, args...);
+}
+
+/* Starts a kernel whose blocks wait for each other, so that all of them run at a time; for devices without clusters. */
+template <class... P, class... A>
+static void launch_together(const struct cuda *cuda, void (*kernel)(P...), dim3 grid, uint32_t threads, A... args)
+{
+    launch_config how(grid, threads, 0, 0);
+    how.attributes[0].id = cudaLaunchAttributeCooperative;
+    how.attributes[0].val.cooperative = 1;
+    how.config.numAttrs = 1;
+    how.config.stream = cuda->stream;
+    cudaLaunchKernelEx(&how.config, kernel, P(args)...);
 }
 
 /* Lets a kernel have more than 48 KB of dynamic shared memory. */
@@ -78,12 +93,16 @@ static cudaError_t count_clusters(K kernel, uint32_t n_processors, uint32_t clus
 
 static __device__ __forceinline__ void wait_for_input(void)
 {
+#if IS_SM_90A
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 static __device__ __forceinline__ void start_next(void)
 {
+#if IS_SM_90A
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* mma.cuh: mma.sync m16n8k16, and matrices of 8 x 8 values between its registers and shared memory. */
+/* mma.cuh: mma.sync m16n8k16, of bytes m16n8k32, and matrices of 8 x 8 values between its registers and shared memory. */
 #ifndef LLMPY_CUDA_MMA_CUH
 #define LLMPY_CUDA_MMA_CUH
 
@@ -15,6 +15,14 @@ static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4]
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Of signed bytes, exactly. */
+static __device__ __forceinline__ void mma(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 

@@ -21,6 +21,7 @@
 #include "../core/ways.cuh"
 #include "../core/weight_format.cuh"
 #include "experts_fp8_grouped.cuh"
+#include "experts_fp8_plain.cuh"
 #include "experts_fp8_streamed.cuh"
 #include "experts_grouped.cuh"
 #include "experts_plain.cuh"
@@ -384,6 +385,7 @@ static bool is_scratch_aligned(const struct running_mixture *run)
 /* The linears on one way. */
 struct experts_linear_way {
     const char *name;
+    uint32_t devices;  /* enum way_devices */
     uint32_t weights;  /* that it takes: enum experts_weights, or-ed */
     bool shows_routes; /* it starts the next kernel when the routes are written, so that one may read them before it waits */
     bool (*fits)(const struct running_mixture *run);
@@ -416,16 +418,18 @@ static bool fits_plain(const struct running_mixture *run)
 }
 
 static const struct experts_linear_way EXPERTS_LINEAR_WAYS[] = {
-    /* name          weights            shows_routes  fits           run */
-    {"streamed",     TWO_BYTE,          true,         fits_streamed, run_streamed},
-    {"grouped",      TWO_BYTE | PACKED, true,         fits_grouped,  run_grouped},
-    {"fp8_streamed", ROUNDED,           true,         fits_streamed, run_fp8_streamed},
-    {"fp8_grouped",  ROUNDED,           true,         fits_grouped,  run_fp8_grouped},
-    {"units",        IN_UNITS,          true,         fits_grouped,  run_units},
-    {"plain",        TWO_BYTE | OTHER,  false,        fits_plain,    run_plain},
+    /* name          devices   weights            shows_routes  fits           run */
+    {"streamed",     SM_90A,   TWO_BYTE,          true,         fits_streamed, run_streamed},
+    {"grouped",      SM_90A,   TWO_BYTE | PACKED, true,         fits_grouped,  run_grouped},
+    {"fp8_streamed", SM_90A,   ROUNDED,           true,         fits_streamed, run_fp8_streamed},
+    {"fp8_grouped",  SM_90A,   ROUNDED,           true,         fits_grouped,  run_fp8_grouped},
+    {"fp8_plain",    PORTABLE, ROUNDED,           false,        fits_grouped,  run_fp8_plain},
+    {"units",        SM_90A,   IN_UNITS,          true,         fits_grouped,  run_units},
+    {"units_plain",  PORTABLE, IN_UNITS,          false,        fits_plain,    run_units_plain},
+    {"plain",        ANY_GPU,  TWO_BYTE | OTHER,  false,        fits_plain,    run_plain},
 };
 
-const char *cuda_experts_linear_way(uint32_t row)
+struct way_name cuda_experts_linear_way(uint32_t row)
 {
     return name_of_way(EXPERTS_LINEAR_WAYS, row);
 }
@@ -476,6 +480,7 @@ enum experts_form { GATED = 1, UNGATED = 2, SCALED = 4, SHARED = 8 }; /* act(gat
                                                                         * ranks share the experts? */
 struct experts_way {
     const char *name;
+    uint32_t devices; /* enum way_devices */
     uint32_t min_rows, max_rows;
     uint32_t weights; /* that it takes: enum experts_weights, or-ed */
     uint32_t forms;   /* enum experts_form, or-ed */
@@ -540,15 +545,15 @@ static enum rc run_sorted(struct running_mixture *run, struct err *err)
 #define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER | ROUNDED | IN_UNITS)
 #define ANY_FORM (GATED | UNGATED | SCALED | SHARED)
 static const struct experts_way EXPERTS_WAYS[] = {
-    /* name         rows              weights             forms            fits            run */
-    {"row_mxfp4",   1, 1,             PACKED,             GATED,           fits_row_mxfp4, run_row_mxfp4},
-    {"rows8_mxfp4", 1, UNSORTED_ROWS, PACKED,             GATED,           fits_in_place,  run_rows8_mxfp4},
-    {"row_2byte",   1, 1,             TWO_BYTE,           GATED,           fits_row_2byte, run_row_2byte},
-    {"unsorted",    1, UNSORTED_ROWS, TWO_BYTE | ROUNDED, GATED | UNGATED, fits_unsorted,  run_unsorted},
-    {"sorted",      1, ANY_ROWS,      ANY_WEIGHTS,        ANY_FORM,        NULL,           run_sorted},
+    /* name         devices   rows              weights             forms            fits            run */
+    {"row_mxfp4",   SM_90A,   1, 1,             PACKED,             GATED,           fits_row_mxfp4, run_row_mxfp4},
+    {"rows8_mxfp4", SM_90A,   1, UNSORTED_ROWS, PACKED,             GATED,           fits_in_place,  run_rows8_mxfp4},
+    {"row_2byte",   SM_90A,   1, 1,             TWO_BYTE,           GATED,           fits_row_2byte, run_row_2byte},
+    {"unsorted",    SM_90A,   1, UNSORTED_ROWS, TWO_BYTE | ROUNDED, GATED | UNGATED, fits_unsorted,  run_unsorted},
+    {"sorted",      ANY_GPU,  1, ANY_ROWS,      ANY_WEIGHTS,        ANY_FORM,        NULL,           run_sorted},
 };
 
-const char *cuda_experts_way(uint32_t row)
+struct way_name cuda_experts_way(uint32_t row)
 {
     return name_of_way(EXPERTS_WAYS, row);
 }
@@ -701,7 +706,7 @@ enum rc cuda_experts_open(struct cuda *cuda, struct err *err)
     cuda->experts = (struct experts_state *)mem_calloc(1, sizeof *cuda->experts);
     if (!cuda->experts)
         return err_set(err, RC_MEMORY, "cuda: no memory for the context");
-    if (cuda->dtype == DTYPE_F32)
+    if (cuda->dtype == DTYPE_F32 || cuda->is_portable)
         return RC_OK;
     enum rc rc = cuda_take(cuda, MEMORY_WORK, sizeof *cuda->experts->rows8_counts, &cuda->experts->rows8_counts, err);
     rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, 2 * sizeof *cuda->experts->row16_counts, &cuda->experts->row16_counts, err);

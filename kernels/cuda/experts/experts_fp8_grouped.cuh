@@ -146,6 +146,7 @@ experts_fp8_grouped(const __grid_constant__ struct fp8_expert_maps maps, const _
                     const __grid_constant__ struct fp8_grouped_shape f, const __grid_constant__ struct output out,
                     const __grid_constant__ expert_product product)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const struct grouped_shape &s = f.s;
     const uint32_t data = shared_address(shared), scales_at = s.n_stages * s.stage_bytes;

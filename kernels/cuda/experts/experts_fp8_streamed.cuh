@@ -178,6 +178,7 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 experts_fp8_streamed(const __grid_constant__ struct fp8_expert_maps maps, const __grid_constant__ struct fp8_streamed_shape f,
                      struct mixture m, bool is_place, struct output out, expert_product product)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const struct streamed_shape &s = f.s;

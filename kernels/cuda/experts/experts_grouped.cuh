@@ -335,6 +335,7 @@ experts_grouped(const __grid_constant__ struct grouped_maps maps, const __grid_c
                 const __grid_constant__ struct grouped_shape s, const __grid_constant__ struct output out,
                 const __grid_constant__ expert_product product)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t tables_at = s.n_stages * s.stage_bytes + 8 * GROUPED_PIECE_BYTES, data = shared_address(shared);
     const uint32_t full = data + tables_at + (uint32_t)sizeof(struct grouped_tables);

@@ -120,5 +120,6 @@ static inline enum rc map_rows(const struct running_mixture *run, const struct e
 /* experts_units.cu. */
 cudaError_t experts_units_open(void);
 enum rc run_units(const struct running_mixture *run, const struct expert_linear *linear, struct err *err);
+enum rc run_units_plain(const struct running_mixture *run, const struct expert_linear *linear, struct err *err);
 
 #endif

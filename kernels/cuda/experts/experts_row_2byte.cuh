@@ -286,6 +286,7 @@ static __global__ void __launch_bounds__(ROW16_THREADS, 1)
                       const __grid_constant__ struct output y, const __grid_constant__ expert_product product,
                       struct row16_counts *counts)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const uint32_t data = shared_address(shared), x = data + s.n_stages * s.stage_bytes;

@@ -432,6 +432,7 @@ static __global__ void __launch_bounds__(ROW4_THREADS, 1)
                       const __grid_constant__ struct output y, const __grid_constant__ expert_product product,
                       struct row4_state *state)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     struct row4_tables *t = (struct row4_tables *)(shared + s.tables_at);

@@ -498,6 +498,7 @@ experts_rows8_mxfp4(const __grid_constant__ struct rows8_maps maps, const __grid
                     const __grid_constant__ struct output products, const __grid_constant__ struct output y,
                     const __grid_constant__ expert_product product, struct rows8_counts *counts)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     struct rows8_tables *t = (struct rows8_tables *)(shared + s.n_stages * s.stage_bytes);

@@ -241,6 +241,7 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 experts_streamed(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct streamed_shape s,
                  struct mixture m, bool is_place, struct output out, expert_product product)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const uint32_t stage_blocks = skinny_stage_blocks(EIGHTS);

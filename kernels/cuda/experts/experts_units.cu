@@ -6,6 +6,7 @@
 #include "../linear/unit_sums.cuh"
 #include "experts_grouped.cuh"
 #include "experts_linear.cuh"
+#include "experts_units_plain.cuh"
 
 #define UNITS_PANELS (GROUPED_ROWS / 16)
 #define UNITS_PLACES 64u /* of a unit of places, at most; it is computed with so many columns or half of them */
@@ -85,6 +86,7 @@ experts_units(const __grid_constant__ CUtensorMap x_map, const __grid_constant__
               const __grid_constant__ struct experts_units f, const __grid_constant__ struct output out,
               const __grid_constant__ expert_product product)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const struct units_many_room room = units_place_of<DTYPE>(shared_address(shared), f.s.n_stages);
     struct grouped_tables *t =

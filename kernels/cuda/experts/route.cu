@@ -13,7 +13,7 @@
 
 #define MAX_EXPERTS 512u
 #define ROUTER_THREADS (32 * ROUTER_PARTS)
-#define ROUTER_STAGES 3u
+#define ROUTER_STAGES 3u /* of a warp's ring; one where so many do not fit shared memory */
 
 /* ---- logits -------------------------------------------------------------------------------------------------------------- */
 
@@ -39,8 +39,8 @@ static __device__ __forceinline__ void fetch_rows(const rows<T> &x, uint32_t fir
 }
 
 /* Block (i, j): TILES tiles of experts by the eights of rows j, j + gridDim.y, ...; a warp a part of them, whose rows come
- * through its ring of ROUTER_STAGES eights. */
-template <class T, bool IS_ALIGNED, uint32_t TILES>
+ * through its ring of STAGES eights. */
+template <class T, bool IS_ALIGNED, uint32_t TILES, uint32_t STAGES>
 static __global__ void __launch_bounds__(ROUTER_THREADS / TILES)
 linear_router(struct router router, rows<T> x, struct output out)
 {
@@ -48,23 +48,23 @@ linear_router(struct router router, rows<T> x, struct output out)
     __shared__ float2 sums[2][TILES][ROUTER_PARTS / TILES][ROUTER_TILE][4];
     const uint32_t part = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, n_parts = blockDim.x / 32;
     const uint32_t first = blockIdx.x * TILES, n_eights = (out.n_rows + 7) / 8, column = part * ROUTER_PART + 8 * lane;
-    uint4 *ring = rings + part * ROUTER_STAGES * ROUTER_PART;
+    uint4 *ring = rings + part * STAGES * ROUTER_PART;
     struct router_weights w[TILES];
     start_next();
 #pragma unroll
     for (uint32_t tile = 0; tile < TILES; tile++)
         fetch_weights<T>(router, first + tile, part, w[tile]);
     wait_for_input();
-    for (uint32_t s = 0; s + 1 < ROUTER_STAGES; s++)
+    for (uint32_t s = 0; s + 1 < STAGES; s++)
         fetch_rows<T, IS_ALIGNED>(x, 8 * (blockIdx.y + s * gridDim.y), out.n_rows, column, router.n_cols,
                                   ring + s * ROUTER_PART);
     for (uint32_t i = blockIdx.y, n = 0; i < n_eights; i += gridDim.y, n++) {
-        const uint32_t ahead = ROUTER_STAGES - 1;
+        const uint32_t ahead = STAGES - 1;
         fetch_rows<T, IS_ALIGNED>(x, 8 * (i + ahead * gridDim.y), out.n_rows, column, router.n_cols,
-                                  ring + (n + ahead) % ROUTER_STAGES * ROUTER_PART);
-        asm volatile("cp.async.wait_group %0;" ::"n"(ROUTER_STAGES - 1) : "memory");
+                                  ring + (n + ahead) % STAGES * ROUTER_PART);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
         __syncwarp();
-        const uint4 *own = ring + n % ROUTER_STAGES * ROUTER_PART + 32 * g;
+        const uint4 *own = ring + n % STAGES * ROUTER_PART + 32 * g;
         uint4 values[ROUTER_STEPS];
 #pragma unroll
         for (uint32_t step = 0; step < ROUTER_STEPS; step++)
@@ -84,15 +84,26 @@ linear_router(struct router router, rows<T> x, struct output out)
     }
 }
 
-template <class T> static auto router_kernel(bool is_aligned, uint32_t n_tiles)
+static uint32_t router_stages(const struct cuda *cuda)
 {
-    return n_tiles == 2 ? (is_aligned ? linear_router<T, true, 2> : linear_router<T, false, 2>)
-                        : (is_aligned ? linear_router<T, true, 1> : linear_router<T, false, 1>);
+    return cuda->shared_bytes < SHARED_BYTES ? 1 : ROUTER_STAGES;
 }
 
-static uint32_t ring_bytes(uint32_t n_parts)
+static uint32_t ring_bytes(const struct cuda *cuda, uint32_t n_parts)
 {
-    return n_parts * ROUTER_STAGES * ROUTER_PART * (uint32_t)sizeof(uint4);
+    return n_parts * router_stages(cuda) * ROUTER_PART * (uint32_t)sizeof(uint4);
+}
+
+template <class T, uint32_t STAGES> static auto staged_kernel(bool is_aligned, uint32_t n_tiles)
+{
+    return n_tiles == 2 ? (is_aligned ? linear_router<T, true, 2, STAGES> : linear_router<T, false, 2, STAGES>)
+                        : (is_aligned ? linear_router<T, true, 1, STAGES> : linear_router<T, false, 1, STAGES>);
+}
+
+template <class T> static auto router_kernel(const struct cuda *cuda, bool is_aligned, uint32_t n_tiles)
+{
+    return router_stages(cuda) == 1 ? staged_kernel<T, 1>(is_aligned, n_tiles)
+                                    : staged_kernel<T, ROUTER_STAGES>(is_aligned, n_tiles);
 }
 
 template <class T> static void launch_rows(const struct cuda *cuda, const struct linear_args *args)
@@ -100,22 +111,22 @@ template <class T> static void launch_rows(const struct cuda *cuda, const struct
     const uint32_t n_parts = ceil_div(args->matrix->n_cols, ROUTER_PART), n_tiles = n_parts <= ROUTER_PARTS / 2 ? 2 : 1;
     const uint32_t n_columns = ceil_div(args->matrix->n_rows, n_tiles * ROUTER_TILE);
     dim3 grid(n_columns, min(ceil_div(args->n_rows, 8), ceil_div(cuda->n_processors, n_columns)));
-    launch(cuda, router_kernel<T>(has_eights<T>(args->x), n_tiles), grid, 32 * n_parts, ring_bytes(n_parts), router_of(args),
-           rows<T>(args->x), output_of(args, 0, args->matrix->n_rows, 2));
+    launch(cuda, router_kernel<T>(cuda, has_eights<T>(args->x), n_tiles), grid, 32 * n_parts, ring_bytes(cuda, n_parts),
+           router_of(args), rows<T>(args->x), output_of(args, 0, args->matrix->n_rows, 2));
 }
 
-template <class T> static cudaError_t allow_rings(void)
+template <class T> static cudaError_t allow_rings(const struct cuda *cuda)
 {
     cudaError_t code = cudaSuccess;
     for (uint32_t i = 0; i < 4 && code == cudaSuccess; i++)
-        code = allow_shared(router_kernel<T>(i % 2, 1 + i / 2), ring_bytes(ROUTER_PARTS));
+        code = allow_shared(router_kernel<T>(cuda, i % 2, 1 + i / 2), ring_bytes(cuda, ROUTER_PARTS));
     return code;
 }
 
 enum rc cuda_router_open(struct cuda *cuda, struct err *err)
 {
-    cudaError_t code = cuda->dtype == DTYPE_BF16  ? allow_rings<__nv_bfloat16>()
-                       : cuda->dtype == DTYPE_F16 ? allow_rings<__half>()
+    cudaError_t code = cuda->dtype == DTYPE_BF16  ? allow_rings<__nv_bfloat16>(cuda)
+                       : cuda->dtype == DTYPE_F16 ? allow_rings<__half>(cuda)
                                                   : cudaSuccess;
     return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
 }

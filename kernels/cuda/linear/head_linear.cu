@@ -142,23 +142,27 @@ static bool is_tiled(const struct cuda *cuda, const struct head_linear_args *arg
            args->out.stride % 8 == 0 && (uintptr_t)args->x.data % 16 == 0 && (uintptr_t)args->out.data % 16 == 0;
 }
 
+/* Shared memory of a block, for values of two bytes. */
+static uint32_t tiles_bytes(bool is_transposed, uint32_t n_sum, uint32_t x_rows)
+{
+    return ((is_transposed ? n_sum * (TILE + PAD) : TILE * (n_sum + PAD)) + x_rows * (n_sum + PAD)) * 2;
+}
+
 template <class T, uint32_t X_ROWS, bool IS_TRANSPOSED>
 static void launch_tiles(const struct cuda *cuda, const struct head_linear_args *args, const struct head_matrix &w,
                          uint32_t n_sum, uint32_t width)
 {
-    const size_t w_values = IS_TRANSPOSED ? n_sum * (TILE + PAD) : TILE * (n_sum + PAD);
-    const size_t shared_bytes = (w_values + X_ROWS * (n_sum + PAD)) * sizeof(T);
     const dim3 grid(width / TILE, args->n_heads, ceil_div(args->n_rows, X_ROWS));
-    allow_shared(head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>);
-    launch(cuda, head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>, grid, THREADS, shared_bytes, w, rows<T>(args->x),
-           rows<T>(args->out), args->n_rows, args->x.width / args->n_heads, width);
+    allow_shared(head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>, cuda->shared_bytes);
+    launch(cuda, head_linear_tiles<T, X_ROWS, IS_TRANSPOSED>, grid, THREADS, tiles_bytes(IS_TRANSPOSED, n_sum, X_ROWS), w,
+           rows<T>(args->x), rows<T>(args->out), args->n_rows, args->x.width / args->n_heads, width);
 }
 
 template <class T>
 static void multiply_tiled(const struct cuda *cuda, const struct head_linear_args *args, const struct head_matrix &w,
                            uint32_t n_sum, uint32_t width)
 {
-    if (args->n_rows <= 16)
+    if (args->n_rows <= 16 || tiles_bytes(args->is_transposed, n_sum, 64) > cuda->shared_bytes)
         args->is_transposed ? launch_tiles<T, 16, true>(cuda, args, w, n_sum, width)
                             : launch_tiles<T, 16, false>(cuda, args, w, n_sum, width);
     else

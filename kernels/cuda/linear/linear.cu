@@ -12,6 +12,7 @@
 #include "cublaslt.cuh"
 #include "linear_fp8_few.cuh"
 #include "linear_fp8_many.cuh"
+#include "linear_fp8_plain.cuh"
 #include "linear_fp8_row.cuh"
 #include "linear_gemm.cuh"
 #include "linear_plain.cuh"
@@ -71,11 +72,9 @@ template <class T> static cudaError_t allow_rings(void)
     return code ? code : fp8_row_open<T, s8>();
 }
 
-enum rc linear_open(struct cuda *cuda, struct err *err)
+/* The kernels of sm_90a. */
+static cudaError_t open_kernels(struct cuda *cuda)
 {
-    cuda->linear = (struct linear_state *)mem_calloc(1, sizeof *cuda->linear);
-    if (!cuda->linear)
-        return err_set(err, RC_MEMORY, "cuda: no memory for the context");
     cudaError_t code = cudaSuccess;
     if (cuda->dtype == DTYPE_BF16)
         code = allow_rings<__nv_bfloat16>();
@@ -87,6 +86,15 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
         code = gemm_open(cuda->dtype, cuda->n_processors, &cuda->linear->gemm);
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
         code = fp8_many_open(cuda->dtype);
+    return code;
+}
+
+enum rc linear_open(struct cuda *cuda, struct err *err)
+{
+    cuda->linear = (struct linear_state *)mem_calloc(1, sizeof *cuda->linear);
+    if (!cuda->linear)
+        return err_set(err, RC_MEMORY, "cuda: no memory for the context");
+    const cudaError_t code = cuda->is_portable ? cudaSuccess : open_kernels(cuda);
     const char *library = cuda->options.cublaslt;
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
         cuda->linear->lt = lt_open(cuda, library);
@@ -108,6 +116,8 @@ static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is
     form->tile_rows =
         skinny_tile_rows(matrix->n_rows, matrix->n_cols, is_pairs, stage_blocks, cuda->n_processors);
     form->n_tiles = ceil_div(matrix->n_rows, form->tile_rows);
+    if (cuda->is_portable) /* the form says which products fit; nothing is copied by maps */
+        return RC_OK;
     struct map_dims rows = {2, {matrix->n_rows, n_blocks}, {row_bytes, 128}, {form->tile_rows, stage_blocks}};
     struct map_dims pairs = {4,
                              {8, 2, half / 8, n_blocks},
@@ -347,6 +357,7 @@ struct linear_problem {
 
 struct linear_way {
     const char *name;
+    uint32_t devices;                                 /* enum way_devices */
     uint32_t min_rows, max_rows;
     uint32_t weights, forms;                          /* that it takes: enum linear_weights, enum linear_form, or-ed */
     bool (*fits)(const struct linear_problem &p);     /* a further condition, or NULL */
@@ -413,13 +424,19 @@ static enum rc run_gemm(const struct linear_problem &p, struct err *err)
     return gemm_multiply(p.cuda, p.cuda->linear->encode, &p.cuda->linear->gemm, &product, err);
 }
 
+static enum rc run_parts(const struct linear_problem &p, struct err *)
+{
+    launch_parts(p.cuda, p.args);
+    return RC_OK;
+}
+
 /* Where the library refuses, our own kernel multiplies. */
 static enum rc run_library(const struct linear_problem &p, struct err *err)
 {
     struct lt_product product = product_of(p.args);
     const struct lt_algorithm *algorithm = find_algorithm(p.cuda, p.args->matrix, p.args->n_rows);
     const bool is_done = lt_multiply(p.cuda->linear->lt, &product, p.cuda->dtype, algorithm, p.cuda->stream);
-    return is_done ? RC_OK : run_gemm(p, err);
+    return is_done ? RC_OK : p.cuda->is_portable ? run_parts(p, err) : run_gemm(p, err);
 }
 
 /* Gate | up: eights of their rows alternate in a tile. */
@@ -465,6 +482,14 @@ static enum rc run_fp8_many(const struct linear_problem &p, struct err *err)
                                            ceil_div(p.n_rows, FP8_PADDED) * FP8_PADDED);
     return fp8_many_multiply(p.cuda, p.cuda->linear->encode, &p.cuda->linear->gemm, p.args->matrix, x, p.is_product(),
                              p.output(), err);
+}
+
+static enum rc run_fp8_plain(const struct linear_problem &p, struct err *)
+{
+    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, p.args->matrix, &p.args->x, p.n_rows,
+                                           ceil_div(p.n_rows, 8) * 8);
+    fp8_plain_multiply(p.cuda, p.args->matrix, x, p.output());
+    return RC_OK;
 }
 
 static bool fits_units(const struct linear_problem &p)
@@ -537,12 +562,6 @@ static enum rc run_runs(const struct linear_problem &p, struct err *err)
     return rc;
 }
 
-static enum rc run_parts(const struct linear_problem &p, struct err *)
-{
-    launch_parts(p.cuda, p.args);
-    return RC_OK;
-}
-
 /* Computes gate | up into mid, then their product. */
 static enum rc run_twice(const struct linear_problem &p, struct err *err)
 {
@@ -562,25 +581,26 @@ static enum rc run_twice(const struct linear_problem &p, struct err *err)
 }
 
 static const struct linear_way LINEAR_WAYS[] = {
-    /* name          rows                       weights              forms          fits             run */
-    {"row_normed",  1, 1,                      STREAMED,            NORMED,        fits_row_normed, run_row_normed},
-    {"router",      1, ANY_ROWS,               OF_ROUTER,           SUM,           NULL,            run_router},
-    {"library",     SKINNY_ROWS + 1, ANY_ROWS, STREAMED,            SUM,           fits_library,    run_library},
-    {"row",         1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
-    {"skinny",      1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
-    {"gemm",        1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
-    {"fp8_row",     1, 1,                      OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
-    {"fp8_few",     1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
-    {"fp8_many",    1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
-    {"units_few",   1, UNITS_FEW_ROWS,         IN_UNITS,            SUM | PRODUCT, fits_units_few,  run_units_few},
-    {"units_many",  1, ANY_ROWS,               IN_UNITS,            SUM | PRODUCT, fits_units,      run_units_many},
-    {"units_plain", 1, ANY_ROWS,               IN_UNITS,            SUM,           NULL,            run_units_plain},
-    {"twice",       1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
-    {"runs",        1, ANY_ROWS,               IN_RUNS,             SUM,           NULL,            run_runs},
-    {"parts",       1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
+    /* name         devices   rows                       weights              forms          fits            run */
+    {"row_normed",  SM_90A,   1, 1,                      STREAMED,            NORMED,        fits_row_normed, run_row_normed},
+    {"router",      ANY_GPU,  1, ANY_ROWS,               OF_ROUTER,           SUM,           NULL,            run_router},
+    {"library",     ANY_GPU,  SKINNY_ROWS + 1, ANY_ROWS, STREAMED,            SUM,           fits_library,    run_library},
+    {"row",         SM_90A,   1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
+    {"skinny",      SM_90A,   1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
+    {"gemm",        SM_90A,   1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
+    {"fp8_row",     SM_90A,   1, 1,                      OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
+    {"fp8_few",     SM_90A,   1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
+    {"fp8_many",    SM_90A,   1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
+    {"fp8_plain",   PORTABLE, 1, ANY_ROWS,               OF_FP8,              SUM,           NULL,            run_fp8_plain},
+    {"units_few",   SM_90A,   1, UNITS_FEW_ROWS,         IN_UNITS,            SUM | PRODUCT, fits_units_few,  run_units_few},
+    {"units_many",  SM_90A,   1, ANY_ROWS,               IN_UNITS,            SUM | PRODUCT, fits_units,      run_units_many},
+    {"units_plain", ANY_GPU,  1, ANY_ROWS,               IN_UNITS,            SUM,           NULL,            run_units_plain},
+    {"twice",       ANY_GPU,  1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
+    {"runs",        ANY_GPU,  1, ANY_ROWS,               IN_RUNS,             SUM,           NULL,            run_runs},
+    {"parts",       ANY_GPU,  1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
 };
 
-const char *cuda_linear_way(uint32_t row)
+struct way_name cuda_linear_way(uint32_t row)
 {
     return name_of_way(LINEAR_WAYS, row);
 }

@@ -299,6 +299,7 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 linear_fp8_few(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap w_scales,
                const __grid_constant__ CUtensorMap x_map, const __grid_constant__ struct fp8_few f, struct output out)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const struct skinny_shape &s = f.skinny;
@@ -388,7 +389,7 @@ static enum rc fp8_take(struct cuda *cuda, map_encoder encode, struct fp8_memory
     matrix->fp8->next = memory->first;
     memory->first = matrix->fp8;
     enum rc rc = fp8_make_room(cuda, memory, matrix->n_cols, err);
-    for (uint32_t i = 0; i < 3 && !rc; i++) {
+    for (uint32_t i = 0; i < 3 && !rc && !cuda->is_portable; i++) {
         rc = fp8_make_form(cuda, encode, matrix, false, FP8_EIGHTS[i], &matrix->fp8->forms[0][i], err);
         if (!rc && matrix->n_rows % 16 == 0)
             rc = fp8_make_form(cuda, encode, matrix, true, FP8_EIGHTS[i], &matrix->fp8->forms[1][i], err);

@@ -251,6 +251,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
 linear_fp8_many(const __grid_constant__ struct fp8_maps maps, const __grid_constant__ struct fp8_many f,
                 const __grid_constant__ struct output out)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const struct fp8_many_room room = fp8_many_place<KIND, GROUPS, WIDTH>(shared_address(shared));
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

@@ -108,6 +108,7 @@ static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 linear_fp8_row(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap w_scales,
                const __grid_constant__ struct fp8_few f, struct output out, struct rows<T> x, bool is_aligned)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const struct skinny_shape &s = f.skinny;

@@ -166,6 +166,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
 linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant__ struct gemm_shape s,
             const __grid_constant__ struct output out)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t n_stages = gemm_stages(GROUPS, WIDTH), stage_bytes = (GROUPS * 64 + WIDTH) * 128;
     const uint32_t data = shared_address(shared), pieces = data + n_stages * stage_bytes;

@@ -385,6 +385,7 @@ static __global__ void __launch_bounds__(units_few_threads(PANELS) + 64, 1)
 linear_units_few(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ struct units_few f,
                  const __grid_constant__ struct output out)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, n_warps = UNITS_SLABS * PANELS;
     const struct units_few_room room = units_few_place<DTYPE, EIGHTS, PANELS>(shared_address(shared), f);

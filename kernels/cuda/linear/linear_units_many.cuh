@@ -194,6 +194,7 @@ static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
 linear_units_many(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ struct units_many f,
                   const __grid_constant__ struct output out)
 {
+    only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const struct units_many_room room = units_many_place<DTYPE, GROUPS, WIDTH>(shared_address(shared));

@@ -221,6 +221,8 @@ template <class T> static bool are_rows_aligned(const struct add_rms_norm_args *
 static bool norm_routed(struct cuda *cuda, const struct add_rms_norm_args *args)
 {
     bool is_done = false;
+    if (cuda->is_portable) /* it has no clusters */
+        return false;
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         if constexpr (sizeof(T) == 2)

@@ -115,6 +115,7 @@ static __device__ __forceinline__ void route_parts(const struct route_args &a, c
 template <class T>
 static __global__ void __launch_bounds__(ROUTED_THREADS + ROUTED_EXPERTS) norm_route(const struct routed<T> job)
 {
+    only_sm_90a();
     __shared__ struct routed_room room;
     const uint32_t n_parts = (job.size + ROUTER_PART - 1) / ROUTER_PART, n_team = (job.route.n_experts + 31) / 32;
     const uint32_t n_warps = blockDim.x / 32 - n_team, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

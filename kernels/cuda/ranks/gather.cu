@@ -110,6 +110,7 @@ struct gather_problem {
 
 struct gather_way {
     const char *name;
+    uint32_t devices;    /* enum way_devices */
     size_t most_bytes;
     bool is_normed; /* with the norm of the gathered rows */
     bool (*fits)(const struct gather_problem &); /* NULL: takes everything within the limits before */
@@ -279,16 +280,16 @@ static void run_push(const struct gather_problem &p)
 }
 
 static const struct gather_way GATHER_WAYS[] = {
-    /* name         bytes     norm   fits            run */
-    {"ll_norm",     1u << 20, true,  fits_ll_norm,   run_ll_norm},
-    {"push_norm",   SIZE_MAX, true,  fits_norm,      run_push_norm},
-    {"ll",          1u << 19, false, fits_ll,        run_ll},
-    {"ll_routes",   1u << 19, false, fits_ll_routes, run_ll_routes},
-    {"push_parts",  SIZE_MAX, false, has_parts,      run_push_parts},
-    {"push",        SIZE_MAX, false, NULL,           run_push},
+    /* name         devices   bytes     norm   fits            run */
+    {"ll_norm",     ANY_GPU,  1u << 20, true,  fits_ll_norm,   run_ll_norm},
+    {"push_norm",   ANY_GPU,  SIZE_MAX, true,  fits_norm,      run_push_norm},
+    {"ll",          ANY_GPU,  1u << 19, false, fits_ll,        run_ll},
+    {"ll_routes",   ANY_GPU,  1u << 19, false, fits_ll_routes, run_ll_routes},
+    {"push_parts",  ANY_GPU,  SIZE_MAX, false, has_parts,      run_push_parts},
+    {"push",        ANY_GPU,  SIZE_MAX, false, NULL,           run_push},
 };
 
-const char *cuda_gather_way(uint32_t row)
+struct way_name cuda_gather_way(uint32_t row)
 {
     return name_of_way(GATHER_WAYS, row);
 }

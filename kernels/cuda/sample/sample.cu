@@ -2,11 +2,12 @@
  * logits [n_logits_rows][vocab_stride]; the row is read, never written.
  *
  * A cluster of 8 blocks does one task: each reads its eighth of the row into shared memory once, and every pass runs from
- * there (sample_row.cuh). Sums: thread t of a block adds e^(z - M) of its ids in ascending order, four at a time, then one
- * fixed tree; so raw and full values have the same bits in every task. Truncation finds exact thresholds (sample_select.cuh).
- * The draw is the greatest (z - M) + noise over the kept ids, the lowest id on ties, with the keys and counters of
- * kernels/cpu. Noise is computed only for ids that could win. Bound by reading the rows, 31 us for 256 rows of 128256 ids at
- * 4.3 TB/s, and by 35 operations an id for a draw with logprobs, 40 us; one row by the latency of its few passes, about 6 us.
+ * there (sample_row.cuh; devices without clusters use global memory). Sums: thread t of a block adds e^(z - M) of its ids in
+ * ascending order, four at a time, then one fixed tree; so raw and full values have the same bits in every task. Truncation
+ * finds exact thresholds (sample_select.cuh). The draw is the greatest (z - M) + noise over the kept ids, the lowest id on
+ * ties, with the keys and counters of kernels/cpu. Noise is computed only for ids that could win. Bound by reading the rows,
+ * 31 us for 256 rows of 128256 ids at 4.3 TB/s, and by 35 operations an id for a draw with logprobs, 40 us; one row by the
+ * latency of its few passes, about 6 us.
  *
  * sample_greedy.cuh has a separate kernel for calls that want the greatest logit of every task and nothing else.
  *
@@ -230,7 +231,7 @@ static __device__ uint32_t show_mode(struct sample_row &r, const struct outcome 
     if (mode == LOGPROB_PROCESSED) {
         if (o.is_all_kept)
             return r.n_own;
-        cluster_wait(); /* other blocks may still read z */
+        cluster_wait(r.call); /* other blocks may still read z */
         for (uint32_t i = threadIdx.x; i < r.n_kept; i += THREADS)
             if (!(r.z[i] >= o.cut))
                 r.z[i] = -INFINITY;
@@ -238,7 +239,7 @@ static __device__ uint32_t show_mode(struct sample_row &r, const struct outcome 
         return r.n_kept;
     }
     if (was_removed || (mode == LOGPROB_RAW && is_changed(task))) {
-        cluster_wait();
+        cluster_wait(r.call);
         take_logits(r, 1);
         __syncthreads();
         if (mode == LOGPROB_FULL) {
@@ -270,7 +271,7 @@ static __device__ void report(struct sample_row &r, const struct outcome &o)
         result.processed = log_value(o.kept, o.kept_own);
         result.kept_mass = mass < 1 ? mass : 1;
         result.rank = (int32_t)larger + 1;
-        store_result(&r.call.results[blockIdx.x / CLUSTER], result);
+        store_result(&r.call.results[r.task], result);
     }
     if (r.block.task.n_top)
         list_best(r, sum, n);
@@ -287,7 +288,7 @@ static __device__ void finish(const struct sample_row &r, int32_t id, uint32_t s
     result.id = id;
     result.status = status;
     result.kept_mass = 1;
-    store_result(&r.call.results[blockIdx.x / CLUSTER], result);
+    store_result(&r.call.results[r.task], result);
 }
 
 /* Steps 1 to 3: z, its greatest value and, if logprobs are wanted and z is not the logits, the logits' sum. */
@@ -361,7 +362,7 @@ static __device__ void run_task(struct sample_row &r)
         o.own = o.kept_own = peek(r, (uint32_t)task.target);
     if (task.flags & TASK_KEPT) {
         if (!choose_token(r, found, &o)) {
-            cluster_wait(); /* other blocks may still read z */
+            cluster_wait(r.call); /* other blocks may still read z */
             finish(r, 0, SAMPLE_NONE_ALLOWED);
             return;
         }
@@ -371,7 +372,7 @@ static __device__ void run_task(struct sample_row &r)
         o.is_all_kept = true;
     }
     if (!r.rank && !threadIdx.x && r.call.sampled)
-        r.call.sampled[blockIdx.x / CLUSTER] = o.id;
+        r.call.sampled[r.task] = o.id;
     if (!is_changed(task))
         o.raw = o.full;
     if (task.flags & TASK_LOGPROBS)
@@ -389,23 +390,22 @@ static __device__ __forceinline__ uint4 load_once(const uint4 *from)
     return v;
 }
 
-static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 2)
-sample_tasks(const __grid_constant__ struct sample_call call)
+/* memory: of the block. is_first: of the launch. */
+static __device__ void do_task(const struct sample_call &call, char *memory, uint32_t number, bool is_first)
 {
-    extern __shared__ __align__(64) char shared[];
     static_assert(sizeof(struct sample_block) % 16 == 0, "the segment behind it is read by fours");
-    struct sample_block &block = *(struct sample_block *)shared;
+    struct sample_block &block = *(struct sample_block *)memory;
     uint32_t lane = threadIdx.x % 32;
-    start_next();
+    cluster_wait(call); /* wait until all blocks of the cluster have started, or have ended the task before */
     if (!threadIdx.x)
         block.bound = __float_as_uint(FIRST_BOUND);
-    cluster_wait(); /* wait until all blocks of the cluster have started */
     if (blockIdx.x % CLUSTER == 0 && threadIdx.x < 32) { /* one read from host memory for all blocks */
-        uint4 part = load_once((const uint4 *)&call.tasks[blockIdx.x / CLUSTER] + lane % 4);
-        of_block((uint4 *)&block.task, lane / 4)[lane % 4] = part;
+        uint4 part = load_once((const uint4 *)&call.tasks[number] + lane % 4);
+        of_block(call, (uint4 *)&block.task, lane / 4)[lane % 4] = part;
     }
-    wait_for_input();
-    cluster_wait();
+    if (is_first)
+        wait_for_input();
+    cluster_wait(call);
     if (threadIdx.x < sizeof block.lists / 4)
         ((uint32_t *)&block.lists)[threadIdx.x] =
             block.task.flags & TASK_LISTS ? ((const uint32_t *)(call.lists + block.task.lists))[threadIdx.x] : 0;
@@ -413,10 +413,23 @@ sample_tasks(const __grid_constant__ struct sample_call call)
     uint32_t rank = blockIdx.x % CLUSTER, first = rank * call.segment;
     uint32_t n_own = first < call.vocab_size ? min(call.segment, call.vocab_size - first) : 0;
     uint32_t n_kept = first < call.limit ? min(n_own, call.limit - first) : 0;
-    struct sample_row row = {call, block, (float *)(shared + sizeof block), call.logits, rank, first, n_own, n_kept,
+    struct sample_row row = {call, block, number, (float *)(memory + sizeof block), call.logits, rank, first, n_own, n_kept,
                              (n_own + 3) / 4, 0};
     row.logits += (size_t)block.task.logits_row * call.vocab_stride;
     run_task(row);
+}
+
+/* A cluster does one task; without sm_90a, where a launch has as many clusters as run at a time, it may do several. */
+static __global__ void __launch_bounds__(THREADS, 2) sample_tasks(const __grid_constant__ struct sample_call call)
+{
+    start_next();
+#if IS_SM_90A
+    extern __shared__ __align__(64) char shared[];
+    do_task(call, shared, blockIdx.x / CLUSTER, true);
+#else
+    for (uint32_t number = blockIdx.x / CLUSTER; number < call.n_tasks; number += gridDim.x / CLUSTER)
+        do_task(call, call.rooms + (size_t)blockIdx.x * call.room_bytes, number, number == blockIdx.x / CLUSTER);
+#endif
 }
 
 /* ---- the call ------------------------------------------------------------------------------------------------------------ */
@@ -463,13 +476,43 @@ static struct slot_memory memory_of(const struct cuda *cuda, uint32_t slot)
     return m;
 }
 
+static uint32_t segment_of(uint32_t vocab_size)
+{
+    return (uint32_t)round_up(ceil_div(vocab_size, CLUSTER), 4);
+}
+
+static uint32_t room_bytes(uint32_t segment)
+{
+    return (uint32_t)(sizeof(struct sample_block) + segment * sizeof(float));
+}
+
+/* Of a device without clusters: as many as it runs at a time, a block a processor. */
+static uint32_t most_clusters(const struct cuda *cuda)
+{
+    return cuda->n_processors < CLUSTER ? 1 : cuda->n_processors / CLUSTER;
+}
+
+static enum rc open_rooms(struct cuda *cuda, struct err *err)
+{
+    const uint32_t n = most_clusters(cuda);
+    const size_t all_bytes = (size_t)n * CLUSTER * round_up(room_bytes(segment_of(cuda->options.vocab_size)), 64);
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, all_bytes, &cuda->sample_rooms, err);
+    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, n * sizeof *cuda->sample_meetings, &cuda->sample_meetings, err);
+    if (rc)
+        return rc;
+    const cudaError_t code = cudaMemsetAsync(cuda->sample_meetings, 0, n * sizeof *cuda->sample_meetings, cuda->stream);
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "open");
+}
+
 enum rc cuda_sample_open(struct cuda *cuda, struct err *err)
 {
     size_t greedy_bytes = cuda->max_wave * sizeof(struct greedy_row);
     enum rc rc = cuda_take(cuda, MEMORY_WORK, greedy_bytes, &cuda->greedy, err);
+    if (!rc && cuda->is_portable)
+        rc = open_rooms(cuda, err);
     if (rc)
         return rc;
-    cudaError_t code = allow_shared(sample_tasks);
+    cudaError_t code = cuda->is_portable ? cudaSuccess : allow_shared(sample_tasks);
     if (code == cudaSuccess)
         code = cudaMemsetAsync(cuda->greedy, 0, greedy_bytes, cuda->stream);
     for (uint32_t slot = 0; slot < 2 && code == cudaSuccess; slot++)
@@ -583,7 +626,7 @@ static enum rc run_wave(struct cuda *cuda, const struct slot_memory *memory, con
     call.vocab_size = args->vocab_size;
     call.vocab_stride = args->vocab_stride;
     call.limit = args->vocab_limit < args->vocab_size ? args->vocab_limit : args->vocab_size;
-    call.segment = (uint32_t)round_up(ceil_div(args->vocab_size, CLUSTER), 4);
+    call.segment = segment_of(args->vocab_size);
     call.tasks = memory->tasks;
     call.lists = memory->device_lists;
     call.n_banned = args->n_banned;
@@ -593,14 +636,19 @@ static enum rc run_wave(struct cuda *cuda, const struct slot_memory *memory, con
     call.top_values = memory->top_values;
     call.sampled = first_id + wave->n_tasks <= cuda->max_tasks
                        ? cuda->sampled + (args->slot & 1) * cuda->max_tasks + first_id : NULL;
+    call.n_tasks = wave->n_tasks;
+    call.rooms = cuda->sample_rooms;
+    call.room_bytes = (uint32_t)round_up(room_bytes(call.segment), 64);
+    call.meetings = cuda->sample_meetings;
     cudaError_t code = cudaSuccess;
     if (wave->lists_bytes)
         code = cudaMemcpyAsync(memory->device_lists, memory->lists, wave->lists_bytes, cudaMemcpyHostToDevice, cuda->stream);
     if (is_all_greedy(memory->tasks, wave->n_tasks))
         launch_greedy(cuda, call, memory->tasks[0].logits_row, wave->n_tasks);
+    else if (cuda->is_portable)
+        launch_together(cuda, sample_tasks, min(wave->n_tasks, most_clusters(cuda)) * CLUSTER, THREADS, call);
     else
-        launch(cuda, sample_tasks, wave->n_tasks * CLUSTER, THREADS, sizeof(struct sample_block) + call.segment * sizeof(float),
-               call);
+        launch_clusters(cuda, sample_tasks, wave->n_tasks * CLUSTER, CLUSTER, THREADS, room_bytes(call.segment), call);
     return code == cudaSuccess ? launched(err, "sample") : cuda_fail(err, code, "sample");
 }
 

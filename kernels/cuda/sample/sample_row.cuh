@@ -1,7 +1,8 @@
 /* sample_row.cuh: how a cluster of blocks holds one row of logits: each block a segment of consecutive ids in shared memory,
- * read once. Thread t of a block has the ids 4 g .. 4 g + 3 of its segment for g = t, t + THREADS, ..., which are the four
- * outputs of one counter of the noise. The threads' results are joined in one fixed tree: lanes, warps, then blocks in their
- * order. Included by sample.cu and sample_select.cuh. */
+ * read once. Devices without clusters have the blocks' memory in global memory, and a counter there at which the blocks meet;
+ * all else is the same, and so are all bits. Thread t of a block has the ids 4 g .. 4 g + 3 of its segment for g = t, t +
+ * THREADS, ..., which are the four outputs of one counter of the noise. The threads' results are joined in one fixed tree:
+ * lanes, warps, then blocks in their order. Included by sample.cu and sample_select.cuh. */
 #ifndef LLMPY_CUDA_SAMPLE_ROW_CUH
 #define LLMPY_CUDA_SAMPLE_ROW_CUH
 
@@ -68,9 +69,13 @@ struct sample_call {
     int32_t *top_ids, *top_ranks;
     float *top_values;
     int32_t *sampled;                                  /* device memory */
+    uint32_t n_tasks;
+    char *rooms;                                       /* without sm_90a: the blocks' memory, room_bytes each ... */
+    uint32_t room_bytes;
+    uint32_t *meetings;                                /* ... and how often blocks have come to each cluster's meetings */
 };
 
-/* A block's shared memory; its segment of the row lies behind it. */
+/* A block's memory; its segment of the row lies behind it. */
 struct sample_block {
     struct staged_task task;
     struct task_lists lists;
@@ -90,6 +95,7 @@ struct sample_block {
 struct sample_row {
     const struct sample_call &call;
     struct sample_block &block;
+    uint32_t task;         /* its number */
     float *z;              /* [segment]; -inf behind the last id */
     const float *logits;   /* of the whole row */
     uint32_t rank;         /* of the block in its cluster */
@@ -139,19 +145,42 @@ template <class V> static __device__ __forceinline__ V shuffle_xor(const V &valu
     return w.value();
 }
 
-/* Waits for all threads of the cluster. Their writes to shared memory are visible afterwards. */
-static __device__ __forceinline__ void cluster_wait(void)
+#if IS_SM_90A
+/* Waits for all threads of the cluster. Their writes to the blocks' memory are visible afterwards. */
+static __device__ __forceinline__ void cluster_wait(const struct sample_call &)
 {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* The same shared memory of another block. */
-template <class P> static __device__ __forceinline__ P *of_block(P *place, uint32_t rank)
+/* The same memory of another block. */
+template <class P> static __device__ __forceinline__ P *of_block(const struct sample_call &, P *place, uint32_t rank)
 {
     uint64_t there;
     asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"((uint64_t)place), "r"(rank));
     return (P *)there;
 }
+#else
+/* All blocks of a cluster run at a time (cooperative launch). The counter may wrap. */
+static __device__ __forceinline__ void cluster_wait(const struct sample_call &call)
+{
+    uint32_t *meetings = call.meetings + blockIdx.x / CLUSTER, now;
+    __syncthreads();
+    if (!threadIdx.x) {
+        __threadfence();
+        const uint32_t wanted = atomicAdd(meetings, 1u) / CLUSTER * CLUSTER + CLUSTER;
+        do
+            asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(now) : "l"(meetings) : "memory");
+        while ((int32_t)(now - wanted) < 0);
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+template <class P> static __device__ __forceinline__ P *of_block(const struct sample_call &call, P *place, uint32_t rank)
+{
+    return (P *)((char *)place + ((int64_t)rank - blockIdx.x % CLUSTER) * call.room_bytes);
+}
+#endif
 
 /* The threads' values joined; the same in all threads. */
 template <class V, class J> static __device__ V cluster_join(struct sample_row &r, V value, J join)
@@ -167,9 +196,9 @@ template <class V, class J> static __device__ V cluster_join(struct sample_row &
         for (uint32_t apart = 1; apart < WARPS; apart *= 2)
             value = join(value, shuffle_xor(value, apart));
         if (lane < CLUSTER)
-            words_of<V>(value).store(of_block(&r.block.joined[r.turn][r.rank][0], lane));
+            words_of<V>(value).store(of_block(r.call, &r.block.joined[r.turn][r.rank][0], lane));
     }
-    cluster_wait();
+    cluster_wait(r.call);
     value = words_of<V>(r.block.joined[r.turn][0]).value();
 #pragma unroll
     for (uint32_t rank = 1; rank < CLUSTER; rank++)
@@ -304,7 +333,7 @@ static __device__ __forceinline__ float log_value(const struct log_sum &sum, flo
 /* z of any id of the row. */
 static __device__ __forceinline__ float peek(const struct sample_row &r, uint32_t id)
 {
-    return *of_block(r.z + id % r.call.segment, id / r.call.segment);
+    return *of_block(r.call, r.z + id % r.call.segment, id / r.call.segment);
 }
 
 #endif

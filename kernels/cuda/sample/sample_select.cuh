@@ -132,13 +132,13 @@ static __device__ bool spread_keys(struct sample_row &r, const struct selection 
             uint32_t at = atomicAdd(&r.block.n_listed, 1u);
             if (at < SPREAD_IDS)
                 for (uint32_t rank = 0; rank < CLUSTER; rank++)
-                    *of_block(&r.block.list.keys[r.rank][at], rank) = ascending_bits(values[j]);
+                    *of_block(r.call, &r.block.list.keys[r.rank][at], rank) = ascending_bits(values[j]);
         }
     }
     __syncthreads();
     if (threadIdx.x < CLUSTER)
-        *of_block(&r.block.n_spread[r.rank], threadIdx.x) = r.block.n_listed;
-    cluster_wait();
+        *of_block(r.call, &r.block.n_spread[r.rank], threadIdx.x) = r.block.n_listed;
+    cluster_wait(r.call);
     for (uint32_t rank = 0; rank < CLUSTER; rank++)
         most = max(most, r.block.n_spread[rank]);
     return most <= SPREAD_IDS;
@@ -172,7 +172,7 @@ static __device__ bool choose_digit(struct sample_row &r, struct selection *s, c
     } else {
 #pragma unroll
         for (uint32_t rank = 0; rank < CLUSTER; rank++)
-            parts[rank] = *of_block(&histogram[bin], rank);
+            parts[rank] = *of_block(r.call, &histogram[bin], rank);
 #pragma unroll
         for (uint32_t rank = 0; rank < CLUSTER; rank++)
             own += parts[rank];
@@ -220,7 +220,7 @@ static __device__ bool select_digits(struct sample_row &r, struct selection *s, 
         }
         r.turn ^= 1;
         fill_histogram(r, *s, histogram);
-        cluster_wait();
+        cluster_wait(r.call);
         if (!choose_digit(r, s, histogram, CLUSTER))
             return false;
         if (s->n_digits == 1)
@@ -288,16 +288,16 @@ static __device__ uint32_t gather_best(struct sample_row &r, struct selection *s
     }
     if (!threadIdx.x)
         r.block.n_gathered = 0;
-    cluster_wait();
-    uint32_t *count = of_block(&r.block.n_gathered, 0);
-    uint2 *best = of_block(r.block.list.best, 0);
+    cluster_wait(r.call);
+    uint32_t *count = of_block(r.call, &r.block.n_gathered, 0);
+    uint2 *best = of_block(r.call, r.block.list.best, 0);
     for (uint32_t i = threadIdx.x; i < s->n; i += THREADS) {
         float z = r.z[i];
         uint32_t own = ascending_bits(z), id = r.first + i;
         if (is_looked_at(*s, z, id) && (own > key || (own == key && id <= lowest)))
             best[atomicAdd(count, 1u)] = make_uint2(__float_as_uint(z), id);
     }
-    cluster_wait();
+    cluster_wait(r.call);
     n = *count;
     return n;
 }
