@@ -804,6 +804,7 @@ struct device_info {
     char name[128];
     uint64_t total_bytes, free_bytes;
     char uuid[48];             /* "GPU-..." */
+    char kernels[96];          /* which of the backend's kernels it runs; "": they are the same for all devices */
 };
 
 /* Purposes of memory. pool_release frees the first two, and pool_restore maps them again at the same addresses. */

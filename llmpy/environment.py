@@ -16,13 +16,20 @@ VARIABLES = {
     "LLMPY_LIB_PATH": ("folders, joined by `:`, that are searched first for NCCL and cuBLASLt", "none"),
     "LLMPY_HOSTS_TOKEN": ("a secret that all hosts of one model know; a process without it cannot join them", "none"),
     "LLMPY_HOSTS_TIMEOUT": ("seconds that a host waits at its start for the other hosts of its model", "300"),
+    "LLMPY_CUDA_KERNELS": (
+        "`portable`: also an H100 or H200 runs the kernels of all other GPUs; set it before the process uses CUDA",
+        "`auto`",
+    ),
     "LLMPY_SYNC": ("`1`: wait for every operation of a device, so that a fault names it", "0"),
 }
 """Variables read at run time -> meaning and default. docs/use/environment.md shows this table."""
 
 BUILD_VARIABLES = {
     "LLMPY_CUDA": ("`0`: build without CUDA; `1`: with CUDA if there is nvcc; `require`: fail without nvcc", "1"),
-    "LLMPY_CUDA_ARCHS": ("GPU architectures to compile for, joined by commas", "90a"),
+    "LLMPY_CUDA_ARCHS": (
+        "GPU architectures to compile for, joined by commas: `90a` is machine code, `compute_80` is PTX",
+        "90a,compute_80",
+    ),
     "LLMPY_GLIBC": ("the oldest glibc that shall load what is built, as `2.28`; wants the package ziglang", "this machine's"),
     "LLMPY_WERROR": ("`1`: warnings of the compilers are errors", "0"),
     "LLMPY_DEBUG": ("`1`: `-O1 -g` and assertions", "0"),
@@ -79,6 +86,23 @@ def is_synchronous() -> bool:
 
         raise ConfigError(f"LLMPY_SYNC must be 0 or 1, got {text!r}.", option="LLMPY_SYNC", value=text)
     return text == "1"
+
+
+def forces_portable_kernels() -> bool:
+    """LLMPY_CUDA_KERNELS: whether every GPU runs the portable kernels.
+
+    They are PTX. On a GPU that the machine code fits, too, the driver translates PTX if its variable CUDA_FORCE_PTX_JIT is set
+    when the process begins to use CUDA, so this sets it.
+    """
+    text = os.environ.get("LLMPY_CUDA_KERNELS", "") or "auto"
+    if text not in ("auto", "portable"):
+        from .errors import ConfigError
+
+        message = f"LLMPY_CUDA_KERNELS must be auto or portable, got {text!r}."
+        raise ConfigError(message, option="LLMPY_CUDA_KERNELS", value=text)
+    if text == "portable":
+        os.environ["CUDA_FORCE_PTX_JIT"] = "1"
+    return text == "portable"
 
 
 def hosts_token() -> str:

@@ -44,9 +44,10 @@ def devices() -> list[dict[str, Any]]:
 
     Returns:
         One dict per device with `device`, `name`, `available`; if available `memory_bytes`, `free_bytes` (0: the backend
-        does not know), and `isas` (instruction sets that have kernels) or `uuid`, else `reason`. Devices of other packages'
-        backends come last. They also have lists of names of operations: `operations` (the device runs them), `on_host` (the
-        processor runs them on copies, slowly) and `refused` (models that need one are refused).
+        does not know), and `isas` (instruction sets that have kernels) or `uuid` and `kernels` (which of the backend's
+        kernels the device runs, and whether a device of its generation was ever seen), else `reason`. Devices of other
+        packages' backends come last. They also have lists of names of operations: `operations` (the device runs them),
+        `on_host` (the processor runs them on copies, slowly) and `refused` (models that need one are refused).
     """
     isas = _core.cpu_isas()
     cpu: dict[str, Any] = {"device": "cpu", "name": cpu_name(), "available": bool(isas)}
@@ -67,6 +68,7 @@ def cuda_library() -> str:
     Raises:
         DeviceError: The package is of another version, or its library is not to be had.
     """
+    environment.forces_portable_kernels()  # the driver reads what it sets
     return _own_cuda() or (backends.library("cuda", _core.build_info()["version"]) if "cuda" in backends.found() else "")
 
 
@@ -133,7 +135,7 @@ def _cuda_devices(wants_free: bool) -> list[dict[str, Any]]:
     for index in range(64):
         device: dict[str, Any] = {"device": f"cuda:{index}", "name": "CUDA", "available": False}
         try:
-            name, uuid, total, free = _core.device_info(device["device"], cuda_library(), wants_free)
+            name, uuid, total, free, kernels = _core.device_info(device["device"], cuda_library(), wants_free)
         except DeviceError as error:
             if error.code == _NO_SUCH_DEVICE and found:
                 break
@@ -141,8 +143,29 @@ def _cuda_devices(wants_free: bool) -> list[dict[str, Any]]:
             if error.code != _NO_KERNELS:
                 break
         else:
-            found.append({**device, "name": name, "available": True, "memory_bytes": total, "free_bytes": free, "uuid": uuid})
+            if environment.forces_portable_kernels():
+                kernels = _PORTABLE + " by LLMPY_CUDA_KERNELS"
+            one = {**device, "name": name, "available": True, "memory_bytes": total, "free_bytes": free, "uuid": uuid}
+            found.append({**one, "kernels": kernels})
     return found
+
+
+_PORTABLE = "portable"
+"""What a CUDA device says of its kernels if the driver has translated their PTX."""
+
+
+def check_kernels(description: str) -> None:
+    """Checks that an opened CUDA device runs the kernels that LLMPY_CUDA_KERNELS asks for.
+
+    Args:
+        description: What the device says of itself.
+
+    Raises:
+        DeviceError: It runs others, because the driver had started before it was told.
+    """
+    if environment.forces_portable_kernels() and description.startswith("cuda") and _PORTABLE not in description:
+        message = "LLMPY_CUDA_KERNELS=portable: something used CUDA in this process before; set CUDA_FORCE_PTX_JIT=1, too"
+        raise DeviceError(f"device '{description}': {message}", operation="open")
 
 
 def _devices_of(kind: str) -> list[dict[str, Any]]:
@@ -152,7 +175,7 @@ def _devices_of(kind: str) -> list[dict[str, Any]]:
         if kind in _OWN:
             raise DeviceError(f"device {kind!r}: {backends.packages(kind)}: llmpy brings devices of this kind itself")
         for device in (f"{kind}:{index}" for index in range(64)):
-            name, uuid, total, free = _core.device_info(device, library(device), True)
+            name, uuid, total, free, _ = _core.device_info(device, library(device), True)
             one = {"device": device, "name": name, "available": True}
             found.append({**one, "memory_bytes": total, "free_bytes": free, "uuid": uuid, **_operations_of(device)})
             if not total:  # a backend that does not describe devices has one
@@ -307,7 +330,7 @@ def memory_bytes(device: str) -> tuple[int, int]:
     """Total and free memory of a device; 0: its backend does not know."""
     if traits(device)["has_host_memory"]:
         return total_memory_bytes(), free_memory_bytes()
-    return _core.device_info(device, library(device), True)[2:]
+    return _core.device_info(device, library(device), True)[2:4]
 
 
 def name_and_uuid(device: str) -> tuple[str, str | None]:

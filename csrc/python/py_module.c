@@ -53,8 +53,8 @@ static PyObject *cpu_threads(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLong(backend_cpu_threads());
 }
 
-/* device_info(device, library, wants_free=False) -> (name, UUID, total bytes, free bytes); the backend's name and zeros if it
- * does not describe devices. Raises the reason if the device cannot be used. */
+/* device_info(device, library, wants_free=False) -> (name, UUID, total bytes, free bytes, kernels); the backend's name and
+ * zeros if it does not describe devices. Raises the reason if the device cannot be used. */
 static PyObject *device_info(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -72,7 +72,7 @@ static PyObject *device_info(PyObject *self, PyObject *args)
         snprintf(info.name, sizeof info.name, "%s", backend->name);
     if (rc)
         return py_raise(&err);
-    return Py_BuildValue("ssKK", info.name, info.uuid, info.total_bytes, info.free_bytes);
+    return Py_BuildValue("ssKKs", info.name, info.uuid, info.total_bytes, info.free_bytes, info.kernels);
 }
 
 /* device_traits(device, library) -> dict of struct device_traits */

@@ -164,6 +164,11 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     if config.node_rank:
         _follow(result.model)
     result.drafter = () if drafts is None else drafts.open(result.model, on_progress)
+    try:
+        hardware.check_kernels(result.model.describe()["device"])
+    except LlmpyError:
+        result.model.close()
+        raise
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
     outer = outer_tier.core_option(result, [] if dummy else files.weights, options["library"])

@@ -285,7 +285,7 @@ TEST(the_abi_has_its_number)
     AT(max_loras, 68)
 #undef OF
 #define OF device_info
-    AT(name, 0) AT(total_bytes, 128) AT(free_bytes, 136) AT(uuid, 144)
+    AT(name, 0) AT(total_bytes, 128) AT(free_bytes, 136) AT(uuid, 144) AT(kernels, 192)
 #undef OF
 #define OF device_traits
     AT(size_bytes, 0) AT(has_host_memory, 4) AT(default_tokens, 8) AT(default_seqs, 12) AT(quantised_dtype, 16)
