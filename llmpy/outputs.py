@@ -511,7 +511,8 @@ class KvEvent(NamedTuple):
 
     Args:
         number: Number of the event, from 0.
-        kind: 0: a block was added; 1: a block was removed; 2: all blocks were removed.
+        kind: 0: a block was added; 1: a block was removed; 2: all blocks were removed, also from host memory; 3: a copy of a
+            block was added in host memory; 4: such a copy was removed.
         hash, parent: Opaque hashes of the block and of the block before it; parent None: the first block of a prompt.
         group: Number of the cache group (layers with equal caches).
         token_ids: Token ids of the block as int32 bytes, for kind 0.

@@ -23,6 +23,8 @@ struct host_tier {
     uint32_t n_moves[2];
     uint64_t after[2], awaited[2], flush;
     uint64_t n_ordered;         /* moves of all flushes so far */
+    struct kv_events *events;   /* NULL: nobody is told */
+    uint32_t n_groups;
     uint64_t last[2], ended[2]; /* numbers of the last moves, by way, and of those up to which all have ended */
     uint32_t n_slots, n_pages, bundle_pages, n_free, n_swapped, n_findable, n_coming;
     uint32_t n_leaving;         /* slots of the entries that leave */
@@ -69,6 +71,20 @@ void host_tier_destroy(struct host_tier *tier)
     mem_free(tier->moves[MOVE_OUT]);
     mem_free(tier->moves[MOVE_IN]);
     mem_free(tier);
+}
+
+void host_tier_tell(struct host_tier *tier, struct kv_events *events, uint32_t n_groups)
+{
+    tier->events = events;
+    tier->n_groups = n_groups;
+}
+
+/* Notes that an entry can be found from now on, or no longer. */
+static void note(struct host_tier *tier, uint32_t entry, enum kv_event_kind kind)
+{
+    const struct keyed *item = &tier->table.items[entry];
+    if (tier->events && item->group < tier->n_groups)
+        kv_events_note(tier->events, &(struct kv_event){.kind = kind, .hash = item->key.lo, .group = item->group}, NULL);
 }
 
 /* The entry, also if it is still coming. */
@@ -118,6 +134,7 @@ static uint32_t n_slots_of(const struct host_tier *tier, uint32_t first)
 static void entry_free(struct host_tier *tier, uint32_t number)
 {
     uint32_t n = n_slots_of(tier, number);
+    note(tier, number, KV_HOST_REMOVED);
     key_table_drop(&tier->table, number);
     list_remove(&tier->table, number);
     chain_free(tier, number);
@@ -195,6 +212,7 @@ bool host_tier_store(struct host_tier *tier, const struct hash *key, uint32_t gr
         move_add(tier, MOVE_OUT, pages[i++], at);
     tier->n_findable += n;
     key_table_add(&tier->table, first, key, group);
+    note(tier, first, KV_HOST_STORED);
     list_push(&tier->table, tier->used, first);
     return true;
 }
@@ -227,6 +245,8 @@ void host_tier_load(struct host_tier *tier, uint32_t entry, const int32_t *pages
 void host_tier_reset(struct host_tier *tier)
 {
     const uint32_t heads[] = {tier->used, tier->leaving};
+    struct kv_events *events = tier->events; /* who resets the tier tells that everything is gone */
+    tier->events = NULL;
     for (uint32_t i = 0; i < 2; i++)
         while (!list_is_empty(&tier->table, heads[i]))
             entry_free(tier, tier->table.items[heads[i]].next);
@@ -239,6 +259,7 @@ void host_tier_reset(struct host_tier *tier)
         tier->slots[at].state = SLOT_GONE;
         key_table_drop(&tier->table, at);
     }
+    tier->events = events;
 }
 
 /* ---- the outer tier ---- */
@@ -349,6 +370,7 @@ void host_tier_end_fill(struct host_tier *tier, uint32_t entry, bool is_good)
         tier->slots[entry].state = SLOT_ENTRY;
         tier->slots[entry].is_saved = true;
         tier->n_findable += n;
+        note(tier, entry, KV_HOST_STORED);
         for (uint32_t at = entry; at; at = tier->table.items[at].next_part)
             tier->slots[at].touched = tier->flush;
         list_push(&tier->table, tier->used, entry);

@@ -1,4 +1,5 @@
-/* kv_events.h: a ring of events, in order: the prefix cache has stored or removed a block, or was cleared. Outside readers are
+/* kv_events.h: a ring of events, in order: the prefix cache has stored or removed a block, or was cleared; the host tier has
+ * stored or removed a copy of a block. Outside readers are
  * routers, which send a prompt to the server that has its beginning cached. The driver's thread writes and any thread reads;
  * the writer holds a leaf mutex O(1). A reader that falls behind sees a gap in the numbers. Events of a step become visible
  * with the step's results. Writing to a NULL ring does nothing. No function allocates after kv_events_create. */
@@ -10,7 +11,7 @@
 
 #define KV_EVENT_SALT 64u
 
-enum kv_event_kind { KV_STORED = 0, KV_REMOVED = 1, KV_CLEARED = 2 };
+enum kv_event_kind { KV_STORED = 0, KV_REMOVED = 1, KV_CLEARED = 2, KV_HOST_STORED = 3, KV_HOST_REMOVED = 4 };
 
 struct kv_event {
     uint64_t number;         /* counts from 0 */

@@ -68,6 +68,8 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
         rc = features_create(config->runner.n_features, config->runner.max_encoder_rows, &s->features, err);
     if (!rc)
         block_manager_tell(s->blocks, s->events);
+    if (!rc && s->tier)
+        host_tier_tell(s->tier, s->events, layout->n_groups);
     if (!rc)
         block_manager_add_tier(s->blocks, s->tier);
     s->n_store_ahead = layout->n_groups * (config->max_num_batched_tokens / layout->block_tokens + 1) + layout->n_state_pages;

@@ -16,6 +16,11 @@ MAX_GUESSES = 1 << 18
 """Most guessed blocks of an engine without events; those that were used least recently go first."""
 
 
+def _medium(event: Mapping[str, Any]) -> int:
+    """A bit for where a block is: the pool, or memory behind it."""
+    return 1 if event.get("medium") in (None, "GPU") else 2
+
+
 def root_of(salt: str | None) -> int:
     """The key before the first block of a prompt."""
     return hash(("root", salt or ""))
@@ -47,7 +52,8 @@ class Blocks:
     def __init__(self, has_events: bool = False) -> None:
         self.has_events = has_events
         self.size = BLOCK_SIZE
-        self._keys: dict[int, int] = {}
+        self._keys: dict[Any, int] = {}
+        self._media: dict[Any, int] = {}
         self._held: dict[int, int] = {}
         self._guesses: OrderedDict[int, float] = OrderedDict()
 
@@ -56,7 +62,7 @@ class Blocks:
 
     def clear(self) -> None:
         """Forgets all blocks."""
-        for table in (self._keys, self._held, self._guesses):
+        for table in (self._keys, self._media, self._held, self._guesses):
             table.clear()
 
     def matched(self, keys: Iterable[int], now: float) -> int:
@@ -93,25 +99,36 @@ class Blocks:
             self._store(event)
         elif event["type"] == "BlockRemoved":
             for name in event["block_hashes"]:
-                self._remove(name)
+                self._remove(name, _medium(event))
         elif event["type"] == "AllBlocksCleared":
             self.clear()
 
     def _store(self, event: Mapping[str, Any]) -> None:
         names, parent, ids = event["block_hashes"], event["parent_block_hash"], event["token_ids"]
-        if not ids:  # a copy in another medium
-            return
-        self.size = event.get("block_size") or self.size
-        salts = (event.get("extra_keys") or [None])[0]
-        key = self._keys.get(parent) if parent is not None else root_of(salts[0] if salts else None)
-        if key is None:  # the block before it is not known
-            return
-        for name, made in zip(names, chain(ids, self.size, key), strict=False):
-            self._remove(name)
-            self._keys[name] = made
-            self.hold(made)
+        made: list[int | None] = [None] * len(names)
+        if ids:
+            self.size = event.get("block_size") or self.size
+            salts = (event.get("extra_keys") or [None])[0]
+            key = self._keys.get(parent) if parent is not None else root_of(salts[0] if salts else None)
+            if key is None:  # the block before it is not known
+                return
+            made = list(chain(ids, self.size, key))
+        for name, known in zip(names, made, strict=False):
+            self._media[name] = self._media.get(name, 0) | _medium(event)
+            if known is not None and self._keys.get(name) != known:
+                self._forget(name)
+                self._keys[name] = known
+                self.hold(known)
 
-    def _remove(self, name: int) -> None:
+    def _remove(self, name: Any, medium: int) -> None:
+        left = self._media.get(name, 0) & ~medium
+        if left:
+            self._media[name] = left
+        else:
+            self._media.pop(name, None)
+            self._forget(name)
+
+    def _forget(self, name: Any) -> None:
         key = self._keys.pop(name, None)
         if key is not None:
             self.release(key)

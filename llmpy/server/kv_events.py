@@ -25,8 +25,8 @@ KEPT = 10_000
 """Number of batches kept for readers that request missed ones."""
 POLL_MS = 10
 BINDING = ("*", "0.0.0.0", "[::]", "lo")
-MEDIUM = "GPU"
-"""Name of the device's pool on every device; "CPU" would mean a copy in host memory."""
+MEDIUM, HOST_MEDIUM = "GPU", "CPU"
+"""Name of the device's pool on every device, and of host memory."""
 
 encode = msgspec.msgpack.encode
 
@@ -78,7 +78,8 @@ def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
         group = {"group_idx": event.group} if event.group else {}
         if event.kind == 0:
             ids = np.frombuffer(event.token_ids, np.int32).tolist()
-            follows = last.get("type") == "BlockStored" and last["block_hashes"][-1] == event.parent
+            is_stored = last.get("type") == "BlockStored" and last["medium"] == MEDIUM
+            follows = is_stored and last["block_hashes"][-1] == event.parent
             if follows and last.get("group_idx", 0) == event.group:
                 last["block_hashes"].append(event.hash)
                 last["token_ids"] += ids
@@ -89,8 +90,13 @@ def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
             stored |= {"block_size": block_size, "lora_id": None, "medium": MEDIUM, "lora_name": None}
             salt = {"extra_keys": [[event.salt.decode(errors="replace")]]} if event.salt else {}
             made.append({**stored, **salt, **group})
-        elif event.kind == 1:
-            made.append({"type": "BlockRemoved", "block_hashes": [event.hash], "medium": MEDIUM, **group})
+        elif event.kind == 3:
+            stored = {"type": "BlockStored", "block_hashes": [event.hash], "parent_block_hash": None, "token_ids": []}
+            stored |= {"block_size": block_size, "lora_id": None, "medium": HOST_MEDIUM, "lora_name": None}
+            made.append({**stored, **group})
+        elif event.kind in (1, 4):
+            medium = MEDIUM if event.kind == 1 else HOST_MEDIUM
+            made.append({"type": "BlockRemoved", "block_hashes": [event.hash], "medium": medium, **group})
         else:
             made.append({"type": "AllBlocksCleared"})
     return made

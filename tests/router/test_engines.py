@@ -55,6 +55,23 @@ def test_blocks_of_equal_text_are_held_until_the_last_goes():
     assert matched(blocks, IDS) == 0
 
 
+def test_a_block_is_held_while_some_memory_has_it():
+    """Copies in host memory come without ids; those of blocks that are not known yet count once they are."""
+    blocks, host = Blocks(), {"parent_block_hash": None, "token_ids": [], "medium": "CPU", "type": "BlockStored"}
+    blocks.take(stored([1, 2], IDS[:32]))
+    blocks.take(host | {"block_hashes": [2, 3]})
+    blocks.take({"type": "BlockRemoved", "block_hashes": [1, 2], "medium": "GPU"})
+    assert matched(blocks, IDS) == 0 and len(blocks) == 1
+    blocks.take(stored([1], IDS[:16]))
+    assert matched(blocks, IDS) == 2
+    blocks.take(stored([3], IDS[32:48], parent=2))
+    blocks.take({"type": "BlockRemoved", "block_hashes": [3], "medium": "GPU"})
+    assert matched(blocks, IDS) == 3
+    blocks.take({"type": "BlockRemoved", "block_hashes": [2, 3], "medium": "CPU"})
+    assert matched(blocks, IDS) == 1 and len(blocks) == 1
+    assert len(blocks._keys) == len(blocks._media) == 1
+
+
 def test_random_events_leave_what_is_left():
     """Against a set of the prefixes that are held."""
     rng, blocks, model = random.Random(4), Blocks(), {}

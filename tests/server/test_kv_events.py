@@ -205,3 +205,30 @@ def test_an_address_open_to_other_machines_is_reported():
         assert is_open(address), address
     for address in ("tcp://lo:5557", "tcp://127.0.0.1:5557", "ipc:///tmp/x", "inproc://x", "tcp://router.example:5557"):
         assert not is_open(address), address
+
+
+def test_copies_in_host_memory_are_told(tmp_path, write_model):
+    """What pool and host memory hold by events is what they hold; a router finds prompts that only host memory has."""
+    from llmpy.router.prefixes import Blocks, chain, root_of
+
+    options = {"kv_cache_memory_bytes": "256KiB", "host_cache_bytes": "512KiB", "kv_event_capacity": 65536}
+    with AsyncEngine(write_model(tmp_path), device="cpu", **options) as engine:
+        asked, blocks, start = prompts(30, 70), Blocks(), 0
+        asyncio.run(run(engine, asked))
+        media = {"GPU": set(), "CPU": set()}
+        while events := engine.kv_events(start)[1]:
+            start = events[-1].number + 1
+            for event in maps(events, BLOCK):
+                blocks.take(event)
+                own = media[event["medium"]]
+                (own.update if event["type"] == "BlockStored" else own.difference_update)(event["block_hashes"])
+        stats = engine._driver.engine.stats()
+        assert len(media["CPU"]) == stats["host_blocks_cached"] > 0 and len(media["GPU"]) == stats["kv_blocks_cached"]
+        assert len(blocks) == len(media["GPU"] | media["CPU"]) > len(media["GPU"])
+        found = [blocks.matched(chain(prompt, BLOCK, root_of(None)), 0.0) for prompt in asked]
+        assert found[0] == 0 and found[-12:] == [4] * 12  # the pool has room for less than these; the oldest are gone
+        assert stats["kv_blocks_total"] < 12 * 4
+        asyncio.run(engine.reset_prefix_cache())
+        asyncio.run(run(engine, [[5] * 20]))
+        kinds = [event.kind for event in engine.kv_events(start)[1]]
+        assert kinds.count(2) == 1 and 4 not in kinds[kinds.index(2) :]
