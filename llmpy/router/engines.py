@@ -197,6 +197,14 @@ def parsed(given: str, role: str | None = None) -> Engine:
     return Engine(upstream=Upstream(url), role=role, events=events)
 
 
+async def poll(engine: Engine, headers: Headers) -> None:
+    """Polls one engine; an error that nobody expected is logged."""
+    try:
+        await engine.poll(headers)
+    except Exception:
+        log.exception("%s: a poll failed", engine.url)
+
+
 async def watch(engines: Sequence[Engine], headers: Headers, interval: float) -> None:
     """Polls all engines, and follows their events, until it is cancelled.
 
@@ -206,12 +214,9 @@ async def watch(engines: Sequence[Engine], headers: Headers, interval: float) ->
         interval: Seconds between two polls.
     """
 
-    async def poll(engine: Engine) -> None:
+    async def look(engine: Engine) -> None:
         while True:
-            try:
-                await engine.poll(headers)
-            except Exception:
-                log.exception("%s: a poll failed", engine.url)
             await asyncio.sleep(interval)
+            await poll(engine, headers)
 
-    await asyncio.gather(*map(poll, engines), *(engine.follow() for engine in engines))
+    await asyncio.gather(*map(look, engines), *(engine.follow() for engine in engines))

@@ -22,7 +22,7 @@ from .. import __version__
 from ..server.errors import HttpError, answer, ending, log, refusal, unknown_path
 from ..server.frames import DONE, ClientGone, attended
 from ..server.middleware import Guard
-from .engines import Engine, watch
+from .engines import Engine, poll, watch
 from .handover import PREFILLED, prefill_body
 from .metrics import Counts, text
 from .policy import Chooser, Prompt
@@ -112,7 +112,8 @@ class Router:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Polls the engines while the application runs."""
+        """Polls the engines before the first request, and while the application runs."""
+        await asyncio.gather(*(poll(engine, self.headers) for engine in self.engines))
         watching = asyncio.ensure_future(watch(self.engines, self.headers, self.options.poll_s))
         try:
             yield
