@@ -15,6 +15,7 @@ import ast
 import asyncio
 import inspect
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -194,7 +195,7 @@ def rl(tools: Tools) -> Setting:
 
 
 def tiers(tools: Tools) -> Setting:
-    return Setting({}, {"/dev/shm/llmpy": str(tools.folder / "shm"), "/tmp/llmpy": str(tools.folder / "ipc")})
+    return Setting({}, {"/tmp/llmpy": str(tools.folder / "ipc"), "unix:prefill": f"unix:docs-{os.getpid()}"})
 
 
 SETTINGS: Mapping[str, Callable[[Tools], Setting]] = {

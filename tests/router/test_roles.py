@@ -1,6 +1,7 @@
 """`llmpy serve --role`: one server computes prompts, another goes on behind them, by the router and by vLLM's protocol."""
 
 import json
+import os
 
 import httpx
 import pytest
@@ -14,12 +15,17 @@ ASK = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id":
 ASK |= {"remote_host": None, "remote_port": None}
 
 
-@pytest.fixture(scope="module")
-def halves(engines, tmp_path_factory):
-    """A server for prompts, one that goes on behind them, and one alone."""
-    store = json.dumps({"path": str(tmp_path_factory.mktemp("store")), "bytes": "64MiB"})
-    shared = ["--host-cache-bytes", "1MiB", "--disk-cache", store, "--prefix-cache-seed", "3"]
-    return engines(["--role", "prefill", *shared], ["--role", "decode", *shared], [])
+@pytest.fixture(scope="module", params=["disk", "peer"])
+def halves(engines, tmp_path_factory, request):
+    """A server for prompts, one that goes on behind them, and one alone. They share a folder, or are peers."""
+    disk = {"path": str(tmp_path_factory.mktemp("store")), "bytes": "64MiB"}
+    name = f"unix:{tmp_path_factory.mktemp('peer').name}-{os.getpid()}"
+    stores = {
+        "disk": (["--disk-cache", json.dumps(disk)],) * 2,
+        "peer": [["--kv-connector", json.dumps({"name": "peer", **how})] for how in ({"listen": name}, {"peers": [name]})],
+    }[request.param]
+    shared = ["--host-cache-bytes", "1MiB", "--prefix-cache-seed", "3", "--cache-loads", "always"]
+    return engines(["--role", "prefill", *shared, *stores[0]], ["--role", "decode", *shared, *stores[1]], [])
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +112,7 @@ def test_the_router_joins_them(halves, routed):
 
 def test_without_a_prefill_engine_the_decode_engine_computes(engines, route, tmp_path):
     store = json.dumps({"path": str(tmp_path), "bytes": "64MiB"})
-    shared = ["--host-cache-bytes", "1MiB", "--disk-cache", store, "--prefix-cache-seed", "3"]
+    shared = ["--host-cache-bytes", "1MiB", "--disk-cache", store, "--prefix-cache-seed", "3", "--cache-loads", "always"]
     first, second = engines(["--role", "prefill", *shared], ["--role", "decode", *shared])
     client = route(first.url, second.url)
     first.kill()
