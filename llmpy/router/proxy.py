@@ -164,6 +164,7 @@ class Passing:
         self.handed: dict[str, Any] | None = None
         """The fields that the decode engine gets from the prefill engine."""
         self.begun = time.monotonic()
+        self.num_broken = 0
         self.has_begun = False
         self.has_tokens = False
 
@@ -178,7 +179,6 @@ class Passing:
         if self.path in GENERATING:
             await self._prefill()
         tried: list[Engine] = []
-        num_broken = 0
         while engine := router.chooser.choose(router.able("decode", tried), self.prompt, time.monotonic()):
             tried.append(engine)
             try:
@@ -186,21 +186,25 @@ class Passing:
                     return
                 continue
             except Broken as error:
-                failure = error
-            if router.is_over:
-                await self._fail(send, ending())
+                failure = self._broken(engine, error)
+            if failure is not None:
+                await self._fail(send, failure)
                 return
-            engine.fail(str(failure))
-            if self.has_tokens:
-                await self._fail(send, HttpError(502, f"the engine {engine.url} failed behind the first token: {failure}"))
-                return
-            num_broken += 1
-            if num_broken == MOST_BROKEN:
-                message = f"{num_broken} engines failed with this request, so no other gets it; {engine.url}: {failure}"
-                await self._fail(send, HttpError(502, message))
-                return
-            router.counts.retries += 1
         await self._fail(send, router.nobody("decode"))
+
+    def _broken(self, engine: Engine, error: Broken) -> HttpError | None:
+        """Notes that an engine has failed; returns what the client gets if no other engine may get the request."""
+        if self.router.is_over:
+            return ending()
+        engine.fail(str(error))
+        if self.has_tokens:
+            return HttpError(502, f"the engine {engine.url} failed behind the first token: {error}")
+        self.num_broken += 1
+        if self.num_broken == MOST_BROKEN:
+            message = f"{self.num_broken} engines failed with this request, so no other gets it; {engine.url}: {error}"
+            return HttpError(502, message)
+        self.router.counts.retries += 1
+        return None
 
     async def ask_any(self, path: str, body: bytes) -> bytes | None:
         """The answer of the least loaded engine to a question about the request; None: there is none."""
@@ -242,7 +246,8 @@ class Passing:
                     finally:
                         answer.close()
             except Broken as error:
-                engine.fail(str(error))
+                if failure := self._broken(engine, error):
+                    raise failure from None
                 continue
             if answer.status == 200:
                 engine.blocks.guess(self.prompt.keys(engine.blocks.size), now)

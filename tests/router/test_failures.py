@@ -19,6 +19,7 @@ def chunked(*parts):
 
 STREAM = HEAD + chunked(b": waiting\n\n", *FRAMES, b"data: [DONE]\n\n")
 WHOLE = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 14\r\n\r\n{"text":"abc"}'
+HANDED = b'HTTP/1.1 200 OK\r\ncontent-length: 48\r\n\r\n{"kv_transfer_params": {"do_remote_prefill": 1}}'
 GOOD = {True: b"".join(FRAMES) + b"data: [DONE]\n\n", False: b'{"text":"abc"}'}
 
 
@@ -29,21 +30,21 @@ def refusal(status):
 class Fake:
     """An engine that answers with given bytes; None: never."""
 
-    def __init__(self, answer):
-        self.answer, self.asked, self.gone = answer, 0, asyncio.Event()
+    def __init__(self, answer, role=None):
+        self.answer, self.role, self.asked, self.gone = answer, role, 0, asyncio.Event()
 
     async def __call__(self, reader, writer):
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0] or 0))
+                self.body = await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0] or 0))
                 self.asked += 1
                 if self.answer is None:
                     await reader.read()
                     raise EOFError
                 writer.write(self.answer)
                 await writer.drain()
-                if self.answer not in (STREAM, WHOLE):
+                if self.answer not in (STREAM, WHOLE, HANDED):
                     return
         except (EOFError, ConnectionError):
             self.gone.set()
@@ -56,8 +57,8 @@ async def router(*fakes, **options):
     """The application before fake engines, which count as healthy. The first one is chosen first."""
     servers = [await asyncio.start_server(fake, "127.0.0.1", 0) for fake in fakes]
     made = [parsed(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") for server in servers]
-    for one in made:
-        one.problem = None
+    for fake, one in zip(fakes, made, strict=True):
+        one.problem, one.role = None, getattr(fake, "role", None)
     app = build_router(made, **options)
     try:
         yield app
@@ -70,7 +71,7 @@ async def router(*fakes, **options):
 
 async def ask(app, stream, receive=None):
     """Status, headers and body of an answer; an answer that is cut raises."""
-    body, messages = json.dumps({"prompt": [5, 6], "stream": stream}).encode(), []
+    body, messages = json.dumps({"prompt": list(range(40)), "stream": stream}).encode(), []
     parts = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def given():
@@ -118,6 +119,27 @@ def test_a_break_at_every_byte(stream):
                     assert good.asked == 0 and state.counts.broken == 1
                 assert all((one.running, one.waiting, one.pending) == (0, 0, 0) for one in state.engines)
                 assert (state.engines[0].problem is None) == (cut >= len(whole))
+
+    asyncio.run(main())
+
+
+def test_a_break_at_every_byte_of_the_first_half():
+    """The second half computes the prompt itself; nothing is left over."""
+
+    async def main():
+        for cut in range(len(HANDED) + 1):
+            prefill, decode = Fake(HANDED[:cut], "prefill"), Fake(WHOLE, "decode")
+            async with router(prefill, decode) as app:
+                status, _, body = await ask(app, False)
+                sent, state = json.loads(decode.body), find_router(app)
+                assert (status, body, prefill.asked, decode.asked) == (200, GOOD[False], 1, 1)
+                assert ("kv_transfer_params" in sent) == (cut == len(HANDED)) == (state.engines[0].problem is None)
+                first = json.loads(prefill.body)
+                assert first["max_tokens"] == 1 and first["kv_transfer_params"]["do_remote_decode"]
+                assert all((one.running, one.waiting, one.pending) == (0, 0, 0) for one in state.engines)
+        fakes = [Fake(b"", "prefill"), Fake(b"", "prefill"), Fake(WHOLE, "decode")]
+        async with router(*fakes) as app:
+            assert (await ask(app, False))[0] == 502 and fakes[2].asked == 0
 
     asyncio.run(main())
 
