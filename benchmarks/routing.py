@@ -35,6 +35,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llmpy.router import policy
 from llmpy.router.policy import Chooser, Load, Prompt
 
 BLOCK = 64
@@ -355,7 +356,7 @@ def simulate(asks: Sequence[Ask], num_replicas: int, way: Way) -> Result:
         assert chosen is not None
         counted = ask.size - chosen.cached(ask, ask.at)
         if way.policy == "prefix" and way.guesses:
-            chosen.blocks.guess(ask.blocks, ask.at)
+            chosen.sends(ask, ask.at)
         chosen.submit(ask, ask.at, counted)
         plan(place[id(chosen)])
     catch_up(float("inf"))
@@ -372,8 +373,10 @@ def main() -> None:
     parser.add_argument("--traces", default="chat,agent,documents")
     parser.add_argument("--trace", type=Path, help="a file instead")
     parser.add_argument("--ways", default="", help="names begin with this")
+    parser.add_argument("--running-tokens", type=int, default=policy.RUNNING_TOKENS, help="what a running request counts for")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    policy.RUNNING_TOKENS = given.running_tokens
     rates = {"chat": 20.0, "agent": 6.0, "documents": 4.0}
     for name in [str(given.trace)] if given.trace else given.traces.split(","):
         rate = (given.rate or rates.get(name, 1.0)) * given.replicas

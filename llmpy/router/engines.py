@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +47,8 @@ class Engine(Load):
     failures: int = 0
     waiting: int = 0
     """Requests without a first token."""
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What it serves by name, as its /v1/models tells; empty: it does not tell."""
     silent_polls: int = 0
     follower: Any = None
     _is_told: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,9 +63,9 @@ class Engine(Load):
         """Its role."""
         return self.role or self.told_role
 
-    def serves(self, kind: str) -> bool:
-        """Whether it takes requests of a kind, "prefill" or "decode", now."""
-        return self.problem is None and self.kind in (kind, "both")
+    def serves(self, kind: str, model: str | None = None) -> bool:
+        """Whether it takes requests of a kind, "prefill" or "decode", for a model now; None: for any model."""
+        return self.problem is None and self.kind in (kind, "both") and (model is None or model in self.models)
 
     def fail(self, reason: str, is_gone: bool = True) -> None:
         """Notes that it gets no requests.
@@ -99,6 +101,7 @@ class Engine(Load):
                     self.fail(f"/health: status {status}", is_gone=False)
                     return
                 status, body = await self.get("/load", headers)
+                self._learn_models(await self.get("/v1/models", headers))
         except TimeoutError:
             self.silent_polls += 1
             self.fail(f"no answer within {POLL_TIMEOUT_S:g} s", is_gone=False)
@@ -123,6 +126,13 @@ class Engine(Load):
             return answer.status, await answer.read()
         finally:
             answer.close()
+
+    def _learn_models(self, answer: tuple[int, bytes]) -> None:
+        try:
+            found = msgspec.json.decode(answer[1])["data"] if answer[0] == 200 else []
+            self.models = {one["id"]: one for one in found}
+        except (msgspec.DecodeError, KeyError, TypeError):
+            self.models = {}
 
     def _learn(self, body: bytes, own: int) -> None:
         try:

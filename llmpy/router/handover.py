@@ -34,8 +34,8 @@ def prefill_body(path: str, fields: Mapping[str, Any] | None, prompt: Prompt) ->
     if path not in TAKING:
         if prompt.per_token != 1 or not prompt.ids:
             return None
-        salt = {} if prompt.salt is None else {"cache_salt": prompt.salt}
-        made: dict[str, Any] = {"prompt": list(prompt.ids), "max_tokens": 1, PREFILLED: ASK, **salt}
+        own = {name: fields[name] for name in ("cache_salt", "model") if fields.get(name) is not None}
+        made: dict[str, Any] = {"prompt": list(prompt.ids), "max_tokens": 1, PREFILLED: ASK, **own}
         return TAKING[0], msgspec.json.encode(made)
     made = {name: value for name, value in fields.items() if name not in LEFT_OUT}
     if "max_completion_tokens" in made:

@@ -21,11 +21,13 @@ class Prompt:
         ids: Its token ids, or the bytes of its text; () = unknown.
         salt: Its `cache_salt`.
         per_token: How many of `ids` make a token.
+        is_told: Whether KV events tell its blocks: not those of text or of adapters.
     """
 
     ids: Sequence[int] = ()
     salt: str | None = None
     per_token: int = 1
+    is_told: bool = True
     _keys: dict[int, list[int]] = field(default_factory=dict)
 
     @property
@@ -64,6 +66,10 @@ class Load:
         size = self.blocks.size
         found = self.blocks.matched(prompt.keys(size), now) * size
         return min(found, (prompt.tokens - 1) // size * size) if found else 0
+
+    def sends(self, prompt: Prompt, now: float) -> None:
+        """Notes that a prompt is sent to it."""
+        self.blocks.guess(prompt.keys(self.blocks.size), now, prompt.is_told)
 
     def cost(self, prompt: Prompt, now: float) -> int:
         """Tokens to compute until the prompt's first token, and what running requests add to that time."""

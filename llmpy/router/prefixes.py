@@ -13,7 +13,7 @@ GUESS_S = 3.0
 """Seconds after which a block that a sent prompt should have made must have been told by an event."""
 NEVER = float("-inf")
 MAX_GUESSES = 1 << 18
-"""Most guessed blocks of an engine without events; those that were used least recently go first."""
+"""Most blocks of sent prompts that no event can tell; those that were used least recently go first."""
 
 
 def _medium(event: Mapping[str, Any]) -> int:
@@ -56,13 +56,14 @@ class Blocks:
         self._media: dict[Any, int] = {}
         self._held: dict[int, int] = {}
         self._guesses: OrderedDict[int, float] = OrderedDict()
+        self._sent: OrderedDict[int, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._held)
 
     def clear(self) -> None:
         """Forgets all blocks."""
-        for table in (self._keys, self._media, self._held, self._guesses):
+        for table in (self._keys, self._media, self._held, self._guesses, self._sent):
             table.clear()
 
     def matched(self, keys: Iterable[int], now: float) -> int:
@@ -74,22 +75,28 @@ class Blocks:
         """
         n = 0
         for key in keys:
-            if key not in self._held and self._guesses.get(key, NEVER) < now:
+            if key not in self._held and key not in self._sent and self._guesses.get(key, NEVER) < now:
                 break
             n += 1
         return n
 
-    def guess(self, keys: Iterable[int], now: float) -> None:
-        """Notes the blocks of a prompt that is sent to the engine."""
-        end = now + GUESS_S if self.has_events else float("inf")
+    def guess(self, keys: Iterable[int], now: float, is_told: bool = True) -> None:
+        """Notes the blocks of a prompt that is sent to the engine.
+
+        Args:
+            keys: From `chain`.
+            now: Seconds.
+            is_told: Whether events can tell these blocks.
+        """
+        lasts = not (self.has_events and is_told)
+        table = self._sent if lasts else self._guesses
         for key in keys:
-            self._guesses[key] = end
-            self._guesses.move_to_end(key)
-        while self._guesses:
-            key, end = next(iter(self._guesses.items()))
-            if end >= now and len(self._guesses) <= MAX_GUESSES:
-                break
-            del self._guesses[key]
+            table[key] = now + GUESS_S
+            table.move_to_end(key)
+        while len(self._sent) > MAX_GUESSES:
+            self._sent.popitem(last=False)
+        while self._guesses and next(iter(self._guesses.values())) < now:
+            self._guesses.popitem(last=False)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Follows one event of the engine, in the form of `llmpy.server.kv_events.maps`."""

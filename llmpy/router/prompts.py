@@ -33,15 +33,18 @@ async def prompt_of(passing: Passing, ask: Ask) -> Prompt:
         return Prompt()
     salt = fields.get("cache_salt")
     salt = salt if isinstance(salt, str) else None
+    is_adapter = passing.router.is_adapter(passing.model)
+    if is_adapter:
+        salt = f"{passing.model} {salt or ''}"
     given = fields.get("token_ids", fields.get("prompt"))
     if ids := _ids(given):
-        return Prompt(ids, salt)
+        return Prompt(ids, salt, is_told=not is_adapter)
     if passing.path in RENDERED:
         found = await ask(passing.path + "/render", passing.body)
         if found is not None and (ids := _rendered(found)):
-            return Prompt(ids, salt)
+            return Prompt(ids, salt, is_told=not is_adapter)
     parts = [fields[name] for name in PARTS if fields.get(name) is not None]
-    return Prompt(msgspec.json.encode(parts) if parts else b"", salt, CHARS_PER_TOKEN)
+    return Prompt(msgspec.json.encode(parts) if parts else b"", salt, CHARS_PER_TOKEN, is_told=False)
 
 
 def _ids(given: Any) -> list[int] | None:

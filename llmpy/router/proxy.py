@@ -34,7 +34,7 @@ PASSED: tuple[str, ...] = (*GENERATING, "/v1/messages/count_tokens", "/tokenize"
 PASSED += ("/v1/completions/render", "/v1/chat/completions/render")
 PASSED += ("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 """POST paths that any engine can answer."""
-ASKED = ("/v1/models", "/v1/models/{name:path}", "/tokenizer_info")
+ASKED = ("/v1/models/{name:path}", "/tokenizer_info")
 """GET paths that any engine answers alike."""
 KEPT = ("/v1/responses/{id}", "/v1/responses/{id}/cancel")
 """Paths of what one engine keeps."""
@@ -122,10 +122,18 @@ class Router:
             for engine in self.engines:
                 engine.upstream.end()
 
-    def able(self, kind: str, but: Iterable[Engine] = ()) -> list[Engine]:
-        """The engines that take requests of a kind now."""
+    def able(self, kind: str, but: Iterable[Engine] = (), model: str | None = None) -> list[Engine]:
+        """The engines that take requests of a kind for a model now; None: for any model."""
         left_out = set(but)
-        return [engine for engine in self.engines if engine.serves(kind) and engine not in left_out]
+        return [engine for engine in self.engines if engine.serves(kind, model) and engine not in left_out]
+
+    def known_model(self, name: object) -> str | None:
+        """The name if an engine tells that it serves it; others may know it by another name, so None is any engine."""
+        return name if isinstance(name, str) and any(name in engine.models for engine in self.engines) else None
+
+    def is_adapter(self, name: str | None) -> bool:
+        """Whether a name is that of an adapter, whose blocks are not those of its model."""
+        return name is not None and any(one.models.get(name, {}).get("parent") for one in self.engines)
 
     def check_health(self) -> None:
         """Raises unless some engine would serve a request.
@@ -137,9 +145,10 @@ class Router:
         if not self.able("decode"):
             raise self.nobody("decode")
 
-    def nobody(self, kind: str) -> HttpError:
+    def nobody(self, kind: str, model: str | None = None) -> HttpError:
         """The error if no engine takes a request."""
-        found = [f"{one.url}: {one.problem}" for one in self.engines if one.kind in (kind, "both") and one.problem]
+        those = [one for one in self.engines if one.kind in (kind, "both") and (model is None or model in one.models)]
+        found = [f"{one.url}: {one.problem}" for one in those if one.problem]
         message = "; ".join(found) or f"all engines have the role {'prefill' if kind == 'decode' else 'decode'}"
         return HttpError(503, f"no engine serves the request: {message}", retry_after=5)
 
@@ -160,6 +169,7 @@ class Passing:
         self.target = request.scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         self.headers = [(name, value) for name, value in request.scope["headers"] if name not in NOT_TO_ENGINES]
         self.fields = _fields(body)
+        self.model = router.known_model((self.fields or {}).get("model", request.path_params.get("name")))
         self.prompt = Prompt()
         self.handed: dict[str, Any] | None = None
         """The fields that the decode engine gets from the prefill engine."""
@@ -179,10 +189,10 @@ class Passing:
         if self.path in GENERATING:
             await self._prefill()
         tried: list[Engine] = []
-        while engine := router.chooser.choose(router.able("decode", tried), self.prompt, time.monotonic()):
+        while engine := router.chooser.choose(router.able("decode", tried, self.model), self.prompt, time.monotonic()):
             tried.append(engine)
             try:
-                if await self._serve(engine, send, is_last=not router.able("decode", tried)):
+                if await self._serve(engine, send, is_last=not router.able("decode", tried, self.model)):
                     return
                 continue
             except Broken as error:
@@ -190,7 +200,7 @@ class Passing:
             if failure is not None:
                 await self._fail(send, failure)
                 return
-        await self._fail(send, router.nobody("decode"))
+        await self._fail(send, router.nobody("decode", self.model))
 
     def _broken(self, engine: Engine, error: Broken) -> HttpError | None:
         """Notes that an engine has failed; returns what the client gets if no other engine may get the request."""
@@ -208,7 +218,7 @@ class Passing:
 
     async def ask_any(self, path: str, body: bytes) -> bytes | None:
         """The answer of the least loaded engine to a question about the request; None: there is none."""
-        engines = self.router.able("decode") + self.router.able("prefill")
+        engines = [one for kind in ("decode", "prefill") for one in self.router.able(kind, model=self.model)]
         engine = min(engines, key=lambda one: one.running + one.others, default=None)
         if engine is None:
             return None
@@ -228,15 +238,13 @@ class Passing:
     async def _prefill(self) -> None:
         """Lets an engine of the role "prefill" compute the prompt, if the decode engines leave that to it."""
         router, now = self.router, time.monotonic()
-        able = [one for one in router.engines if one.problem is None]
-        if not any(one.kind == "prefill" for one in able):
-            return
-        made = prefill_body(self.path, self.fields, self.prompt)
-        if made is None or any(self._is_cached(one, now) for one in router.able("decode")):
+        able = [one for one in router.able("prefill", model=self.model) if one.kind == "prefill"]
+        made = prefill_body(self.path, self.fields, self.prompt) if able else None
+        if made is None or any(self._is_cached(one, now) for one in router.able("decode", model=self.model)):
             return
         path, body = made
         tried: list[Engine] = []
-        while engine := router.chooser.choose([e for e in able if e.kind == "prefill" and e not in tried], self.prompt, now):
+        while engine := router.chooser.choose([e for e in able if e not in tried], self.prompt, now):
             tried.append(engine)
             try:
                 with engine.sent(self.prompt.tokens - engine.cached(self.prompt, now)):
@@ -250,7 +258,7 @@ class Passing:
                     raise failure from None
                 continue
             if answer.status == 200:
-                engine.blocks.guess(self.prompt.keys(engine.blocks.size), now)
+                engine.sends(self.prompt, now)
                 router.counts.prefills += 1
                 self.handed = (_fields(found) or {}).get(PREFILLED) if path == self.path else None
             if answer.status not in BUSY:  # a request that is wrong is refused by the decode engine, too
@@ -274,7 +282,7 @@ class Passing:
         if self.handed is not None and self.fields is not None:
             body = msgspec.json.encode({**self.fields, PREFILLED: self.handed})
         with engine.sent(prompt.tokens - cached) as first:
-            engine.blocks.guess(prompt.keys(engine.blocks.size), now)
+            engine.sends(prompt, now)
             answer = await engine.upstream.ask(self.method, self.target, self.headers, body)
             try:
                 if answer.status in BUSY and not is_last:
@@ -410,11 +418,15 @@ def build_router(engines: Sequence[Engine], **options: Any) -> ASGIApp:
         ]  # fmt: skip
         return answer({"server_load": router.running, "engines": shown})
 
+    async def models(request: Request) -> Response:
+        found = {name: told for one in router.engines for name, told in one.models.items()}
+        return answer({"object": "list", "data": list(found.values())})
+
     async def metrics(request: Request) -> Response:
         return Response(text(router), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     passer = _Passer(router)
-    own = {"/health": health, "/ping": ping, "/version": version, "/load": load, "/metrics": metrics}
+    own = {"/health": health, "/ping": ping, "/version": version, "/load": load, "/metrics": metrics, "/v1/models": models}
     routes = [Route(path, handler, methods=["GET"]) for path, handler in own.items()]
     routes += [Route(path, passer, methods=["POST"]) for path in PASSED]
     routes += [Route(path, passer, methods=["GET"]) for path in ASKED]

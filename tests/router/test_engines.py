@@ -1,15 +1,20 @@
 """What the router knows of its engines: blocks, costs, load, addresses, polls that fail."""
 
 import asyncio
+import json
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from llmpy import ConfigError
 from llmpy.router.engines import parsed, watch
 from llmpy.router.events import as_map
+from llmpy.router.handover import prefill_body
 from llmpy.router.policy import RUNNING_TOKENS, Chooser, Load, Prompt
 from llmpy.router.prefixes import GUESS_S, Blocks, chain, root_of
+from llmpy.router.prompts import prompt_of
+from llmpy.router.proxy import Options, Router
 from llmpy.router.upstream import Broken
 
 IDS = list(range(100, 180))
@@ -99,6 +104,36 @@ def test_sent_prompts_count_until_events_should_have_come():
         blocks.guess(chain(IDS, 16, root_of(None)), now=10.0)
         assert matched(blocks, IDS, now=10.0) == 5
         assert matched(blocks, IDS, now=10.5 + GUESS_S) == (0 if has_events else 5)
+        blocks.guess(chain(IDS[:40], 16, root_of("text")), now=20.0, is_told=False)
+        assert matched(blocks, IDS, salt="text", now=1e6) == 2
+        assert not blocks._guesses or not has_events
+
+
+def test_models_and_adapters():
+    """A request goes to engines that tell its model; an adapter's blocks are not those of its model."""
+    engines = [parsed(f"127.0.0.1:{port}") for port in (1, 2, 3)]
+    told = [["a", "a-lora"], ["a"], ["b"]]
+    for one, names in zip(engines, told, strict=True):
+        one.problem = None
+        one._learn_models((200, json.dumps({"data": [{"id": n, "parent": "a" if "-" in n else None} for n in names]}).encode()))
+    router = Router(engines=engines, options=Options())
+    assert router.able("decode", model=router.known_model("a")) == engines[:2]
+    assert router.able("decode", model=router.known_model("a-lora")) == engines[:1]
+    assert router.able("decode", model=router.known_model("other")) == engines == router.able("decode", model=None)
+    assert [router.is_adapter(name) for name in ("a", "a-lora", "b", None)] == [False, True, False, False]
+    engines[2].fail("gone")
+    assert "127.0.0.1:3: gone" in router.nobody("decode", "b").message
+
+    async def main():
+        made = []
+        for model in ("a", "a-lora"):
+            fields = {"token_ids": IDS, "model": model}
+            passing = SimpleNamespace(fields=fields, router=router, model=model, path="/inference/v1/generate", body=b"")
+            made.append(await prompt_of(passing, None))
+        assert [one.is_told for one in made] == [True, False] and made[0].keys(16) != made[1].keys(16)
+        assert prefill_body("/inference/v1/generate", fields, made[1])[1].count(b"a-lora") == 1
+
+    asyncio.run(main())
 
 
 def test_arrays_are_events():
