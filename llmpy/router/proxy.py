@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.applications import Starlette
@@ -36,11 +37,10 @@ PASSED += ("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/r
 """POST paths that any engine can answer."""
 ASKED = ("/v1/models/{name:path}", "/tokenizer_info")
 """GET paths that any engine answers alike."""
-KEPT = ("/v1/responses/{id}", "/v1/responses/{id}/cancel")
+KEPT = {"/v1/responses/{id}": ["GET", "DELETE"], "/v1/responses/{id}/cancel": ["POST"]}
 """Paths of what one engine keeps."""
 BUSY = (429, 503)
 """Statuses behind which another engine may serve the request."""
-_KEPT = "responses are kept by one server and cannot be found over a router yet; ask the server"
 NOT_TO_ENGINES = frozenset(
     b"host content-length transfer-encoding connection keep-alive te trailer upgrade expect origin accept-encoding "
     b"proxy-connection proxy-authorization".split()
@@ -149,7 +149,7 @@ class Router:
         """The error if no engine takes a request."""
         those = [one for one in self.engines if one.kind in (kind, "both") and (model is None or model in one.models)]
         found = [f"{one.url}: {one.problem}" for one in those if one.problem]
-        message = "; ".join(found) or f"all engines have the role {'prefill' if kind == 'decode' else 'decode'}"
+        message = "; ".join(found) or ("none takes it" if those else f"no engine has the role {kind} or both")
         return HttpError(503, f"no engine serves the request: {message}", retry_after=5)
 
 
@@ -174,6 +174,9 @@ class Passing:
         self.handed: dict[str, Any] | None = None
         """The fields that the decode engine gets from the prefill engine."""
         self.begun = time.monotonic()
+        self.kept = request.path_params.get("id")
+        self.keeper: Engine | None = None
+        """The only engine that can serve the request: it keeps what the request is about."""
         self.num_broken = 0
         self.has_begun = False
         self.has_tokens = False
@@ -181,18 +184,17 @@ class Passing:
     async def run(self, send: Send) -> None:
         """Finds an engine, and passes its answer on. Another engine gets the request if one fails before the first token."""
         router = self.router
-        fields = self.fields or {}
-        if self.path == "/v1/responses" and (fields.get("previous_response_id") or fields.get("background")):
-            raise HttpError(501, f"previous_response_id and background: {_KEPT}")
+        if self.path.startswith("/v1/responses"):
+            await self._find_keeper()
         if self.path in GENERATING and router.options.policy == "prefix" and len(router.engines) > 1:
             self.prompt = await prompt_of(self, self.ask_any)
         if self.path in GENERATING:
             await self._prefill()
         tried: list[Engine] = []
-        while engine := router.chooser.choose(router.able("decode", tried, self.model), self.prompt, time.monotonic()):
+        while engine := router.chooser.choose(self._able(tried), self.prompt, time.monotonic()):
             tried.append(engine)
             try:
-                if await self._serve(engine, send, is_last=not router.able("decode", tried, self.model)):
+                if await self._serve(engine, send, is_last=not self._able(tried)):
                     return
                 continue
             except Broken as error:
@@ -201,6 +203,22 @@ class Passing:
                 await self._fail(send, failure)
                 return
         await self._fail(send, router.nobody("decode", self.model))
+
+    def _able(self, tried: Sequence[Engine]) -> list[Engine]:
+        """The engines that may serve the request, but those that have been tried."""
+        able = self.router.able("decode", tried, self.model)
+        return able if self.keeper is None else [engine for engine in able if engine is self.keeper]
+
+    async def _find_keeper(self) -> None:
+        """Finds the engine that keeps the response which a request is about; every engine is asked."""
+        name = self.kept or (self.fields or {}).get("previous_response_id")
+        if not isinstance(name, str):
+            return
+        for engine in self.router.able("decode"):
+            with contextlib.suppress(Broken):
+                if (await engine.get(f"/v1/responses/{quote(name, safe='')}", self.headers))[0] == 200:
+                    self.keeper = engine
+                    return
 
     def _broken(self, engine: Engine, error: Broken) -> HttpError | None:
         """Notes that an engine has failed; returns what the client gets if no other engine may get the request."""
@@ -337,10 +355,6 @@ class Passing:
         await send({"type": "http.response.body", "body": frame})
 
 
-async def _kept_elsewhere(request: Request) -> Response:
-    return refusal(HttpError(501, f"{request.url.path}: {_KEPT}"), request.url.path)
-
-
 def _fields(body: bytes) -> dict[str, Any] | None:
     """A body's fields; None if it is no object of JSON, which the engine refuses."""
     try:
@@ -430,7 +444,7 @@ def build_router(engines: Sequence[Engine], **options: Any) -> ASGIApp:
     routes = [Route(path, handler, methods=["GET"]) for path, handler in own.items()]
     routes += [Route(path, passer, methods=["POST"]) for path in PASSED]
     routes += [Route(path, passer, methods=["GET"]) for path in ASKED]
-    routes += [Route(path, _kept_elsewhere, methods=["GET", "POST", "DELETE"]) for path in KEPT]
+    routes += [Route(path, passer, methods=methods) for path, methods in KEPT.items()]
     app = Starlette(routes=routes, lifespan=router.lifespan, exception_handlers={HTTPException: unknown_path})
     app.router.redirect_slashes = False
     guarded: ASGIApp = Guard(app, router, (), router.check_serves)

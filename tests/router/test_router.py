@@ -12,6 +12,7 @@ PROMPT = [5 + i % 90 for i in range(200)]
 BODY = {"prompt": PROMPT, "max_tokens": 8, "temperature": 1, "seed": 3, "ignore_eos": True}
 BODY |= {"return_token_ids": True, "logprobs": 2}
 ENGINE = "x-llmpy-engine"
+KEEPS = ["--keep-responses", "100"]
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,8 @@ def two(engines, route, reserve_port, tmp_path_factory):
     """Two servers that publish what they hold, and a client of their router."""
     folder = tmp_path_factory.mktemp("events")
     options = [
-        ["--kv-events-address", f"ipc://{folder}/{i}", "--kv-events-replay-address", f"ipc://{folder}/r{i}"] for i in range(2)
+        ["--kv-events-address", f"ipc://{folder}/{i}", "--kv-events-replay-address", f"ipc://{folder}/r{i}", *KEEPS]
+        for i in range(2)
     ]
     made = engines(*options)
     return made, route(*(one.url for one in made))
@@ -85,6 +87,21 @@ def test_conversations_stay_where_they_are(two, path):
     assert len(used) == 1
 
 
+def test_responses_are_found_where_they_are_kept(two):
+    _, client = two
+    for i in range(4):
+        made = client.post("/v1/responses", json={"input": f"{i} " * 20, "max_output_tokens": 4})
+        kept, server = made.json()["id"], made.headers[ENGINE]
+        found = client.get(f"/v1/responses/{kept}")
+        assert found.status_code == 200 and found.headers[ENGINE] == server and found.json()["id"] == kept
+        more = client.post("/v1/responses", json={"input": "more", "previous_response_id": kept, "max_output_tokens": 4})
+        assert more.status_code == 200 and more.headers[ENGINE] == server
+        assert client.delete(f"/v1/responses/{kept}").status_code == 200
+        assert client.get(f"/v1/responses/{kept}").status_code == 404
+    made = client.post("/v1/responses", json={"input": "a", "previous_response_id": "resp_none", "max_output_tokens": 4})
+    assert made.status_code == 404 or made.status_code == 400, made.text
+
+
 def test_new_prompts_are_shared_out(two):
     _, client = two
     used = [client.post("/v1/completions", json=BODY | {"prompt": [50 + i] * 40}).headers[ENGINE] for i in range(6)]
@@ -116,9 +133,6 @@ def test_refusals_are_passed_on(two):
     assert client.post("/v1/completions", content=b"{").status_code == 400
     made = client.post("/pause")
     assert made.status_code == 404 and "POST /pause" in made.json()["error"]["message"]
-    assert client.get("/v1/responses/resp-1").status_code == 501
-    made = client.post("/v1/responses", json={"input": "a", "previous_response_id": "resp-1"})
-    assert made.status_code == 501 and "kept by one server" in made.json()["error"]["message"]
     assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 2048
     assert client.post("/tokenize", json={"prompt": "hello"}).json()["count"] > 0
 
