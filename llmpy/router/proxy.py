@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .. import __version__
 from ..server.errors import HttpError, answer, ending, log, refusal, unknown_path
 from ..server.frames import DONE, ClientGone, attended
+from ..server.limits import seconds
 from ..server.middleware import Guard
 from .engines import Engine, poll, watch
 from .handover import PREFILLED, prefill_body
@@ -46,8 +48,12 @@ NOT_TO_ENGINES = frozenset(
     b"proxy-connection proxy-authorization".split()
 )
 NOT_TO_CLIENTS = frozenset(b"content-length transfer-encoding connection keep-alive date server".split())
+FRAME_ENDS = (b"\n\n", b"\r\n\r\n")
+COMMENTS = re.compile(rb"(:[^\n]*\n|\r?\n)*")
+"""Lines of events that hold nothing."""
 MOST_BROKEN = 2
 """Engines that may fail with a request: it may be what makes them fail."""
+BODY_S = seconds("body_s")
 ENGINE_HEADER = b"x-llmpy-engine"
 """Header of an answer: the engine that gave it."""
 
@@ -62,6 +68,7 @@ class Options:
         cors_origins: Origins that browsers may call from.
         max_body_bytes: Longest body.
         poll_s: Seconds between two polls of an engine.
+        control_keys: None are needed: there are no control paths.
     """
 
     policy: str = "prefix"
@@ -327,15 +334,17 @@ class Passing:
         """Passes whole frames on as they arrive, so that an error can follow them."""
         rest = b""
         async for piece in answer.pieces():
-            frames, found, rest = (rest + piece).rpartition(b"\n\n")
-            if not found:
+            rest += piece
+            end = max(rest.rfind(mark) + len(mark) for mark in FRAME_ENDS)
+            if not rest.endswith(FRAME_ENDS, 0, end):
                 continue
-            if not self.has_tokens and any(not frame.startswith(b":") for frame in frames.split(b"\n\n")):
+            frames, rest = rest[:end], rest[end:]
+            if not self.has_tokens and not COMMENTS.fullmatch(frames):
                 first()
                 self.has_tokens = True
                 self.router.counts.firsts.add(time.monotonic() - self.begun)
             await self._begin(engine, answer, send, [])
-            await send({"type": "http.response.body", "body": frames + found, "more_body": True})
+            await send({"type": "http.response.body", "body": frames, "more_body": True})
         await self._begin(engine, answer, send, [])
         await send({"type": "http.response.body", "body": rest})
 
@@ -364,6 +373,14 @@ def _fields(body: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+async def _body(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.body()
+    except TimeoutError:
+        raise HttpError(408, f"the body did not come within {BODY_S:g} s") from None
+
+
 class _Passer:
     """The paths that engines answer.
 
@@ -379,7 +396,7 @@ class _Passer:
         router.running += 1
         passing: Passing | None = None
         try:
-            passing = Passing(router, request, await request.body())
+            passing = Passing(router, request, await _body(request))
             router.counts.requests += passing.path in GENERATING
             await attended(receive, passing.run(send))
             if passing.path in GENERATING:

@@ -17,7 +17,8 @@ def chunked(*parts):
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-STREAM = HEAD + chunked(b": waiting\n\n", *FRAMES, b"data: [DONE]\n\n")
+PARTS = (b": waiting\n\n", *FRAMES, b"data: [DONE]\n\n")
+STREAM, LUMP = HEAD + chunked(*PARTS), HEAD + chunked(b"".join(PARTS))
 WHOLE = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 14\r\n\r\n{"text":"abc"}'
 HANDED = b'HTTP/1.1 200 OK\r\ncontent-length: 48\r\n\r\n{"kv_transfer_params": {"do_remote_prefill": 1}}'
 GOOD = {True: b"".join(FRAMES) + b"data: [DONE]\n\n", False: b'{"text":"abc"}'}
@@ -44,7 +45,7 @@ class Fake:
                     raise EOFError
                 writer.write(self.answer)
                 await writer.drain()
-                if self.answer not in (STREAM, WHOLE, HANDED):
+                if self.answer not in (STREAM, LUMP, WHOLE, HANDED):
                     return
         except (EOFError, ConnectionError):
             self.gone.set()
@@ -93,11 +94,27 @@ async def ask(app, stream, receive=None):
     return start["status"], dict(start["headers"]), b"".join(one["body"] for one in rest)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_break_at_every_byte(stream):
+def test_frames_with_other_ends():
+    """Frames pass as they come, also those that end as lines of HTTP do."""
+
+    async def main():
+        answer = STREAM.replace(b"\n\n", b"\r\n\r\n").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+        frames = [b": waiting\r\n\r\n", b'data: {"a": 1}\r\n\r\n', b"data: [DONE]\r\n\r\n"]
+        for count in (2, 3):
+            fake = Fake(answer + chunked(*frames[:count])[: None if count == 3 else -5])
+            async with router(fake) as app:
+                status, _, body = await ask(app, True)
+                assert status == 200 and body.startswith(b"".join(frames[:count]))
+                assert find_router(app).counts.broken == (count == 2) == (b"behind the first token" in body)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("whole", [STREAM, LUMP, WHOLE], ids=["frames", "lump", "whole"])
+def test_a_break_at_every_byte(whole):
     """Before the first token the other engine answers, whole; behind it the stream has whole frames and ends with an error."""
-    whole = STREAM if stream else WHOLE
-    first = STREAM.index(FRAMES[0]) + len(FRAMES[0]) if stream else len(WHOLE)
+    stream = whole is not WHOLE
+    first = whole.index(FRAMES[0]) + len(FRAMES[0]) if stream else len(whole)
 
     async def main():
         for cut in range(len(whole)):
