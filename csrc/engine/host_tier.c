@@ -23,14 +23,14 @@ struct host_tier {
     uint32_t n_moves[2];
     uint64_t after[2], awaited[2], flush;
     uint64_t n_ordered;         /* moves of all flushes so far */
-    struct kv_events *events;   /* NULL: nobody is told */
-    uint32_t n_groups;
     uint64_t last[2], ended[2]; /* numbers of the last moves, by way, and of those up to which all have ended */
     uint32_t n_slots, n_pages, bundle_pages, n_free, n_swapped, n_findable, n_coming;
     uint32_t n_leaving;         /* slots of the entries that leave */
     uint32_t free;              /* list of free slots, those used by this flush last */
     uint32_t leaving, used;     /* lists of entries, the least recently used first; those that leave are saved, and go first */
     uint32_t pinned;            /* list of entries that are pinned */
+    uint32_t n_groups;
+    struct kv_events *events;   /* NULL: nobody is told */
 };
 
 enum rc host_tier_create(uint32_t n_slots, uint32_t n_pages, uint32_t bundle_pages, struct host_tier **result, struct err *err)

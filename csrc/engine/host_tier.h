@@ -22,7 +22,7 @@ struct host_tier;
 /* bundle_pages: slots of a snapshot; 0: there are none. */
 enum rc host_tier_create(uint32_t n_slots, uint32_t n_pages, uint32_t bundle_pages, struct host_tier **tier, struct err *err);
 void host_tier_destroy(struct host_tier *tier);
-/* From now on, notes which blocks become findable and which no longer are, but for a reset; groups from n_groups on are none. */
+/* From now on, notes which blocks can be found and which no longer can, but for a reset; groups from n_groups on are none. */
 void host_tier_tell(struct host_tier *tier, struct kv_events *events, uint32_t n_groups);
 
 /* The entry of the group with the key: the number of its first slot, from 1 on; 0: none. */
