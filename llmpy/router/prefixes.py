@@ -112,20 +112,26 @@ class Blocks:
 
     def _store(self, event: Mapping[str, Any]) -> None:
         names, parent, ids = event["block_hashes"], event["parent_block_hash"], event["token_ids"]
-        made: list[int | None] = [None] * len(names)
+        extras = [extra or () for extra in event.get("extra_keys") or ()]
+        extras += [()] * (len(names) - len(extras))
+        key: int | None = None
         if ids:
             self.size = event.get("block_size") or self.size
-            salts = (event.get("extra_keys") or [None])[0]
-            key = self._keys.get(parent) if parent is not None else root_of(salts[0] if salts else None)
+            key = self._keys.get(parent) if parent is not None else root_of(extras[0][0] if extras[0] else None)
             if key is None:  # the block before it is not known
                 return
-            made = list(chain(ids, self.size, key))
-        for name, known in zip(names, made, strict=False):
+            extras[0] = extras[0][1:] if parent is None else extras[0]
+        for i, name in enumerate(names):
             self._media[name] = self._media.get(name, 0) | _medium(event)
-            if known is not None and self._keys.get(name) != known:
+            if key is None:
+                continue
+            (key,) = chain(ids[i * self.size : (i + 1) * self.size], self.size, key)
+            if extras[i]:  # images, whose tokens do not tell them
+                key = hash((key, repr(extras[i])))
+            if self._keys.get(name) != key:
                 self._forget(name)
-                self._keys[name] = known
-                self.hold(known)
+                self._keys[name] = key
+                self.hold(key)
 
     def _remove(self, name: Any, medium: int) -> None:
         left = self._media.get(name, 0) & ~medium

@@ -74,12 +74,11 @@ def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
     """Events as maps for routers; consecutive blocks of one chain are merged into one event."""
     made: list[dict[str, Any]] = []
     for event in events:
-        last = made[-1] if made else {}
+        last = made[-1] if made and made[-1].get("medium") == MEDIUM else {}
         group = {"group_idx": event.group} if event.group else {}
         if event.kind == 0:
             ids = np.frombuffer(event.token_ids, np.int32).tolist()
-            is_stored = last.get("type") == "BlockStored" and last["medium"] == MEDIUM
-            follows = is_stored and last["block_hashes"][-1] == event.parent
+            follows = last.get("type") == "BlockStored" and last["block_hashes"][-1] == event.parent
             if follows and last.get("group_idx", 0) == event.group:
                 last["block_hashes"].append(event.hash)
                 last["token_ids"] += ids
@@ -90,13 +89,14 @@ def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
             stored |= {"block_size": block_size, "lora_id": None, "medium": MEDIUM, "lora_name": None}
             salt = {"extra_keys": [[event.salt.decode(errors="replace")]]} if event.salt else {}
             made.append({**stored, **salt, **group})
+        elif event.kind == 1:
+            made.append({"type": "BlockRemoved", "block_hashes": [event.hash], "medium": MEDIUM, **group})
         elif event.kind == 3:
             stored = {"type": "BlockStored", "block_hashes": [event.hash], "parent_block_hash": None, "token_ids": []}
             stored |= {"block_size": block_size, "lora_id": None, "medium": HOST_MEDIUM, "lora_name": None}
             made.append({**stored, **group})
-        elif event.kind in (1, 4):
-            medium = MEDIUM if event.kind == 1 else HOST_MEDIUM
-            made.append({"type": "BlockRemoved", "block_hashes": [event.hash], "medium": medium, **group})
+        elif event.kind == 4:
+            made.append({"type": "BlockRemoved", "block_hashes": [event.hash], "medium": HOST_MEDIUM, **group})
         else:
             made.append({"type": "AllBlocksCleared"})
     return made

@@ -60,6 +60,15 @@ def test_blocks_of_equal_text_are_held_until_the_last_goes():
     assert matched(blocks, IDS) == 0
 
 
+def test_blocks_with_images_are_not_those_of_their_tokens():
+    blocks = Blocks()
+    blocks.take(stored([1, 2, 3], IDS[:48], extra_keys=[None, ["image"], None]))
+    assert matched(blocks, IDS) == 1
+    blocks.take(stored([4, 5], IDS[:32], extra_keys=[["mine", "image"], None]))
+    blocks.take(stored([6], IDS[:16], extra_keys=[["mine"]]))
+    assert matched(blocks, IDS, salt="mine") == 1 and len(blocks) == 6
+
+
 def test_a_block_is_held_while_some_memory_has_it():
     """Copies in host memory come without ids; those of blocks that are not known yet count once they are."""
     blocks, host = Blocks(), {"parent_block_hash": None, "token_ids": [], "medium": "CPU", "type": "BlockStored"}
