@@ -18,7 +18,7 @@ class Program:
     """
 
     def __init__(self, *words):
-        command = [sys.executable, "-m", "llmpy", *map(str, words), "--port", "0"]
+        command = [sys.executable, "-m", "llmpy", *map(str, words), *(() if "--port" in words else ("--port", "0"))]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.url = ""
 
