@@ -302,6 +302,7 @@ SERVED_BESIDE = {
     "export/leaves.py:_mask": "tests/export/test_skeleton.py::test_an_error_in_a_rule_of_masks",
     "distributed/_data.py:__call__": "Ray Data gets the error of the task",
     "distributed/_serve.py:answer": "tests/distributed/test_ray.py::test_a_replica_tells_of_any_error",
+    "convert/k_quants.py:quantise": "a conversion ends with the error of a chunk",
     "cli/bench_serve.py:measure": "a benchmark ends with the error of its task",
     "cli/http_server.py:serve": "the command ends with the error of its server",
     "router/proxy.py:lifespan": "tests/router/test_engines.py::test_an_error_in_a_poll",
