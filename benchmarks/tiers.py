@@ -1,6 +1,7 @@
 """Tiers of the cache on GPUs: the first token behind a prompt that they hold, steps beside their copies, and what they cost.
 
     python benchmarks/tiers.py [ROW ...] [--model 8b] [--length 8192] [--rounds 5] [--device cuda:0] [--other cuda:1]
+        [--address unix:tiers]
 
 Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. ROW is first, decode, idle or peer; none means all. The
 pool holds three prompts of `length` tokens, host memory eight.
@@ -174,8 +175,8 @@ async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]]) 
     options = engine_options(chosen.model, chosen.length) | {"prefix_cache_seed": 1}
     bytes_ = chosen.length * cuda.MODELS[chosen.model].kv_bytes
     stores = [
-        {"name": "peer", "listen": "unix:tiers", "bytes": 3 * bytes_},
-        {"name": "peer", "peers": ["unix:tiers"], "bytes": 1 << 20},
+        {"name": "peer", "listen": chosen.address, "bytes": 3 * bytes_},
+        {"name": "peer", "peers": [chosen.address], "bytes": 1 << 20},
     ]
     times: dict[str, list[float]] = {"recomputed": [], "prefill and save": [], "of it saving": [], "first token by a peer": []}
     async with (
@@ -198,7 +199,8 @@ async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]]) 
             found = await two.decode(handle, ONE)
             fetch = time.perf_counter() - begun
             if result_bits(found) != result_bits(wanted) or found.num_cached_tokens < chosen.length - 16:
-                raise SystemExit(f"peer: {found.num_cached_tokens} cached tokens, or other bits; {two.stats()}")
+                told = f"{handle.saved_tokens} tokens saved, {found.num_cached_tokens} cached"
+                raise SystemExit(f"peer: {told}, or other bits; {one.stats()}; {two.stats()}")
             if round_:
                 for name, seconds in zip(times, (alone, prefill, save, fetch), strict=True):
                     times[name].append(1000 * seconds)
@@ -218,6 +220,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--other", default="cuda:1")
+    parser.add_argument("--address", default="unix:tiers", help="of the peer")
     chosen = parser.parse_args()
     source = prompts(chosen.length, cuda.MODELS[chosen.model].vocab)
     if {"first", "decode"} & set(chosen.rows):

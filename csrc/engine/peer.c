@@ -40,7 +40,7 @@ struct peer {
     struct connector_key keys[PEER_MOST_KEYS];
     uint32_t places[PEER_MOST_KEYS];
     uint8_t answers[PEER_MOST_KEYS];
-    atomic_uint_least64_t n_failures; /* of connections to other engines that were asked what they have */
+    atomic_uint_least64_t n_failures; /* of connecting to other engines, and of asking what they have */
 };
 
 /* ---- connections ---- */
@@ -89,8 +89,10 @@ static bool other_reach(struct peer *p, struct other *o)
     if (seconds_now() < o->not_before)
         return false;
     o->fd = peer_connect(o->address, p->seconds);
-    if (o->fd < 0 || !other_greet(p, o))
+    if (o->fd < 0 || !other_greet(p, o)) {
+        atomic_fetch_add(&p->n_failures, 1);
         return other_fail(p, o);
+    }
     o->pause = 0;
     return true;
 }

@@ -153,7 +153,8 @@ def _fingerprint(loaded: Loaded, weights: Iterable[str | Path], library: str) ->
 
     digest, chosen = hashlib.blake2b(digest_size=16), loaded.model.describe()
     config = loaded.config
-    device = re.sub(r":\d+\b", "", str(chosen["device"]), count=1)  # equal devices of a host have equal bytes
+    # Equal devices have equal bytes. Behind a comma stands what is chosen by its speed alone, such as cuBLASLt.
+    device = re.sub(r":\d+\b", "", str(chosen["device"]).split(",")[0], count=1)
     _feed(digest, (device, *(chosen[key] for key in ("kv_dtype", "activation_dtype", "page_bytes", "state_bytes"))))
     seed = config.seed if config.load_format == "dummy" else None
     _feed(digest, (config.dtype, config.quantization, config.block_size, seed))

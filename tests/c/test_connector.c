@@ -7,7 +7,7 @@
 
 #define N_KEPT 512u
 #define MOST_BYTES 2048u
-#define DEADLINE_S 0.05
+#define DEADLINE_S 0.2
 
 struct kept {
     struct hash key;
@@ -151,6 +151,7 @@ TEST(random_traces_with_a_connector_that_lies_and_fails)
         store.lie_in = i / 3 == 1 ? 20 : 0;
         store.fail_in = i / 3 == 2 ? 10 : 0;
         connector.n_threads = 1 + i % 3;
+        connector.deadline_s = 10; /* also on a busy machine nothing is late */
         setup.caches = true;
         setup.connector = &connector;
         trace_run_all(&setup, 1, 1200, look_at_trace);

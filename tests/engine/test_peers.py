@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from modules import load
 
-from llmpy import ConfigError
+from llmpy import ConfigError, EngineConfig
+from llmpy.engine.outer_tier import _fingerprint
 
 tiers = load(Path(__file__).with_name("test_tiers.py"))
 handover = load(Path(__file__).with_name("test_handover.py"))
@@ -272,3 +273,20 @@ def test_two_engines_cannot_listen_at_one_address(tiny_model: Make, device: str)
             pytest.raises(ConfigError, match=r"cannot listen at .* in use"),
         ):
             tiers.open_llm(path, device, **options)
+
+
+class Described:
+    """As much of a loaded engine as the fingerprint of its blocks reads."""
+
+    def __init__(self, device: str) -> None:
+        self.config, self.spec, self.model = EngineConfig(), {"layers": 2}, self
+        self.device = device
+
+    def describe(self) -> dict[str, object]:
+        return {"device": self.device, "kv_dtype": "bfloat16", "activation_dtype": "float", "page_bytes": 8, "state_bytes": 0}
+
+
+def test_equal_devices_of_a_host_share_blocks() -> None:
+    names = ["cuda:0 NVIDIA H200, cuBLASLt 130100 for 14 of 40", "cuda:1 NVIDIA H200", "cuda:0 NVIDIA H100 80GB HBM3"]
+    first, second, other = (_fingerprint(Described(name), [], "") for name in names)  # type: ignore[arg-type]
+    assert first == second != other
