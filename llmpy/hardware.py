@@ -83,8 +83,8 @@ _NCCL = ("libnccl.so.2",)
 
 
 def cublaslt_library() -> str:
-    """Path of a cuBLASLt that linears of many rows may use; "" where there is none."""
-    return _find_library(_CUBLASLT, ("cu13", "cublas"))
+    """Path of a cuBLASLt that linears of many rows may use; "": there is none, or portable kernels are forced."""
+    return "" if environment.forces_portable_kernels() else _find_library(_CUBLASLT, ("cu13", "cublas"))
 
 
 def nccl_library() -> str:

@@ -65,7 +65,7 @@ def test_portable_kernels_are_asked_for_and_checked(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CUDA_FORCE_PTX_JIT", "0")  # so that it is restored
     monkeypatch.setenv("LLMPY_CUDA_KERNELS", "portable")
     hardware.cuda_library()
-    assert hardware.os.environ["CUDA_FORCE_PTX_JIT"] == "1"
+    assert hardware.os.environ["CUDA_FORCE_PTX_JIT"] == "1" and hardware.cublaslt_library() == ""
     assert [found["kernels"] for found in hardware._cuda_devices(True)] == ["portable by LLMPY_CUDA_KERNELS"]
     hardware.check_kernels("cuda:0 NVIDIA H200, portable kernels")
     hardware.check_kernels("cpu AMD EPYC, avx512")

@@ -1,12 +1,13 @@
 /* Devices: the driver's functions, the primary context of each device, and the backend's kernels. All kernels are loaded when
  * a device is first opened: the driver would load each at its first launch, in the middle of a step, into memory of the
- * device. */
+ * device. Where the driver has to translate PTX, which it does once and then keeps, several threads load files. */
 #include "driver.cuh"
 
 #include <pthread.h>
 
 #define MAX_DEVICES 64
 #define MAX_ANCHORS 64
+#define MAX_LOADERS 16
 
 template <class F> static void find(struct driver *driver, const char *name, F *function)
 {
@@ -95,22 +96,6 @@ static cudaError_t load_kernels(const void *anchor)
     return code;
 }
 
-static cudaError_t make_context(int device)
-{
-    const struct driver *driver = driver_get();
-    cudaError_t code = (cudaError_t)driver->retain(&contexts[device], device);
-    if (code == cudaSuccess) {
-        device_scope scope(device);
-        for (uint32_t i = 0; i < n_anchors && code == cudaSuccess; i++)
-            code = load_kernels(anchors[i]);
-    }
-    if (code != cudaSuccess && contexts[device]) {
-        driver->release(device);
-        contexts[device] = NULL;
-    }
-    return code;
-}
-
 /* The image that the driver has loaded: machine code of sm_90a, or what it made of the PTX for compute_80. */
 static cudaError_t find_image(int device, bool *is_portable)
 {
@@ -118,6 +103,56 @@ static cudaError_t find_image(int device, bool *is_portable)
     device_scope scope(device);
     cudaError_t code = cudaFuncGetAttributes(&attributes, anchors[0]);
     *is_portable = code == cudaSuccess && attributes.ptxVersion != 90;
+    return code;
+}
+
+/* The files of all anchors, as threads take them. */
+struct loading {
+    int device;
+    uint32_t next;
+    cudaError_t code; /* the first failure */
+};
+
+static void *load_files(void *shared)
+{
+    struct loading *all = (struct loading *)shared;
+    device_scope scope(all->device);
+    cudaError_t code = cudaSuccess;
+    for (uint32_t i; code == cudaSuccess && (i = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED)) < n_anchors;)
+        code = load_kernels(anchors[i]);
+    cudaError_t none = cudaSuccess;
+    if (code != cudaSuccess)
+        __atomic_compare_exchange_n(&all->code, &none, code, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+static cudaError_t load_all(int device)
+{
+    struct loading all = {device, 0, cudaSuccess};
+    pthread_t threads[MAX_LOADERS];
+    uint32_t n_threads = 0;
+    bool is_portable;
+    cudaError_t code = find_image(device, &is_portable);
+    if (code != cudaSuccess)
+        return code;
+    while (is_portable && n_threads + 1 < MAX_LOADERS && !pthread_create(&threads[n_threads], NULL, load_files, &all))
+        n_threads++;
+    load_files(&all);
+    for (uint32_t i = 0; i < n_threads; i++)
+        pthread_join(threads[i], NULL);
+    return all.code;
+}
+
+static cudaError_t make_context(int device)
+{
+    const struct driver *driver = driver_get();
+    cudaError_t code = (cudaError_t)driver->retain(&contexts[device], device);
+    if (code == cudaSuccess)
+        code = load_all(device);
+    if (code != cudaSuccess && contexts[device]) {
+        driver->release(device);
+        contexts[device] = NULL;
+    }
     return code;
 }
 
