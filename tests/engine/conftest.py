@@ -27,7 +27,9 @@ FAMILIES = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 24,
         "max_window_layers": 1, "head_dim": 16,
     },
+    "mistral-64": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24, "head_dim": 64},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "qwen3-64": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 64},
     "mixtral": {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2,
     },
@@ -87,7 +89,7 @@ def tensors(config: dict[str, object], family: str) -> dict[str, np.ndarray]:
                 out[f"{prefix}{names[name]}.weight"] = matrix(*shape)
         for name in ("input_layernorm", "post_attention_layernorm"):
             out[f"{prefix}{name}.weight"] = norm(hidden)
-        if family == "qwen3":
+        if family.startswith("qwen3"):
             out[f"{prefix}self_attn.q_norm.weight"] = norm(size)
             out[f"{prefix}self_attn.k_norm.weight"] = norm(size)
     return out
