@@ -91,7 +91,8 @@ def programs() -> dict[str, tuple[list[str], set[str]]]:
         files: Any = SimpleNamespace(kind="hf", directory="hub", weights=[], config=dict(one["config"]))
         names, ops = found[titles[one["config"]["architectures"][0]]]
         names.append(one["config"]["architectures"][0])
-        ops.update(op for op, _ in models.load(files, None).spec["ops"])
+        spec = models.load(files, None).spec
+        ops.update(op for part in (spec, *spec.get("towers", {}).values()) for op, _ in part["ops"])
     return found
 
 

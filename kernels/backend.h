@@ -260,12 +260,12 @@ struct spread_logits_args {
     const float *sources;       /* [out.width] whole numbers below x.width */
 };
 
-/* out row i = x row rows[i], or i without rows; of a tower also -1: zeros, -2: `other` */
+/* out row i = x row rows[i], or i without rows; of a tower also -1: zeros, -2, -3, ...: the rows of `other` */
 struct select_args {
     uint32_t n_selected;
     const int32_t *rows;        /* NULL: row i */
     struct view x, out;
-    const float *other;         /* [width] or NULL: no row is -2 */
+    const float *other;         /* [..][width] or NULL: no row is below -1 */
 };
 
 /* table[r] = {m * cos(a_i), m * sin(a_i)}, a_i = (float)positions[r] * inv_freq[i], i < n_freqs */

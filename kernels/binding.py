@@ -640,6 +640,28 @@ class Backend:
         batch.n_rows, args.head_dim = stage.n_rows, args.q.width // n_heads
         self._run(stage, "row_attention", args)
 
+    def grid_attention(
+        self,
+        seq_first_row: Array,
+        tables: Sequence[Array],
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        n_heads: int,
+        scale: float,
+    ) -> None:
+        """Attention over squares; tables: lines, columns, rows and shares of `struct grid_attention_args`."""
+        stage, batch = Stage(self), struct("batch_view", host_seq_first_row=address(seq_first_row))
+        args = struct("grid_attention_args", batch=ctypes.addressof(batch), n_heads=n_heads, scale=scale)
+        for name, value in (("q", q), ("k", k), ("v", v), ("out", out)):
+            stage.view(getattr(args, name), name, value, name == "out")
+        for name, value in zip(("lines", "columns", "rows", "shares"), tables, strict=True):
+            n = stage.array(args, name, value, "i" if name == "rows" else "f")
+        batch.n_seqs = stage.array(batch, "seq_first_row", seq_first_row, "i") - 1
+        batch.n_rows, args.head_dim, args.side = stage.n_rows, args.q.width // n_heads, (n // 2 + 1) // 2
+        self._run(stage, "grid_attention", args)
+
     # ---- recurrent mixers -----------------------------------------------------------------------------------------------
 
     def _mix(

@@ -33,6 +33,20 @@ struct mean_rows_args {
     struct view x, out;
 };
 
+/* row_attention over squares of side x side rows, line by line, in which a score also depends on the distances of row i from
+ * row j: scale * (q[i][h] . k[j][h]) + q[i][h] . lines(y_i - y_j) + q[i][h] . columns(x_i - x_j), where row i lies in line y_i
+ * and column x_i, and table(d) = the sum over t < 2 of shares[d + side - 1][t] * row rows[d + side - 1][t] of the table. A
+ * product with a distance is a chain over head_dim; the three terms are added in this order. */
+struct grid_attention_args {
+    const struct batch_view *batch; /* its sequences are the squares */
+    uint32_t n_heads, head_dim, side;
+    float scale;
+    const float *lines, *columns;   /* [..][head_dim] */
+    const int32_t *rows;            /* [2 * side - 1][2] */
+    const float *shares;            /* [2 * side - 1][2] */
+    struct view q, k, v, out;       /* width = n_heads * head_dim */
+};
+
 /* x[r] = features[visual[r]], or (is_sum) x[r] + that, for the rows with visual[r] >= 0; others stay */
 struct splice_args {
     uint32_t n_rows;

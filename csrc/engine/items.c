@@ -123,6 +123,10 @@ static enum rc check_item(const struct engine_config *config, const struct reque
         if (rc)
             return rc;
         n_features += item->pieces[p].n_features;
+        for (uint32_t f = 0; f < item->pieces[p].tables[PIECE_PLACES].n; f++)
+            if ((uint32_t)item->pieces[p].tables[PIECE_PLACES].values[f] >= item->n_features)
+                REFUSE("image %u: wanted places of its %u features, have %d", i, item->n_features,
+                       item->pieces[p].tables[PIECE_PLACES].values[f]);
     }
     if (n_features != item->n_features || n_placeholders != n_features || !n_features)
         REFUSE("image %u: wanted %llu placeholders for its features, have %u", i, (unsigned long long)n_features,

@@ -29,10 +29,10 @@ static enum rc open_backend(struct model *m, struct err *err)
     for (uint32_t w = 0; w < m->program->n_weights; w++)
         max_cols = m->program->weights[w].cols > max_cols ? m->program->weights[w].cols : max_cols;
     m->max_logits_rows = o->max_num_seqs > o->max_draft_rows ? o->max_num_seqs : o->max_draft_rows;
+    uint32_t tower_rows = m->program->tower ? o->max_encoder_rows * program_row_room(m->program->tower) : 0;
     struct backend_options options = {
         .device = o->device, .isa = o->isa, .n_threads = o->n_threads,
-        .max_rows = m->program->tower && o->max_encoder_rows > o->max_num_batched_tokens ? o->max_encoder_rows
-                                                                                         : o->max_num_batched_tokens,
+        .max_rows = tower_rows > o->max_num_batched_tokens ? tower_rows : o->max_num_batched_tokens,
         .max_logits_rows = m->max_logits_rows, .max_cols = max_cols, .vocab_size = m->program->vocab_size,
         .dtype = o->weights.dtype == DTYPE_NONE ? DTYPE_F32 : o->weights.dtype, .max_model_len = o->max_model_len,
         .cublaslt = o->cublaslt, .n_ranks = o->n_here ? o->n_here : o->n_ranks,

@@ -127,8 +127,8 @@ const char *check_row_attention(const struct program *p, const struct op *op)
         return "query heads are a multiple of key heads";
     if (p->n_layers)
         return "no layer has a cache where rows see later ones";
-    if (op->row_attention.segments > 1 || p->values[op->in[0]].list || p->values[op->in[0]].per != 1)
-        return "segments are those of two tables, of whole pieces";
+    if (op->row_attention.segments > 2 || p->values[op->in[0]].per != 1)
+        return "segments are those of three tables";
     return k == width_of(p, op->in[2]) && k == q / n_heads * n_kv_heads && width_of(p, op->out[0]) == q
                ? NULL
                : "q, k and v are heads * head_dim wide";
@@ -138,7 +138,7 @@ enum rc run_row_attention(struct running *run, const struct step *step, const st
 {
     const struct model *m = run->m;
     const struct row_attention_attributes *given = &step->ops[ROLE_MAIN]->row_attention;
-    struct batch_view view = run->piece ? tower_segments(run, given->segments) : run->view;
+    struct batch_view view = run->piece ? tower_segments(run, given->segments, v->n_rows) : run->view;
     struct row_attention_args args = {&view, given->n_heads, given->n_kv_heads, v->in[0].width / given->n_heads,
                                       given->scale, v->in[0], v->in[1], v->in[2], v->out};
     return m->backend->row_attention(m->ctx, &args, run->err);

@@ -31,7 +31,8 @@ enum rc run_pixels(struct running *run, const struct step *step, const struct vi
 const char *check_embed_taps(const struct program *p, const struct op *op)
 {
     uint32_t n = op->embed_taps.n_taps;
-    if (!p->is_tower || !has_rows(p, op->out[0], ROWS_OF_PIECE, 1) || !n || n > MAX_TAPS)
+    uint32_t list = op->embed_taps.of_cells ? ROWS_OF_CELLS : ROWS_OF_PIECE;
+    if (!p->is_tower || !has_rows(p, op->out[0], list, 1) || !n || n > MAX_TAPS)
         return "positions of a tower have taps";
     return p->weights[op->weight[0]].rows % width_of(p, op->out[0]) ? "the table has rows of the output's width" : NULL;
 }
@@ -40,8 +41,11 @@ enum rc run_embed_taps(struct running *run, const struct step *step, const struc
 {
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN];
-    struct embed_taps_args args = {vector_of(m, op, 0), (const float *)(const void *)run->piece->tables[PIECE_WEIGHTS].values,
-                                   v->n_rows, op->embed_taps.n_taps, run->piece->tables[PIECE_TAPS].values, v->out};
+    uint32_t table = op->embed_taps.of_cells;
+    const int32_t *weights = run->piece->tables[PIECE_WEIGHTS + table].values;
+    struct embed_taps_args args = {vector_of(m, op, 0), (const float *)(const void *)weights, v->n_rows,
+                                   run->piece->tables[PIECE_TAPS + table].n / v->n_rows,
+                                   run->piece->tables[PIECE_TAPS + table].values, v->out};
     return m->backend->embed_taps(m->ctx, &args, run->err);
 }
 
@@ -50,9 +54,9 @@ const char *check_rows(const struct program *p, const struct op *op)
     if (!p->is_tower || op->rows.list >= N_ROW_LISTS || !has_rows(p, op->out[0], op->rows.list, 1))
         return "the output has the rows of a list of the piece";
     uint32_t width = width_of(p, op->in[0]);
-    return width == width_of(p, op->out[0]) && is_optional_vector(p, op->weight[0], width)
-               ? NULL
-               : "the width stays the same, and the other row has it";
+    bool has_rows_of_width = op->weight[0] == NO_INDEX || (p->weights[op->weight[0]].kind == WEIGHT_VECTOR &&
+                                                           p->weights[op->weight[0]].rows % width == 0);
+    return width == width_of(p, op->out[0]) && has_rows_of_width ? NULL : "the width stays the same, and other rows have it";
 }
 
 enum rc run_rows(struct running *run, const struct step *step, const struct views *v)
@@ -103,6 +107,35 @@ enum rc run_mean_rows(struct running *run, const struct step *step, const struct
     const struct model *m = run->m;
     struct mean_rows_args args = {v->n_rows, step->ops[ROLE_MAIN]->mean_rows.n, v->in[0], v->out};
     return m->backend->mean_rows(m->ctx, &args, run->err);
+}
+
+const char *check_grid_attention(const struct program *p, const struct op *op)
+{
+    uint32_t n_heads = op->grid_attention.n_heads, width = width_of(p, op->in[0]);
+    if (!p->is_tower || op->grid_attention.segments > 1 || p->values[op->in[0]].per != 1)
+        return "a tower has squares of two tables";
+    if (!n_heads || width % n_heads || width_of(p, op->in[1]) != width || width_of(p, op->in[2]) != width)
+        return "q, k and v are heads * head_dim wide";
+    for (uint32_t w = 0; w < 2; w++)
+        if (op->weight[w] == NO_INDEX || p->weights[op->weight[w]].kind != WEIGHT_VECTOR ||
+            p->weights[op->weight[w]].rows % (width / n_heads))
+            return "distances have vectors of rows of head_dim";
+    return width_of(p, op->out[0]) == width ? NULL : "the output is as wide as q";
+}
+
+enum rc run_grid_attention(struct running *run, const struct step *step, const struct views *v)
+{
+    const struct model *m = run->m;
+    const struct op *op = step->ops[ROLE_MAIN];
+    uint32_t n_heads = op->grid_attention.n_heads, table = op->grid_attention.segments;
+    struct batch_view squares = tower_segments(run, table, v->n_rows);
+    struct grid_attention_args args = {
+        .batch = &squares, .n_heads = n_heads, .head_dim = v->in[0].width / n_heads, .scale = op->grid_attention.scale,
+        .side = (run->piece->tables[PIECE_DISTANCES + table].n / 2 + 1) / 2, .lines = vector_of(m, op, 0),
+        .columns = vector_of(m, op, 1), .rows = run->piece->tables[PIECE_DISTANCES + table].values,
+        .shares = (const float *)(const void *)run->piece->tables[PIECE_SHARES + table].values, .q = v->in[0], .k = v->in[1],
+        .v = v->in[2], .out = v->out};
+    return m->backend->grid_attention(m->ctx, &args, run->err);
 }
 
 const char *check_features(const struct program *p, const struct op *op)

@@ -172,10 +172,10 @@ static bool share_time(const struct planner *b, uint32_t x, uint32_t y)
     return b->first[x] <= b->last[y] && b->first[y] <= b->last[x];
 }
 
-/* The columns of the arena that hold a root; a root of fewer rows than the arena takes fewer. */
+/* The columns of the arena that hold a root; a root of fewer rows than the arena takes fewer, one of more rows takes more. */
 static uint32_t columns_of(const struct planner *b, uint32_t root)
 {
-    return padded((padded(b->rooms[root]) + b->per[root] - 1) / b->per[root]);
+    return padded((padded(b->rooms[root]) * b->times[root] + b->per[root] - 1) / b->per[root]);
 }
 
 /* First fit: gives each root the lowest columns that no root with an overlapping lifetime occupies. */
@@ -267,7 +267,7 @@ enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv,
     enum rc rc = err_set(err, RC_MEMORY, "plan: out of memory");
     b.absorbed = mem_calloc(program->n_ops, sizeof *b.absorbed);
     b.nodes = mem_calloc(max_nodes, sizeof *b.nodes);
-    b.widths = mem_calloc(max_roots, 6 * sizeof *b.widths);
+    b.widths = mem_calloc(max_roots, 7 * sizeof *b.widths);
     b.alias = mem_calloc(max_roots, sizeof *b.alias);
     if (!b.absorbed || !b.nodes || !b.widths || !b.alias)
         goto out;
@@ -276,11 +276,13 @@ enum rc plan_make(const struct program *program, uint32_t fusions, bool has_qkv,
     b.last = b.first + max_roots;
     b.column = b.last + max_roots;
     b.per = b.column + max_roots;
+    b.times = b.per + max_roots;
     for (uint32_t v = 0; v < max_roots; v++) {
         b.alias[v].root = NO_INDEX;
         b.widths[v] = v < program->n_values ? program->values[v].width : 0;
         b.rooms[v] = v < program->n_values ? program->values[v].room : 0;
         b.per[v] = v < program->n_values ? program->values[v].per : 1;
+        b.times[v] = v < program->n_values ? row_list_room(program->values[v].list) : 1;
     }
     rc = patterns_apply(&b, err);
     if (!rc) {

@@ -23,6 +23,7 @@ struct planner {
     uint32_t n_nodes;
     uint32_t *widths, *rooms; /* [n_roots]; selections and scratch append roots */
     uint32_t *per;            /* [n_roots] how many rows of a tower's piece or list a row stands for; 1 in other programs */
+    uint32_t *times;          /* [n_roots] how many entries the list may have for each row of the arena; 1 in other programs */
     uint32_t n_roots;
     uint32_t *first, *last, *column; /* [n_roots] lifetime in nodes; column in the arena */
     struct ref *alias;               /* [n_roots] columns of another root that hold this one */

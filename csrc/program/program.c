@@ -71,6 +71,20 @@ uint32_t program_n_axes(const struct program *p)
     return n;
 }
 
+uint32_t row_list_room(uint32_t list)
+{
+    static const uint8_t rooms[N_ROW_LISTS] = {[ROWS_OF_WINDOWS] = 2, [ROWS_NEAR] = 9, [ROWS_NEAR_HALF] = 3};
+    return rooms[list] ? rooms[list] : 1;
+}
+
+uint32_t program_row_room(const struct program *p)
+{
+    uint32_t room = 1;
+    for (uint32_t v = 0; v < p->n_values; v++)
+        room = p->values[v].list == ROWS_OF_WINDOWS ? row_list_room(ROWS_OF_WINDOWS) : room;
+    return room;
+}
+
 static bool have_equal_rows(const struct value *a, const struct value *b)
 {
     return a->list == b->list && a->per == b->per;

@@ -47,10 +47,24 @@ struct attribute {
     const char *const *choices; /* names of its values, ended by NULL; NULL: any number */
 };
 
+/* Rows of a tower's value. All but the first are the entries of a list of the piece. */
+enum row_list {
+    ROWS_OF_PIECE,     /* with a list as long: class rows go into their places, or windows are undone */
+    ROWS_OF_PATCHES,   /* rows that go on, such as all but class rows */
+    ROWS_OF_FEATURES,
+    ROWS_OF_WINDOWS,   /* windows, filled up with zeros */
+    ROWS_NEAR,         /* the 3 x 3 rows around each row ... */
+    ROWS_NEAR_HALF,    /* ... around every second row of every second line ... */
+    ROWS_NEAR_QUARTER, /* ... and again of those */
+    ROWS_OF_CELLS,     /* of a second encoder behind the first one: what is left, and a class row */
+    N_ROW_LISTS
+};
+/* How many entries the list may have for each row of the largest piece. */
+uint32_t row_list_room(uint32_t list);
+
 /* A value, or columns offset .. offset + width of the value `of`. of = NO_INDEX: not a range of another value. room: the
  * largest width of the value over all ranks; the plan lays out memory by it, so places are equal on all ranks. A value of a
  * tower has a `per`-th of the rows of a piece (list 0), or of the entries of one of its lists. */
-enum row_list { ROWS_OF_PIECE, ROWS_OF_PATCHES, ROWS_OF_FEATURES, N_ROW_LISTS };
 struct value {
     uint32_t width, of, offset, room;
     uint32_t list, per;
@@ -142,6 +156,8 @@ uint32_t program_kept_width(const struct program *program); /* 0: the program ke
 bool program_is_head(const struct program *program); /* it reads rows that another program keeps */
 bool program_takes_whole_prompts(const struct program *program); /* rows attend to later rows, so prompts are not split */
 bool program_sees_spans(const struct program *program); /* tokens of an image see each other */
+/* Rows that most operations of a tower compute, for each row of the largest piece. */
+uint32_t program_row_room(const struct program *program);
 uint32_t program_n_axes(const struct program *program); /* most axes of a rope; 0: rows have one position each */
 /* RC_INVALID with a text that names the operation and the requirement that it does not meet. */
 enum rc program_check(const struct program *program, struct err *err);

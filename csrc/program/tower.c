@@ -13,6 +13,7 @@ struct tower {
     bool is_staged;            /* steps cannot read host memory */
     char *bytes;               /* device memory for a piece, if is_staged: its bytes, its tables, ... */
     int32_t *tables[PIECE_TABLES], *feature_rows;
+    int32_t *placed;           /* [encoder_cache_tokens] in host memory: rows of a piece's features that do not lie together */
     int32_t *visual, *visible_end, *rope_positions; /* ... and for the arrays of a step's rows */
     size_t bytes_size, table_values[PIECE_TABLES];
 };
@@ -32,14 +33,31 @@ static uint32_t row_bytes(const struct program *p)
     return 0;
 }
 
-/* Words for each row in the tables of positions and taps. */
+/* Words of a table for each row of the largest piece, as far as the operation reads it. */
+static uint32_t words_for(const struct op *op, uint32_t table)
+{
+    switch (op->code) {
+    case OP_EMBED_TAPS:
+        return table == PIECE_TAPS + op->embed_taps.of_cells || table == PIECE_WEIGHTS + op->embed_taps.of_cells
+                   ? op->embed_taps.n_taps : 0;
+    case OP_ROWS: return table == PIECE_LIST + op->rows.list ? row_list_room(op->rows.list) : 0;
+    case OP_ROW_ATTENTION: return table == PIECE_SEGMENTS + op->row_attention.segments;
+    case OP_GRID_ATTENTION: /* at most 4 n words for n x n rows, of which a window's list has more than the piece */
+        return table == PIECE_SEGMENTS + op->grid_attention.segments ? 1
+               : table == PIECE_DISTANCES + op->grid_attention.segments || table == PIECE_SHARES + op->grid_attention.segments
+                   ? 4 * row_list_room(ROWS_OF_WINDOWS) : 0;
+    default: return 0;
+    }
+}
+
 static uint32_t words_of(const struct program *p, uint32_t table)
 {
-    uint32_t n_axes = program_n_axes(p), n_taps = 0;
-    for (uint32_t i = 0; i < p->n_ops; i++)
-        if (p->ops[i].code == OP_EMBED_TAPS)
-            n_taps = p->ops[i].embed_taps.n_taps > n_taps ? p->ops[i].embed_taps.n_taps : n_taps;
-    return table == PIECE_POSITIONS ? n_axes : table == PIECE_TAPS || table == PIECE_WEIGHTS ? n_taps : 1;
+    uint32_t n = table == PIECE_POSITIONS ? program_n_axes(p) : 0;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        uint32_t own = words_for(&p->ops[i], table);
+        n = own > n ? own : n;
+    }
+    return n;
 }
 
 #define WANT(holds, ...)                                     \
@@ -59,36 +77,60 @@ static enum rc check_entries(const struct item_piece *piece, uint32_t table, int
     return RC_OK;
 }
 
-static enum rc check_segments(const struct item_piece *piece, uint32_t table, struct err *err)
+static enum rc check_segments(const struct item_piece *piece, uint32_t table, uint32_t n_rows, struct err *err)
 {
     const int32_t *first = piece->tables[table].values;
     uint32_t n = piece->tables[table].n;
-    WANT(n >= 2 && first[0] == 0 && (uint32_t)first[n - 1] == piece->n_rows, "image: wanted segments of all %u rows",
-         piece->n_rows);
+    WANT(n >= 2 && n <= piece->n_rows + 1 && first[0] == 0 && (uint32_t)first[n - 1] == n_rows,
+         "image: wanted segments of all %u rows", n_rows);
     for (uint32_t i = 1; i < n; i++)
         WANT(first[i] > first[i - 1], "image: wanted segments of at least one row");
     return RC_OK;
 }
 
+/* Segments are squares, and every distance in a square has two rows of each table. */
+static enum rc check_grid(const struct program *p, const struct op *op, const struct item_piece *piece, uint32_t n_rows,
+                          struct err *err)
+{
+    uint32_t table = op->grid_attention.segments, n = piece->tables[PIECE_DISTANCES + table].n, side = (n / 2 + 1) / 2;
+    uint32_t head_dim = p->values[op->in[0]].width / op->grid_attention.n_heads;
+    enum rc rc = check_segments(piece, PIECE_SEGMENTS + table, n_rows, err);
+    WANT(rc || (n == 2 * (2 * side - 1) && piece->tables[PIECE_SHARES + table].n == n),
+         "image: wanted two rows and shares for each distance, have %u and %u", n, piece->tables[PIECE_SHARES + table].n);
+    for (uint32_t i = 1; i < piece->tables[PIECE_SEGMENTS + table].n && !rc; i++) {
+        const int32_t *first = piece->tables[PIECE_SEGMENTS + table].values;
+        WANT((uint64_t)(first[i] - first[i - 1]) == (uint64_t)side * side, "image: wanted squares of %u x %u rows", side, side);
+    }
+    for (uint32_t w = 0; w < 2 && !rc; w++)
+        rc = check_entries(piece, PIECE_DISTANCES + table, 0, p->weights[op->weight[w]].rows / head_dim, err);
+    return rc;
+}
+
+static enum rc check_taps(const struct program *p, const struct op *op, const struct item_piece *piece, uint32_t n_rows,
+                          struct err *err)
+{
+    uint32_t table = PIECE_TAPS + op->embed_taps.of_cells, most = op->embed_taps.n_taps;
+    uint32_t n = piece->tables[table].n, n_weights = piece->tables[PIECE_WEIGHTS + op->embed_taps.of_cells].n;
+    WANT(n_rows && n && n % n_rows == 0 && n / n_rows <= most && n_weights == n,
+         "image: wanted up to %u taps and weights for each of %u rows, have %u and %u", most, n_rows, n, n_weights);
+    return check_entries(piece, table, 0, p->weights[op->weight[0]].rows / p->values[op->out[0]].width, err);
+}
+
 static enum rc check_op(const struct program *p, const struct op *op, const struct item_piece *piece, struct err *err)
 {
     const struct value *in = op->in[0] == NO_INDEX ? NULL : &p->values[op->in[0]];
-    uint32_t n_in = in ? piece_rows(piece, in->list) : piece->n_rows, table, width;
+    uint32_t n_in = in ? piece_rows(piece, in->list) : piece->n_rows, table, n_others;
     WANT(!in || n_in % in->per == 0, "image: wanted a multiple of %u rows, have %u", in ? in->per : 1, n_in);
     switch (op->code) {
-    case OP_ROW_ATTENTION: return check_segments(piece, PIECE_SEGMENTS + op->row_attention.segments, err);
+    case OP_ROW_ATTENTION: return check_segments(piece, PIECE_SEGMENTS + op->row_attention.segments, n_in, err);
+    case OP_GRID_ATTENTION: return check_grid(p, op, piece, n_in, err);
     case OP_ROWS:
         table = PIECE_LIST + op->rows.list;
         WANT(op->rows.list || piece->tables[table].n == piece->n_rows, "image: wanted an entry for each of %u rows, have %u",
              piece->n_rows, piece->tables[table].n);
-        return check_entries(piece, table, op->weight[0] == NO_INDEX ? -1 : -2, n_in / in->per, err);
-    case OP_EMBED_TAPS:
-        width = p->values[op->out[0]].width;
-        for (uint32_t i = 0; i < 2; i++)
-            WANT(piece->tables[PIECE_TAPS + i].n == (uint64_t)piece->n_rows * op->embed_taps.n_taps,
-                 "image: wanted %u taps for each of %u rows, have %u", op->embed_taps.n_taps, piece->n_rows,
-                 piece->tables[PIECE_TAPS + i].n);
-        return check_entries(piece, PIECE_TAPS, 0, p->weights[op->weight[0]].rows / width, err);
+        n_others = op->weight[0] == NO_INDEX ? 0 : p->weights[op->weight[0]].rows / in->width;
+        return check_entries(piece, table, -1 - (int32_t)n_others, n_in / in->per, err);
+    case OP_EMBED_TAPS: return check_taps(p, op, piece, piece_rows(piece, p->values[op->out[0]].list), err);
     case OP_GROUP:
     case OP_MEAN_ROWS:
         WANT(n_in % p->values[op->out[0]].per == 0, "image: wanted a multiple of %u rows, have %u",
@@ -107,13 +149,16 @@ enum rc tower_check_piece(const struct model *m, const struct item_piece *piece,
     const struct program *p = m->program->tower;
     uint32_t most = m->tower->m.options.max_num_batched_tokens, n_axes = program_n_axes(p);
     enum rc rc = RC_OK;
+    WANT(!piece->tables[PIECE_PLACES].n || piece->tables[PIECE_PLACES].n == piece->n_features,
+         "image: wanted a place for each of %u features, have %u", piece->n_features, piece->tables[PIECE_PLACES].n);
     WANT(piece->n_rows && piece->n_rows <= most,
          "image: wanted at most %u patches (max_encoder_rows) in a piece, have %u; raise the option or send a smaller image",
          most, piece->n_rows);
     WANT(piece->n_bytes == (uint64_t)piece->n_rows * row_bytes(p), "image: wanted %u bytes a patch, have %zu for %u patches",
          row_bytes(p), piece->n_bytes, piece->n_rows);
     for (uint32_t list = 1; list < N_ROW_LISTS; list++)
-        WANT(piece_rows(piece, list) <= most, "image: wanted at most %u rows, have %u", most, piece_rows(piece, list));
+        WANT(piece_rows(piece, list) <= most * row_list_room(list), "image: wanted at most %u rows, have %u",
+             most * row_list_room(list), piece_rows(piece, list));
     WANT(piece->tables[PIECE_POSITIONS].n == (uint64_t)n_axes * piece->n_rows,
          "image: wanted %u positions for each of %u rows, have %u", n_axes, piece->n_rows, piece->tables[PIECE_POSITIONS].n);
     for (uint32_t i = 0; i < p->n_ops && !rc; i++)
@@ -192,6 +237,11 @@ static enum rc buffer(const struct tower *t, size_t size_bytes, void *pointer, s
     return rc;
 }
 
+static size_t feature_rows_bytes(const struct tower *t)
+{
+    return ((size_t)t->m.options.max_num_batched_tokens + 1) * sizeof(int32_t);
+}
+
 static size_t rows_bytes(const struct tower *t, uint32_t n)
 {
     return (size_t)t->text->options.max_num_batched_tokens * n * sizeof(int32_t);
@@ -203,7 +253,7 @@ static enum rc make_staging(struct tower *t, struct err *err)
     for (uint32_t i = 0; i < PIECE_TABLES && !rc; i++)
         rc = buffer(t, t->table_values[i] * sizeof(int32_t), &t->tables[i], err);
     if (!rc)
-        rc = buffer(t, t->table_values[PIECE_LIST] * sizeof(int32_t), &t->feature_rows, err);
+        rc = buffer(t, feature_rows_bytes(t), &t->feature_rows, err);
     if (!rc)
         rc = buffer(t, rows_bytes(t, 1), &t->visual, err);
     if (!rc)
@@ -222,6 +272,8 @@ enum rc tower_make_buffers(struct model *text, struct err *err)
         rc = model_make_ropes(&t->m, err);
     if (!rc)
         rc = buffer(t, pool_bytes(t), &t->features, err);
+    if (!rc && !(t->placed = mem_calloc(text->options.encoder_cache_tokens + 1, sizeof *t->placed)))
+        rc = err_set(err, RC_MEMORY, "tower: out of memory");
     return rc || !t->is_staged ? rc : make_staging(t, err);
 }
 
@@ -236,10 +288,11 @@ void tower_destroy(struct model *text)
     b->buffer_destroy(t->m.ctx, t->bytes, t->bytes_size);
     for (uint32_t i = 0; i < PIECE_TABLES; i++)
         b->buffer_destroy(t->m.ctx, t->tables[i], t->table_values[i] * sizeof(int32_t));
-    b->buffer_destroy(t->m.ctx, t->feature_rows, t->table_values[PIECE_LIST] * sizeof(int32_t));
+    b->buffer_destroy(t->m.ctx, t->feature_rows, feature_rows_bytes(t));
     b->buffer_destroy(t->m.ctx, t->visual, rows_bytes(t, 1));
     b->buffer_destroy(t->m.ctx, t->visible_end, rows_bytes(t, 1));
     b->buffer_destroy(t->m.ctx, t->rope_positions, rows_bytes(t, program_n_axes(text->program)));
+    mem_free(t->placed);
     model_free_ropes(&t->m);
     entries_clear(&t->m.entries);
     plan_clear(&t->m.plan);
@@ -254,9 +307,10 @@ struct view tower_features(const struct model *m, uint32_t first, uint32_t width
     return (struct view){m->tower->features + (size_t)first * m->item_bytes, width, m->tower->feature_stride};
 }
 
-struct batch_view tower_segments(const struct running *run, uint32_t table)
+struct batch_view tower_segments(const struct running *run, uint32_t table, uint32_t n_rows)
 {
     struct batch_view view = run->view;
+    view.n_rows = n_rows;
     const struct item_piece *host = run->host_piece;
     view.n_seqs = host->tables[PIECE_SEGMENTS + table].n - 1;
     view.seq_first_row = run->piece->tables[PIECE_SEGMENTS + table].values;
@@ -275,7 +329,7 @@ static enum rc stage(struct tower *t, const struct item_piece *piece, struct ite
     enum rc rc = b->upload(t->m.ctx, t->bytes, piece->bytes, (size_t)piece->n_rows * row_bytes(t->m.program), err);
     for (uint32_t i = 0; i < PIECE_TABLES && !rc; i++) {
         on_device->tables[i].values = t->tables[i];
-        if (piece->tables[i].n)
+        if (piece->tables[i].n && t->tables[i]) /* the program reads the table */
             rc = b->upload(t->m.ctx, t->tables[i], piece->tables[i].values, piece->tables[i].n * sizeof(int32_t), err);
     }
     return rc;
@@ -338,8 +392,13 @@ enum rc tower_begin(struct running *run)
     for (uint32_t i = 0; i < b->n_encodings && !rc; i++) {
         const struct prompt_item *item = b->encodings[i].item;
         const int32_t *rows = b->feature_rows + b->encodings[i].first;
-        for (uint32_t p = 0; p < item->n_pieces && !rc; rows += item->pieces[p++].n_features)
-            rc = encode(t, &item->pieces[p], rows, run->err);
+        for (uint32_t p = 0; p < item->n_pieces && !rc; p++) {
+            const struct item_piece *piece = &item->pieces[p];
+            for (uint32_t f = 0; f < piece->tables[PIECE_PLACES].n; f++)
+                t->placed[f] = rows[piece->tables[PIECE_PLACES].values[f]];
+            rc = encode(t, piece, piece->tables[PIECE_PLACES].n ? t->placed : rows, run->err);
+            rows += piece->tables[PIECE_PLACES].n ? 0 : piece->n_features;
+        }
     }
     return rc ? rc : begin_rows(run);
 }

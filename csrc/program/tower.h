@@ -28,8 +28,8 @@ enum rc tower_check_piece(const struct model *model, const struct item_piece *pi
 
 /* Rows of a tower's value (enum row_list). */
 uint32_t piece_rows(const struct item_piece *piece, uint32_t list);
-/* The segments of an attention, as sequences. */
-struct batch_view tower_segments(const struct running *run, uint32_t table);
+/* The segments of an attention over n_rows rows, as sequences. */
+struct batch_view tower_segments(const struct running *run, uint32_t table, uint32_t n_rows);
 /* The columns of the feature pool from `first` on. */
 struct view tower_features(const struct model *model, uint32_t first, uint32_t width);
 

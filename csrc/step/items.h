@@ -10,13 +10,14 @@
 /* Tables of a piece. All have words of 4 bytes; a table that the tower does not read has n = 0. */
 enum piece_table {
     PIECE_POSITIONS,      /* [axes][n_rows] for ropes */
-    PIECE_SEGMENTS,       /* and PIECE_SEGMENTS + 1: first rows of the segments of an attention, and n_rows */
-    PIECE_TAPS = 3,       /* [n_rows][n_taps] rows of a table of positions */
-    PIECE_WEIGHTS,        /* [n_rows][n_taps] their float32 factors */
-    PIECE_LIST,           /* lists of the operation `rows`: [n_rows] for class rows, ... */
-    PIECE_PATCHES,        /* ... rows without class rows, ... */
-    PIECE_FEATURES,       /* ... features in their order */
-    PIECE_TABLES
+    PIECE_SEGMENTS,       /* three tables: first rows of the segments of an attention, and the number of all rows */
+    PIECE_TAPS = 4,       /* two tables, of the piece's rows and of its cells: [rows][n_taps] rows of a table of positions */
+    PIECE_WEIGHTS = 6,    /* two tables: [rows][n_taps] their float32 factors */
+    PIECE_DISTANCES = 8,  /* two tables of squares of n x n rows: [2 n - 1][2] rows of a table of distances */
+    PIECE_SHARES = 10,    /* two tables: [2 n - 1][2] their float32 factors */
+    PIECE_PLACES = 12,    /* [n_features] the place of each feature in the item; n = 0: features follow those before */
+    PIECE_LIST,           /* lists of the operation `rows`, by enum row_list of program.h */
+    PIECE_TABLES = PIECE_LIST + 8
 };
 
 struct item_piece {

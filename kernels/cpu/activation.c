@@ -111,11 +111,13 @@ static void select_chunk(const void *job_args, uint32_t row, uint32_t column, ui
 {
     const struct select_args *args = job_args;
     int32_t from = args->rows ? args->rows[row] : (int32_t)row;
+    float *out = element(&args->out, row, column);
     if (from == -1)
-        memset(element(&args->out, row, column), 0, n * sizeof(float));
+        memset(out, 0, n * sizeof *out);
+    else if (from < -1)
+        memcpy(out, args->other + (size_t)(-2 - from) * args->out.width + column, n * sizeof *out);
     else
-        memcpy(element(&args->out, row, column), from < 0 ? args->other + column : element(&args->x, (uint32_t)from, column),
-               n * sizeof(float));
+        memcpy(out, element(&args->x, (uint32_t)from, column), n * sizeof *out);
 }
 
 static void position_chunk(const void *job_args, uint32_t row, uint32_t column, uint32_t n)

@@ -2,7 +2,8 @@
  * head of query head h; float32. A score is one chain over head_dim in vectors, joined by v_hsum's tree. The sum of the p is
  * four chains of vectors over j, like rows.h's square sum. A column of out is one chain over j, divided by that sum at the
  * end. So a row's bits depend on its sequence alone. Bound by operations: 4 n^2 heads head_dim for n rows, 0.1 GFLOP for 256
- * rows of 12 heads of 32, some 3 ms on one core with AVX-512, of which joining the scores' vectors takes most. */
+ * rows of 12 heads of 32, some 3 ms on one core with AVX-512, of which joining the scores' vectors takes most. grid_attention
+ * adds what depends on the distances in a square (tower_args.h): 8 n^1.5 heads head_dim operations more. */
 #include "row_attention.h"
 #include "ops.h"
 #include "rows.h"
@@ -10,6 +11,7 @@
 struct attend_job {
     struct cpu *cpu;
     const struct row_attention_args *args;
+    const struct grid_attention_args *grid; /* NULL: scores do not depend on distances */
 };
 
 static const float *head_of(const struct view *view, uint32_t row, uint32_t head, uint32_t head_dim)
@@ -46,15 +48,42 @@ static float exponentials(float *scores, uint32_t n)
     return v_hsum(v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3])));
 }
 
-/* Attention of one row and head over rows first .. first + n - 1. */
-static void attend(const struct row_attention_args *args, uint32_t row, uint32_t head, uint32_t first, uint32_t n,
-                   float *scores)
+/* Products of a row's query with a table for its distances from the lines (or columns) 0, 1, ... of its square. */
+static void distances(const struct grid_attention_args *grid, const float *table, const float *q, uint32_t place,
+                      float *products)
 {
+    for (uint32_t other = 0; other < grid->side; other++) {
+        uint32_t d = place + grid->side - 1 - other;
+        const float *a = table + (size_t)grid->rows[2 * d] * grid->head_dim;
+        const float *b = table + (size_t)grid->rows[2 * d + 1] * grid->head_dim;
+        float sum = 0;
+        for (uint32_t c = 0; c < grid->head_dim; c++)
+            sum += q[c] * (grid->shares[2 * d] * a[c] + grid->shares[2 * d + 1] * b[c]);
+        products[other] = sum;
+    }
+}
+
+/* Adds what depends on distances to the scores of row `place` of a square; the products lie behind the scores. */
+static void add_distances(const struct grid_attention_args *grid, const float *q, uint32_t place, float *scores)
+{
+    float *lines = scores + grid->side * grid->side, *columns = lines + grid->side;
+    distances(grid, grid->lines, q, place / grid->side, lines);
+    distances(grid, grid->columns, q, place % grid->side, columns);
+    for (uint32_t j = 0; j < grid->side * grid->side; j++)
+        scores[j] = scores[j] + lines[j / grid->side] + columns[j % grid->side];
+}
+
+/* Attention of one row and head over rows first .. first + n - 1. */
+static void attend(const struct attend_job *job, uint32_t row, uint32_t head, uint32_t first, uint32_t n, float *scores)
+{
+    const struct row_attention_args *args = job->args;
     uint32_t size = args->head_dim, kv_head = head / (args->n_heads / args->n_kv_heads);
     const float *q = head_of(&args->q, row, head, size);
     float *out = (float *)head_of(&args->out, row, head, size);
     for (uint32_t j = 0; j < n; j++)
         scores[j] = args->scale * dot(q, head_of(&args->k, first + j, kv_head, size), size);
+    if (job->grid)
+        add_distances(job->grid, q, row - first, scores);
     vf total = v_set1(exponentials(scores, n));
     for (uint32_t c = 0; c < size; c += LANES) {
         uint32_t left = size - c < LANES ? size - c : LANES;
@@ -78,14 +107,24 @@ static void attend_rows(void *job_args, uint32_t thread)
         while ((uint32_t)batch->seq_first_row[s + 1] <= row)
             s++;
         uint32_t first = (uint32_t)batch->seq_first_row[s];
-        attend(args, row, i % args->n_heads, first, (uint32_t)batch->seq_first_row[s + 1] - first, scores);
+        attend(job, row, i % args->n_heads, first, (uint32_t)batch->seq_first_row[s + 1] - first, scores);
     }
 }
 
 enum rc K(row_attention)(struct cpu *cpu, const struct row_attention_args *args, struct err *err)
 {
     (void)err;
-    struct attend_job job = {cpu, args};
+    struct attend_job job = {cpu, args, NULL};
+    pool_run(cpu->pool, attend_rows, &job);
+    return RC_OK;
+}
+
+enum rc K(grid_attention)(struct cpu *cpu, const struct grid_attention_args *grid, struct err *err)
+{
+    (void)err;
+    struct row_attention_args args = {grid->batch, grid->n_heads, grid->n_heads, grid->head_dim, grid->scale, grid->q, grid->k,
+                                      grid->v, grid->out};
+    struct attend_job job = {cpu, &args, grid};
     pool_run(cpu->pool, attend_rows, &job);
     return RC_OK;
 }

@@ -4,10 +4,10 @@
 
 #include "cpu.h"
 
-/* The scores of one row and head over the longest sequence. */
+/* The scores of one row and head over the longest sequence, and of a grid's those with the distances. */
 static inline size_t row_attention_scratch_bytes(const struct backend_options *options)
 {
-    return ((size_t)options->max_rows + 16) * sizeof(float);
+    return (2 * (size_t)options->max_rows + 32) * sizeof(float);
 }
 
 #endif

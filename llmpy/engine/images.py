@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..models.block_tower import LISTS
 from ..vision.items import PlacedItem, Table, rope_positions
 
 if TYPE_CHECKING:
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from ..vision.items import ImageItem
 
 _TABLES = (
-    "positions", "segments.0", "segments.1", "taps.index", "taps.weight", "rows.class", "rows.patches", "rows.features",
+    "positions", "segments.0", "segments.1", "segments.2", "taps.index", "cells.index", "taps.weight", "cells.weight",
+    "distances.0", "distances.1", "shares.0", "shares.1", "places", *(f"rows.{name}" for name in LISTS),
 )  # fmt: skip
 """Tables of a piece in the order of enum piece_table in csrc/step/items.h."""
+
+_FLOATS = ("taps.weight", "cells.weight", "shares.0", "shares.1")
 
 
 def has_axes(spec: Spec) -> bool:
@@ -93,6 +97,6 @@ def _core_table(tables: Mapping[str, np.ndarray[Any, Any]], name: str) -> bytes:
         return b""
     if name.startswith("segments"):
         values = np.cumsum([0, *values])
-    if name.startswith("taps"):
+    if name.startswith(("taps", "cells", "distances", "shares")):
         values = values.T
-    return np.ascontiguousarray(values, np.float32 if name == "taps.weight" else np.int32).tobytes()
+    return np.ascontiguousarray(values, np.float32 if name in _FLOATS else np.int32).tobytes()

@@ -34,7 +34,7 @@ _FAMILIES = """
     apertus arcee bert cohere exaone4 gemma glm granite internlm3 llama minicpm mistral nemotron olmo olmo2 phi phi3 plamo3
     qwen2 qwen3 seed_oss smollm3 stablelm
     bamba falcon_h1 granite_hybrid jamba lfm2 mamba mamba2 nemotron_h plamo2 qwen3_next
-    deepseek ernie glm4_moe gpt_oss llama4 mixtral olmoe qwen_moe
+    deepseek deepseek_ocr ernie glm4_moe gpt_oss llama4 mixtral olmoe qwen_moe
     idefics3 internvl llava mistral3 qwen2_vl qwen3_vl
     baichuan bloom chatglm falcon mpt gpt2 gpt_neox gptj internlm2 opt qwen starcoder2
 """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from .pieces import flat
+from .pieces import Piece, flat
 from .rope import Rope
 
 if TYPE_CHECKING:
@@ -12,8 +13,10 @@ if TYPE_CHECKING:
     from .program import Rows
     from .rope import Floats
 
-RowList = Literal["class", "patches", "features"]
-LISTS: tuple[RowList, ...] = ("class", "patches", "features")
+RowList = Literal["class", "patches", "features", "windows", "near", "near_half", "near_quarter", "cells"]
+LISTS: tuple[RowList, ...] = (
+    "class", "patches", "features", "windows", "near", "near_half", "near_quarter", "cells",
+)  # fmt: skip
 """Lists of rows of a piece, in the order of enum row_list in csrc/program/program.h."""
 
 
@@ -36,30 +39,37 @@ class TowerBlock:
             m.refuse("pixels", self.prefix, f"wanted a table [3, 256] and 3 equal channels, have {table.shape} and {width}")
         return m.emit("pixels", [], width, weights=[m.constant(table.reshape(-1))], n_frames=frames)
 
-    def embed_taps(self, name: str, shape: tuple[int, ...], *, taps: int = 1) -> Value:
+    def embed_taps(self, name: str, shape: tuple[int, ...], *, taps: int = 1, of_cells: bool = False) -> Value:
         """The weighted sum of rows of a learned table of positions; an image brings rows and weights: [rows, shape[-1]].
 
         Args:
             name: Whole name of the tensor.
             shape: Shape of the tensor.
-            taps: Rows in each sum.
+            taps: Most rows in a sum.
+            of_cells: For the rows of the list "cells".
         """
-        m = self._model
-        return m.emit("embed_taps", [], shape[-1], weights=[m.flat("embed_taps", self.prefix + name, shape)], n_taps=taps)
+        m, rows = self._model, (LISTS.index("cells") if of_cells else 0, 1)
+        weights = [m.flat("embed_taps", self.prefix + name, shape)]
+        given: dict[str, float | str] = {"n_taps": taps, **({"of_cells": 1} if of_cells else {})}
+        return m.emit_rows("embed_taps", [], shape[-1], rows, weights, 0, given)
 
-    def rows(self, x: Value, chosen: RowList, *, weight: str | None = None, shape: tuple[int, ...] = ()) -> Value:
+    def rows(
+        self, x: Value, chosen: RowList, *, weight: str | Sequence[str] | None = None, shape: tuple[int, ...] = ()
+    ) -> Value:
         """Rows of x by a list that an image brings.
 
         Args:
             x: [rows, n].
-            chosen: "class" puts a weight where class rows are, "patches" drops class rows, "features" brings features into the
-                order of their tokens.
-            weight: Whole name of the tensor [n] that the list may name; None: it names none.
-            shape: Shape of the tensor; (): [n].
+            chosen: "class" puts a weight where class rows are or undoes windows, "patches" drops class rows, "features"
+                brings features into the order of their tokens; the others are those of enum row_list in
+                csrc/program/program.h.
+            weight: Whole names of the tensors [n] that the list may name; None: it names none.
+            shape: Shape of the tensors; (): [n].
         """
         m = self._model
         m.expect("rows", self.prefix, x)
-        weights = [m.vector("rows", [flat(self.prefix + weight, shape or (x.width,))])] if weight else []
+        names = [weight] if isinstance(weight, str) else weight or ()
+        weights = [m.vector("rows", [flat(self.prefix + name, shape or (x.width,)) for name in names])] if names else []
         number = LISTS.index(chosen)
         return m.emit_rows("rows", [x], x.width, (number, 1), weights, 0, {"list": number})
 
@@ -70,6 +80,46 @@ class TowerBlock:
         if x.width % 16:
             m.refuse("group", self.prefix, f"wanted rows of a multiple of 16 columns, have {x.width}")
         return m.emit_rows("group", [x], n * x.width, _joined(x.rows, n), [], 0, {"n": n})
+
+    def around(self, x: Value, chosen: RowList, name: str, width: int) -> Value:
+        """A convolution of 3 x 3 without a bias over the rows of the list, [rows of the list / 9, width].
+
+        Args:
+            x: [rows, n]; n is a multiple of 16.
+            chosen: "near", "near_half" or "near_quarter".
+            name: Module name; the tensor is NAME.weight [width, n, 3, 3].
+            width: Columns of the result.
+        """
+        import numpy as np
+
+        m, joined = self._model, self.group(self.rows(x, chosen), 9)
+        order = np.arange(joined.width).reshape(9, -1).T.reshape(-1)  # the matrix has the columns channel by channel
+        ordered = m.emit_rows("take", [joined], joined.width, joined.rows, [m.constant(order.tolist())], 0, {})
+        matrix = Piece(f"{self.prefix}{name}.weight", (width, x.width, 3, 3), width)
+        weights = [m.matrix("linear", [matrix], joined.width)]
+        return m.emit_rows("linear", [ordered], width, ordered.rows, weights, 0, {})
+
+    def grid_attention(self, q: Value, k: Value, v: Value, lines: str, columns: str, sides: int, *, segments: int) -> Value:
+        """`row_attention` within squares of rows, with learned scores of the distances of two rows (SAM).
+
+        Args:
+            q, k, v: [rows, n_heads * head_dim].
+            lines, columns: Whole names of the tensors of distances, [2 * sides - 1, head_dim].
+            sides: Rows along a side of the square that they were made for; an image brings the rows for other squares.
+            segments: The table, 0 or 1, of the squares.
+        """
+        m = self._model
+        m.expect("grid_attention", self.prefix, q, k, v)
+        n_heads, shape = m.heads("grid_attention", self.prefix, q), (2 * sides - 1, m.head_dim)
+        if not q.width == k.width == v.width:
+            m.refuse("grid_attention", self.prefix, f"wanted equal widths, have {q.width}, {k.width} and {v.width}")
+        weights = [m.flat("grid_attention", self.prefix + name, shape) for name in (lines, columns)]
+        given: dict[str, float | str] = {"n_heads": n_heads, "scale": m.head_dim**-0.5, "segments": segments}
+        return m.emit_rows("grid_attention", [q, k, v], q.width, q.rows, weights, 0, given)
+
+    def concat(self, first: Value, second: Value) -> Value:
+        """All columns of `first`, then those of `second`."""
+        return self._model.emit("concat", [first, second], first.width + second.width)
 
     def mean_rows(self, x: Value, n: int) -> Value:
         """The mean of n neighbouring rows, [rows / n, width]."""

@@ -39,7 +39,9 @@ def deepseek_v2(cfg: ModelConfig, m: Model) -> None:
     cfg.without("norm_topk_prob")
     groups = (1, 1) if method == "greedy" else (cfg.size("n_group", 1), cfg.size("topk_group", 1))
     routing: Routing = {"score": "softmax", "groups": groups, "scale": cfg.get("routed_scaling_factor", 1.0)}
-    write(cfg, m, replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=True), routing)
+    has_latents = cfg.get("use_mla", True)
+    rope = replace(cfg.rope_of(cfg.size("qk_rope_head_dim", 64)), interleaved=True) if has_latents else cfg.rope
+    write(cfg, m, rope, routing)
 
 
 @architecture(
@@ -79,7 +81,8 @@ def write(cfg: ModelConfig, m: Model, rope: Rope, routing: Routing) -> None:
 
 def decoder_layer(cfg: ModelConfig, layer: Block, x: Value, rope: Rope, routing: Routing | None) -> Value:
     """Latent attention, then a mixture; routing None: a dense MLP."""
-    x = x + attention(cfg, layer, layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps), rope)
+    h = layer.rms_norm(x, "input_layernorm", cfg.rms_norm_eps)
+    x = x + (attention(cfg, layer, h, rope) if cfg.get("use_mla", True) else plain_attention(cfg, layer, h, rope))
     h = layer.rms_norm(x, "post_attention_layernorm", cfg.rms_norm_eps)
     return x + (usual.mlp(cfg, layer, h) if routing is None else experts(cfg, layer, h, routing))
 
@@ -90,6 +93,13 @@ def experts(cfg: ModelConfig, layer: Block, x: Value, routing: Routing) -> Value
     width, n_shared = cfg.size("moe_intermediate_size", 1407), cfg.get("n_shared_experts", 0)
     y = mixture.experts(cfg, layer, x, "mlp", n_experts, n_chosen, width, **routing)
     return y + mixture.shared(cfg, layer, x, "mlp.shared_experts", width * n_shared) if n_shared else y
+
+
+def plain_attention(cfg: ModelConfig, layer: Block, x: Value, rope: Rope) -> Value:
+    """The attention of Llama, which DeepSeek-OCR has."""
+    q, k, v = usual.qkv(cfg, layer, x, bias=cfg.get("attention_bias", False))
+    q, k = layer.rope(q, k, rope)
+    return usual.out(cfg, layer, layer.attention(q, k, v), bias=cfg.get("attention_bias", False))
 
 
 def attention(cfg: ModelConfig, layer: Block, x: Value, rope: Rope) -> Value:

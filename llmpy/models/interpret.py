@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .block_tower import LISTS
 from .program import Operands, RopeSpec, Spec, Weight
 
 Array = NDArray[np.float64]
@@ -139,6 +140,26 @@ def _attention(
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     out = (weights / weights.sum(-1, keepdims=True))[..., :n] @ values
     return np.reshape(out.transpose(1, 0, 2), (n, -1))
+
+
+def _grid_attention(op: Operands, x: list[Array], piece: Piece, tables: Sequence[Array]) -> Array:
+    """Attention within squares of rows, with scores of the distances of two rows."""
+    given, table = op["attributes"], op["attributes"]["segments"]
+    n_heads, number = given["n_heads"], piece[f"distances.{table}"]
+    side = (number.shape[1] + 1) // 2
+    head_dim = x[0].shape[1] // n_heads
+    q, k, v = (part.reshape(-1, side * side, n_heads, head_dim).transpose(0, 2, 1, 3) for part in x)
+    scores = given["scale"] * q @ k.transpose(0, 1, 3, 2)
+    place = np.arange(side)
+    distance = place[:, None] - place + side - 1
+    lines, columns = (
+        (piece[f"shares.{table}"][..., None] * each.reshape(-1, head_dim)[number]).sum(0)[distance] for each in tables
+    )
+    squares = q.reshape(*q.shape[:2], side, side, head_dim)
+    by_line = np.einsum("bhyxc,ykc->bhyxk", squares, lines).reshape(*q.shape[:3], side, 1)
+    by_column = np.einsum("bhyxc,xkc->bhyxk", squares, columns).reshape(*q.shape[:3], 1, side)
+    scores = scores + (by_line + by_column).reshape(scores.shape)
+    return np.asarray((_softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(x[0].shape))
 
 
 def _spans(n: int, window: int, visual: NDArray[np.int64] | None) -> Array:
@@ -368,7 +389,7 @@ class Interpreter:
             piece: "rows", the bytes uint8 [rows, patch bytes], and the tables of ImageItem by their names.
         """
         self._piece = piece
-        sizes = [piece["rows"].shape[0], *(piece.get(f"rows.{name}", np.zeros(0)).shape[0] for name in ("patches", "features"))]
+        sizes = [piece["rows"].shape[0], *(piece.get(f"rows.{name}", np.zeros(0)).shape[0] for name in LISTS[1:])]
         self.begin([sizes[number] // n for number, n in self.spec["rows"]])
         *ops, (name, last) = self.spec["ops"]
         for each, op in ops:
@@ -390,12 +411,13 @@ class Interpreter:
             return np.asarray(numbers[:, :, None].repeat(given["n_frames"], 2).reshape(len(bytes_), -1))
         if name == "embed_taps":
             width = self.spec["values"][op["out"][0]][0]
-            taps = piece["taps.weight"][..., None] * weights[0].reshape(-1, width)[piece["taps.index"]]
+            table = "cells" if given.get("of_cells") else "taps"
+            taps = piece[f"{table}.weight"][..., None] * weights[0].reshape(-1, width)[piece[f"{table}.index"]]
             return np.asarray(taps.sum(0))
         if name == "rows":
-            chosen = piece["rows." + ("class", "patches", "features")[given["list"]]]
-            others = np.stack([weights[0] if weights else np.zeros(x[0].shape[1]), np.zeros(x[0].shape[1])])
-            return np.asarray(np.concatenate([x[0], others])[chosen])  # -1 and -2 count from the end
+            chosen = piece["rows." + LISTS[given["list"]]]
+            others = [*(weights[0].reshape(-1, x[0].shape[1])[::-1] if weights else ()), np.zeros(x[0].shape[1])]
+            return np.asarray(np.concatenate([x[0], others])[chosen])  # -1, -2, ... count from the end
         parts = x[0].reshape(len(x[0]) // given["n"], given["n"], -1)
         if name == "group":
             return np.asarray(parts.reshape(len(parts), -1))
@@ -500,6 +522,8 @@ class Interpreter:
             segments = self._piece.get(f"segments.{given.get('segments', 0)}", np.array([len(x[0])]))
             number = np.repeat(np.arange(segments.size), segments)
             return [_attention(x[0], x[1], x[2], layer, given["scale"], 0.0, number[:, None] == number)]
+        if name == "grid_attention":
+            return [_grid_attention(op, x, self._piece, weights)]
         if name == "conv":
             y = _conv(x[0], weights[0], weights[1] if len(weights) > 1 else 0.0, given["n_taps"])
             return [_ACTS[given["act"]](y)]

@@ -30,7 +30,7 @@ class Architecture:
 
     def text(self, raw: Mapping[str, object]) -> "Architecture":
         """The architecture of the text of a model that takes images."""
-        nested = raw.get("text_config")
+        nested = text_fields(raw)
         kind = str(nested.get("model_type", "")) if isinstance(nested, Mapping) else ""
         if kind not in self.texts:
             raise UnsupportedError(f"text_config: model_type {kind!r} is not supported; known: {', '.join(self.texts)}")
@@ -42,12 +42,17 @@ class Architecture:
         The fields of text_config join those of a model that takes images.
         """
         if self.texts:
-            nested = raw.get("text_config")
+            nested = text_fields(raw)
             joined = {**raw, **(nested if isinstance(nested, Mapping) else {})}
             joined |= {name: raw[name] for name in ("architectures", "tie_word_embeddings", "dtype") if name in raw}
             return {**self.defaults, **self.text(raw).fields(joined), **self.fixed}
         named = {self.renames.get(name, name): value for name, value in raw.items() if value is not None}
         return {**self.defaults, **raw, **named, **self.fixed}
+
+
+def text_fields(raw: Mapping[str, object]) -> object:
+    """The part of a configuration that is the text's: text_config, or language_config (DeepSeek-OCR)."""
+    return raw.get("text_config") or raw.get("language_config")
 
 
 _REGISTRY: dict[str, Architecture] = {}

@@ -149,6 +149,22 @@ def up_to_tiles(image: Pixels, factor: int, fields: Fields) -> Cut:
     return Cut([*_split(image, rows, cols), resize(image, (tile, tile), fields)], rows, cols)
 
 
+def page(image: Pixels, factor: int, fields: Fields) -> Cut:
+    """Tiles of the nearest grid if the image exceeds a tile; then the whole in a square of mean colour (DeepSeek-OCR)."""
+    tile, base = fields.count("tile_size"), fields.count("size")
+    tiles, grid = [], (0, 0)
+    if max(image.shape[:2]) > tile:
+        least, most = fields.count("min_patches", 64), fields.count("max_patches", 64)
+        grid = sizes.tile_grid(image.shape[:2], (tile, tile), least, most)
+        tiles = _split(resize(image, (tile * grid[0], tile * grid[1]), fields), *grid)
+    whole = resize(image, sizes.within_square(image.shape[:2], base), fields)
+    canvas = np.empty((base, base, 3), np.uint8)
+    canvas[:] = [int(mean * 255) for mean in fields.numbers("image_mean")]
+    top, left = (round((base - side) * 0.5) for side in whole.shape[:2])
+    canvas[top : top + whole.shape[0], left : left + whole.shape[1]] = whole
+    return Cut([*tiles, canvas], *grid)
+
+
 def best_canvas(image: Pixels, factor: int, fields: Fields) -> Cut:
     """The whole image, then tiles of it on the canvas that fits best (LLaVA-NeXT)."""
     tile = fields.edge("crop_size", "height")

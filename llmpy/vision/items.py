@@ -55,11 +55,15 @@ class ImageItem:
     | Name | Values | Meaning |
     |---|---|---|
     | positions | int32 [axes, rows] | positions for axial_rope; class rows have 0 |
-    | segments.0, segments.1 | int32 [segments] | lengths, in rows, of the segments of each table of row_attention |
+    | segments.0, segments.1, segments.2 | int32 [segments] | lengths, in rows, of the segments of an attention's table |
     | taps.index, taps.weight | int32, float32 [taps, rows] | rows of the position embedding, and their weights |
-    | rows.class | int32 [rows] | each row itself, or WEIGHT_ROW for a class row; absent: no class rows |
+    | cells.index, cells.weight | int32, float32 [taps, cells] | the same for the list rows.cells |
+    | distances.N, shares.N | int32, float32 [2, 2 n - 1] | rows of a table of distances in n x n rows, their weights |
+    | places | int32 [features] | place of each feature in the item; absent: features follow those of the pieces before |
+    | rows.class | int32 [rows] | each row itself, or WEIGHT_ROW for a class row; or a place in rows.windows |
     | rows.patches | int32 [rows without class rows] | rows that go on behind the last layer; absent: all |
     | rows.features | int32 [features] | features in the order of the placeholders; absent: as they are computed |
+    | rows.windows, rows.near, ... | int32 | the lists of enum row_list in csrc/program/program.h |
 
     Args:
         rows: Bytes of the tower's rows, uint8 [rows, patch_bytes], read-only. A row is a patch in the order channel, y, x.

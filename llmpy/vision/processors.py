@@ -15,6 +15,7 @@ from ..errors import CheckpointError, UnsupportedError
 from ..json_files import read_json
 from . import cuts, prompts
 from .fields import Fields, merged
+from .pages import PageTower, make_page
 from .towers import Tower, make_item
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .cuts import Cut, Pixels
     from .items import ImageItem
     from .prompts import Expansion
+    from .sizes import Size
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -57,6 +59,7 @@ KINDS = {
     "PixtralImageProcessor": Kind(cuts.by_longest, {**CLIP, "size": {"longest_edge": 1024}}),
     "Idefics3ImageProcessor": Kind(cuts.up_to_tiles, TILED),
     "SmolVLMImageProcessor": Kind(cuts.up_to_tiles, TILED),
+    "DeepseekVLV2Processor": Kind(cuts.page, {**HALF, "tile_size": 640, "size": 1024, "min_patches": 2, "max_patches": 9}),
 }
 """Kinds by `image_processor_type`, without the suffixes Fast and Pil."""
 
@@ -148,16 +151,28 @@ def _idefics3(c: Vision) -> Tower:
     return Tower(c.side("patch_size"), scale, side=c.patches_of_a_side)
 
 
+def _page(c: Vision) -> PageTower:
+    """DeepSeek-OCR: two encoders, whose sizes lie in vision_config.width."""
+    widths = c.vision["width"] if isinstance(c.vision["width"], Mapping) else {}
+    sam, clip = (Fields({**usual, **widths.get(name, {})}, c.vision.file) for name, usual in (
+        ("sam_vit_b", {"patch_size": 16, "window_size": 14}), ("clip-l-14-224", {"patch_size": 14, "image_size": 224})))
+    patch = sam.count("patch_size")
+    return PageTower(patch, c.side("image_size", 1024) // patch, sam.count("window_size"),
+                     clip.count("image_size") // clip.count("patch_size"))  # fmt: skip
+
+
 class Family(NamedTuple):
     """How a family of models takes images.
 
     Args:
         tower: What the tower wants, from the configuration.
         expansion: What stands for an image in a prompt.
+        make: Makes the item of a cut image.
     """
 
-    tower: Callable[[Vision], Tower]
+    tower: Callable[[Vision], Any]
     expansion: Callable[[Fields], Expansion]
+    make: Callable[[Cut, Size, Any, bytes], ImageItem] = make_item
 
 
 FAMILIES = {
@@ -172,6 +187,7 @@ FAMILIES = {
     "idefics3": Family(_idefics3, prompts.idefics3),
     "smolvlm": Family(_idefics3, prompts.idefics3),
     "mistral3": Family(_pixtral, prompts.pixtral),
+    "deepseek_vl_v2": Family(_page, prompts.repeated, make_page),
 }
 """Families by the configuration's `model_type`."""
 
@@ -224,7 +240,7 @@ class Processor:
             image: uint8 [height, width, 3].
         """
         size = image.shape[0], image.shape[1]
-        return make_item(self.kind.cut(image, self.tower.factor, self.fields), size, self.tower, self.seed)
+        return self.family.make(self.kind.cut(image, self.tower.factor, self.fields), size, self.tower, self.seed)
 
 
 def _kind(stored: Mapping[str, Any], file: str) -> Kind:
@@ -248,10 +264,12 @@ def normalisation(fields: Fields) -> npt.NDArray[np.float32]:
 def stored(folder: Path) -> tuple[str, Mapping[str, Any]] | None:
     """The file of a model's folder that has fields of the processor, and the fields; None: there is none."""
     for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
-        found = read_json(folder / name, absent=dict)
+        found = read_json(Path(folder, name), absent=dict)
         fields = found if part is None else found.get(part)
         if isinstance(fields, Mapping) and fields:
             return name, fields
+        if found.get("processor_class") in KINDS:  # the processor of images and text has the fields itself
+            return name, {"image_processor_type": found["processor_class"], **found}
     return None
 
 

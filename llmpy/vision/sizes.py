@@ -97,6 +97,14 @@ def tile_grid(size: Size, tile: Size, least: int, most: int) -> Size:
     return best
 
 
+def within_square(size: Size, side: int) -> Size:
+    """The longer side becomes `side` (DeepSeek-OCR)."""
+    height, width = size
+    if width > height:
+        return round(height / width * side), side
+    return side, round(width / height * side)
+
+
 def best_canvas(size: Size, canvases: Iterable[Size]) -> Size:
     """The canvas that shows most pixels of the image, then the one that wastes fewest (LLaVA-NeXT)."""
     height, width = size

@@ -98,6 +98,10 @@ TEST(the_abi_has_its_number)
 #define OF splice_args
     AT(n_rows, 0) AT(is_sum, 4) AT(visual, 8) AT(features, 16) AT(x, 32)
 #undef OF
+#define OF grid_attention_args
+    AT(batch, 0) AT(n_heads, 8) AT(head_dim, 12) AT(side, 16) AT(scale, 20) AT(lines, 24) AT(columns, 32) AT(rows, 40)
+    AT(shares, 48) AT(q, 56) AT(k, 72) AT(v, 88) AT(out, 104)
+#undef OF
 #define OF position_scale_args
     AT(n_rows, 0) AT(every, 4) AT(first, 8) AT(slope, 12) AT(positions, 16) AT(x, 24) AT(out, 40)
 #undef OF
@@ -309,7 +313,7 @@ TEST(the_abi_has_its_number)
     AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
     AT(lora, 568) AT(take, 576) AT(moves, 584) AT(spread_logits, 592)
     AT(matrix_borrow, 600) AT(pixels, 608) AT(embed_taps, 616) AT(place_rows, 624) AT(mean_rows, 632) AT(splice, 640)
-    AT(matrix_rows, 648)
+    AT(matrix_rows, 648) AT(grid_attention, 656)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)

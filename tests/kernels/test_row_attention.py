@@ -84,3 +84,31 @@ def test_device_types(dtype: str, cuda: str) -> None:
     backend.row_attention(starts(LENGTHS), q.view(form), k.view(form), v.view(form), out.view(form), *heads, 0.18)
     tolerance = {"float32": 3e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
     assert np.abs(out.astype(np.float64) - exact(q, k, v, LENGTHS, heads, 0.18)).max() <= tolerance * 4
+
+
+def test_squares_and_distances(open_backend: Open) -> None:
+    """Scores with two tables of distances, whose rows are shared out; and rows that do not depend on other squares."""
+    rng, side, heads, head_dim, n = np.random.default_rng(8), 5, 3, 20, 4
+    rows, width = n * side**2, heads * head_dim
+    q, k, v = (rng.standard_normal((rows, width)).astype(np.float32) for _ in range(3))
+    lines, columns = (rng.standard_normal((7, head_dim)).astype(np.float32) for _ in range(2))
+    chosen = rng.integers(0, 7, (2 * side - 1, 2)).astype(np.int32)
+    shares = rng.random((2 * side - 1, 2)).astype(np.float32)
+    y, x = np.indices((side, side)).reshape(2, -1)
+    by_line, by_column = ((shares[..., None] * table[chosen]).sum(1).astype(np.float64) for table in (lines, columns))
+    bias = by_line[y[:, None] - y + side - 1] + by_column[x[:, None] - x + side - 1]  # [query, key, head_dim]
+    a, b, c = (part.astype(np.float64).reshape(n, side**2, heads, head_dim).transpose(0, 2, 1, 3) for part in (q, k, v))
+    scores = 0.3 * a @ b.transpose(0, 1, 3, 2) + np.einsum("nhic,ijc->nhij", a, bias)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    want = (p / p.sum(-1, keepdims=True) @ c).transpose(0, 2, 1, 3).reshape(rows, width)
+    tables = [lines.reshape(-1), columns.reshape(-1), chosen, shares]
+    outs = []
+    for threads in (1, 3):
+        out = np.full((rows, width + 3), -7, np.float32)
+        open_backend(threads).grid_attention(starts([side**2] * n), tables, q, k, v, out[:, :width], heads, 0.3)
+        assert np.abs(out[:, :width] - want).max() <= 2e-5 * np.abs(v).max() and (out[:, width:] == -7).all()
+        outs.append(out.tobytes())
+    assert len(set(outs)) == 1
+    alone, part = np.empty((side**2, width), np.float32), slice(side**2, 2 * side**2)
+    open_backend(2).grid_attention(starts([side**2]), tables, q[part], k[part], v[part], alone, heads, 0.3)
+    assert alone.tobytes() == out[part, :width].tobytes()

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from modules import load
 
 from llmpy.vision.items import WEIGHT_ROW, Grid, ImageItem, Piece, PlacedItem, Table, rope_positions
 
+pages = load(Path(__file__).with_name("page_models.py"))
 FEATURE = 98
 TEXT = {
     "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
@@ -69,6 +71,7 @@ class Family:
         merge: Patches of a feature along each side, if images have positions by row and column; 0: they do not.
         is_by_hand: Whether the class's forward() fails.
         processor: The type of the processor that the model's folder names.
+        make: Makes and saves a model that is not a class of transformers.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Family:
     types: str = "mm_token_type_ids"
     is_by_hand: bool = False
     processor: str = "CLIPImageProcessor"
+    make: Callable[[Path, Callable[[torch.nn.Module, int], None]], Any] | None = None
 
 
 class VisionModel:
@@ -88,6 +92,9 @@ class VisionModel:
 
     def __init__(self, family: Family, directory: Path, randomise: Callable[[torch.nn.Module, int], None]) -> None:
         self.family, self.directory = family, directory
+        if family.make:
+            self.model = family.make(directory, randomise)
+            return
         kind = getattr(transformers, family.name)
         model = kind(family.config())
         randomise(model, 3)
@@ -427,5 +434,8 @@ FAMILIES = {
     ),
     "llama4": Family(
         "Llama4ForConditionalGeneration", llama4, class_item(14, False), stacked(HALVES), [(56, 56)], is_by_hand=True
+    ),
+    "deepseek-ocr": Family(
+        "", dict, pages.item, lambda images: {"images": images}, [(40, 70), (20, 28)], make=pages.make
     ),
 }  # fmt: skip

@@ -178,8 +178,9 @@ def test_pieces_and_tables_agree(name: str) -> None:
 
 
 def test_every_family_and_kind_has_a_case() -> None:
-    assert {case.config["model_type"] for case in CASES.values()} == set(FAMILIES)
-    assert {f"{case.kind}ImageProcessor" for case in CASES.values()} == set(KINDS)
+    pages = {"deepseek_vl_v2"}, {"DeepseekVLV2Processor"}  # test_pages.py
+    assert {case.config["model_type"] for case in CASES.values()} == set(FAMILIES) - pages[0]
+    assert {f"{case.kind}ImageProcessor" for case in CASES.values()} == set(KINDS) - pages[1]
 
 
 def test_class_rows_stand_last_and_are_left_out() -> None:

@@ -102,10 +102,10 @@ select_rows(rows<T> x, const int32_t *chosen, const float *other, rows<T> out)
     int32_t number = chosen ? chosen[row] : (int32_t)row;
     if (number >= 0)
         load_part<IS_ALIGNED>(x.at((uint32_t)number, 0), column, out.width, values);
-    else if (number == -2)
+    else if (number < -1)
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++)
-            values[i] = column + i < out.width ? other[column + i] : 0.0f;
+            values[i] = column + i < out.width ? other[(size_t)(-2 - number) * out.width + column + i] : 0.0f;
     store_part<IS_ALIGNED>(out.at(row, 0), column, out.width, values);
 }
 
