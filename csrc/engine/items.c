@@ -55,24 +55,50 @@ void items_fill(struct request *r, const struct request_spec *spec)
     }
 }
 
-/* Whether a token and the one before stand for neighbouring features. */
-static bool continues_span(const struct request *r, uint32_t position)
+/* Tokens of the prompt that see each other if a model's prompts do; those that are scored come behind them. */
+static uint32_t n_of_prefix(const struct request_spec *spec)
 {
-    return r->spec.n_items && position < r->spec.prompt.n && r->features[position] > 0 &&
-           r->features[position] == r->features[position - 1] + 1;
+    return spec->is_score ? spec->score_start : spec->prompt.n;
 }
 
-void items_visible_ends(const struct request *r, uint32_t first, uint32_t n, int32_t *ends)
+/* Whether a token and the one before are of one span: neighbouring features, or the prompt. */
+static bool continues_span(const struct request *r, uint32_t position)
 {
-    for (uint32_t i = n; i-- > 0;)
-        ends[i] = i + 1 < n && continues_span(r, first + i + 1) ? ends[i + 1] : (int32_t)(first + i + 1);
+    switch (r->context->config->runner.spans) {
+    case SPANS_OF_FEATURES:
+        return r->spec.n_items && position < r->spec.prompt.n && r->features[position] > 0 &&
+               r->features[position] == r->features[position - 1] + 1;
+    case SPANS_OF_PROMPT: return position && position < n_of_prefix(&r->spec);
+    default: return false;
+    }
+}
+
+bool items_visible_ends(const struct request *r, uint32_t first, uint32_t n, int32_t *ends)
+{
+    bool has_any = false;
+    for (uint32_t i = n; i-- > 0;) {
+        bool continues = i + 1 < n && continues_span(r, first + i + 1);
+        ends[i] = continues ? ends[i + 1] : (int32_t)(first + i + 1);
+        has_any |= continues;
+    }
+    return has_any;
 }
 
 uint32_t items_cut(const struct request *r, uint32_t first, uint32_t n)
 {
-    while (n && r->context->config->runner.sees_spans && continues_span(r, first + n))
+    while (n && continues_span(r, first + n))
         n--;
     return n;
+}
+
+struct hash items_root(const struct request *r, struct hash root)
+{
+    if (r->context->config->runner.spans != SPANS_OF_PROMPT)
+        return root;
+    root = hash_bytes(&root, r->spec.prompt.ids, n_of_prefix(&r->spec) * sizeof *r->spec.prompt.ids);
+    for (uint32_t i = 0; i < r->spec.n_items; i++)
+        root = hash_bytes(&root, &r->spec.items[i].content, sizeof r->spec.items[i].content);
+    return root;
 }
 
 int32_t items_position(const struct request *r, uint32_t axis, uint32_t position)
@@ -131,7 +157,7 @@ static enum rc check_item(const struct engine_config *config, const struct reque
     if (n_features != item->n_features || n_placeholders != n_features || !n_features)
         REFUSE("image %u: wanted %llu placeholders for its features, have %u", i, (unsigned long long)n_features,
                n_placeholders);
-    if (config->runner.sees_spans && n_features > config->max_num_batched_tokens)
+    if (config->runner.spans && n_features > config->max_num_batched_tokens)
         REFUSE("image %u: wanted at most max_num_batched_tokens=%u features, because they are computed in one step, have %llu; "
                "raise the option", i, config->max_num_batched_tokens, (unsigned long long)n_features);
     if ((n_features + 15) / 16 > config->runner.n_features / 16)
@@ -140,9 +166,27 @@ static enum rc check_item(const struct engine_config *config, const struct reque
     return RC_OK;
 }
 
+/* All of a prompt whose tokens see each other is computed in one step. */
+static enum rc check_prefix(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    uint32_t n = n_of_prefix(spec);
+    uint64_t n_pages = 0;
+    if (config->runner.spans != SPANS_OF_PROMPT)
+        return RC_OK;
+    for (uint32_t i = 0; i < spec->n_items; i++)
+        n_pages += ((uint64_t)spec->items[i].n_features + 15) / 16;
+    if (n > config->max_num_batched_tokens)
+        REFUSE("prompt: wanted at most max_num_batched_tokens=%u tokens, because they see each other and are computed in one "
+               "step, have %u; raise the option", config->max_num_batched_tokens, n);
+    if (n_pages > config->runner.n_features / 16)
+        REFUSE("images: wanted at most encoder_cache_tokens=%u features, because a prompt is computed in one step, have about "
+               "%llu; raise the option", config->runner.n_features, (unsigned long long)n_pages * 16);
+    return RC_OK;
+}
+
 enum rc items_check(const struct engine_config *config, const struct request_spec *spec, struct err *err)
 {
-    enum rc rc = RC_OK;
+    enum rc rc = check_prefix(config, spec, err);
     if ((spec->n_items || spec->rope_positions.n) && !config->runner.n_features)
         REFUSE("images: the model takes none");
     if (spec->rope_positions.n && spec->rope_positions.n != (uint64_t)config->runner.n_axes * spec->prompt.n)

@@ -15,10 +15,13 @@ void items_fill(struct request *request, const struct request_spec *spec);
 size_t items_key(const struct request_spec *spec, uint32_t first, uint32_t block_tokens, char *bytes);
 /* The error of RC_INVALID says what is wrong with an image. */
 enum rc items_check(const struct engine_config *config, const struct request_spec *spec, struct err *err);
-/* The end of the positions that each of n tokens sees: of its span of features, or its own. The tokens end with a span. */
-void items_visible_ends(const struct request *request, uint32_t first, uint32_t n, int32_t *ends);
-/* How many of n tokens from `first` on end with a span of features, if tokens of a span must be in one step. */
+/* Notes the end of the positions that each of n tokens sees: of its span, or its own. The tokens end with a span. Returns
+ * whether a token sees later ones. */
+bool items_visible_ends(const struct request *request, uint32_t first, uint32_t n, int32_t *ends);
+/* How many of n tokens from `first` on end with a span. */
 uint32_t items_cut(const struct request *request, uint32_t first, uint32_t n);
+/* The root of a prompt's keys: if all of its tokens see each other, no block is another prompt's. */
+struct hash items_root(const struct request *request, struct hash root);
 /* The position of a token on an axis of the ropes. */
 int32_t items_position(const struct request *request, uint32_t axis, uint32_t position);
 

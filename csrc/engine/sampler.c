@@ -119,7 +119,7 @@ static void add_places(struct filler *f, const struct sequence *q, uint32_t firs
 {
     struct batch *batch = f->batch;
     batch->has_visual |= features_fill(f->features, q, first, q->n_rows, batch->visual + batch->n_rows);
-    items_visible_ends(q->request, first, q->n_rows, batch->visible_end + batch->n_rows);
+    batch->has_visual |= items_visible_ends(q->request, first, q->n_rows, batch->visible_end + batch->n_rows);
     for (uint32_t axis = 0; axis < batch->n_axes; axis++)
         for (uint32_t i = 0; i < q->n_rows; i++)
             batch->rope_positions[(size_t)axis * batch->max_rows + batch->n_rows + i] =

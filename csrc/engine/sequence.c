@@ -135,6 +135,7 @@ static void request_fill(struct request *r, const struct request_spec *spec)
     if (spec->types.n)
         r->root = hash_bytes(&r->root, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
     items_fill(r, spec);
+    r->root = items_root(r, r->root);
     if (context->config->prefix_caching)
         for (uint32_t b = 0; b < spec->prompt.n / block_tokens; b++)
             r->prompt_keys[b] =

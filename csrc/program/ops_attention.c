@@ -50,7 +50,7 @@ const char *check_attention(const struct program *p, const struct op *op)
     for (uint32_t i = 0; i < 2; i++)
         if (op->weight[i] != NO_INDEX && !is_vector(p, op->weight[i], layer->n_heads))
             return "slopes and sinks are vectors of one number a head";
-    if (op->attention.sees_spans && op->attention.chunk)
+    if (op->attention.spans && op->attention.chunk)
         return "an attention has chunks or spans";
     return op->attention.chunk && op->attention.chunk != layer->window ? "a chunk is the layer's window" : NULL;
 }
@@ -99,7 +99,7 @@ enum rc run_attention(struct running *run, const struct step *step, const struct
     struct attention_args args = {
         .batch = &run->view, .kv = kv_of(run, given->layer), .n_heads = layer->n_heads, .window = layer->window,
         .scale = given->scale, .softcap = given->softcap, .q = v->in[0], .out = v->out, .slopes = vector_of(m, op, 0),
-        .sinks = vector_of(m, op, 1), .chunk = given->chunk, .visible_end = given->sees_spans ? run->visible_end : NULL,
+        .sinks = vector_of(m, op, 1), .chunk = given->chunk, .visible_end = given->spans ? run->visible_end : NULL,
     };
     if (v->in[1].width) { /* the step writes the keys and values, too */
         heads = qkv_of(run, step, v);

@@ -55,12 +55,13 @@ uint32_t program_n_token_types(const struct program *p)
     return n;
 }
 
-bool program_sees_spans(const struct program *p)
+uint32_t program_spans(const struct program *p)
 {
+    uint32_t spans = 0;
     for (uint32_t i = 0; i < p->n_ops; i++)
-        if (p->ops[i].code == OP_ATTENTION && p->ops[i].attention.sees_spans)
-            return true;
-    return false;
+        if (p->ops[i].code == OP_ATTENTION && p->ops[i].attention.spans > spans)
+            spans = p->ops[i].attention.spans;
+    return spans;
 }
 
 uint32_t program_n_axes(const struct program *p)

@@ -155,7 +155,7 @@ uint32_t program_n_token_types(const struct program *program); /* 0: the program
 uint32_t program_kept_width(const struct program *program); /* 0: the program keeps no rows */
 bool program_is_head(const struct program *program); /* it reads rows that another program keeps */
 bool program_takes_whole_prompts(const struct program *program); /* rows attend to later rows, so prompts are not split */
-bool program_sees_spans(const struct program *program); /* tokens of an image see each other */
+uint32_t program_spans(const struct program *program); /* enum spans */
 /* Rows that most operations of a tower compute, for each row of the largest piece. */
 uint32_t program_row_room(const struct program *program);
 uint32_t program_n_axes(const struct program *program); /* most axes of a rope; 0: rows have one position each */

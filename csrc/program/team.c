@@ -576,7 +576,7 @@ void team_add_tower(const struct team *team, struct runner *runner)
     if (!m->tower)
         return;
     runner->n_axes = program_n_axes(m->program);
-    runner->sees_spans = program_sees_spans(m->program);
+    runner->spans = program_spans(m->program);
     runner->n_features = m->options.encoder_cache_tokens;
     runner->max_encoder_rows = m->options.max_encoder_rows;
     runner->feature_id = m->program->feature_id;

@@ -170,9 +170,9 @@ enum rc tower_check_piece(const struct model *m, const struct item_piece *piece,
 
 enum rc tower_check_backend(const struct model *m, struct err *err)
 {
-    if (program_sees_spans(m->program) && !(m->backend->fusions(m->ctx) & FUSION_VISIBLE_END))
+    if (program_spans(m->program) && !(m->backend->fusions(m->ctx) & FUSION_VISIBLE_END))
         return err_set(err, RC_UNSUPPORTED,
-                       "images whose tokens see each other (Gemma 3) are not supported yet on %s; use the CPU",
+                       "images whose tokens see each other (Gemma 3, PaliGemma) are not supported on %s; use the CPU",
                        m->backend->name);
     if (!m->program->tower || m->options.n_ranks < 2)
         return RC_OK;

@@ -20,6 +20,9 @@ enum piece_table {
     PIECE_TABLES = PIECE_LIST + 8
 };
 
+/* Which tokens see each other, so that they are computed in one step: neighbouring features of an image, or all of a prompt. */
+enum spans { SPANS_NONE, SPANS_OF_FEATURES, SPANS_OF_PROMPT };
+
 struct item_piece {
     uint32_t n_rows, n_features;
     const uint8_t *bytes; /* [n_rows][bytes of a row] */

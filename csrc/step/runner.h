@@ -43,7 +43,7 @@ struct runner {
     bool is_head;                       /* batches need source_rows */
     uint32_t n_axes;                    /* axes of rope positions; 0: rows have one position */
     uint32_t n_features, max_encoder_rows; /* rows of the feature pool, and most rows of a piece; 0: the model has no tower */
-    bool sees_spans;                    /* tokens of an image see each other, so they are in one step */
+    uint32_t spans;                     /* enum spans */
     uint32_t feature_id;                /* token that stands for a feature */
     /* RC_INVALID if the model's tower cannot compute the piece; any thread. */
     enum rc (*check_piece)(void *ctx, const struct item_piece *piece, struct err *err);

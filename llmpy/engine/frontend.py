@@ -122,7 +122,8 @@ class Frontend:
         texts = [prompt.expanded or prompt.text or "" for prompt in prompts]
         encoded = self.tokenizer.encode_batch(texts, special_tokens)
         bos = self.tokenizer.bos_token_id
-        for prompt, ids in zip(prompts, encoded, strict=True):
+        for prompt, found in zip(prompts, encoded, strict=True):
+            ids = self._with_images().writer.arranged(found, bos) if prompt.items and special_tokens else found
             prompt.ids = parse_ids(ids)
             if prompt.items:
                 try:

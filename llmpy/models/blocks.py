@@ -6,7 +6,7 @@ shapes of the weights against the checkpoint; an error names the operation, the 
 
 from collections.abc import Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING, NoReturn, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
 from ..errors import UnsupportedError
 from .block_latent import LatentBlock
@@ -35,6 +35,11 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
 }
 """Activation names in configurations -> activation names in csrc/program/operations.def."""
+
+
+Spans = Literal["none", "image", "prompt"]
+SPANS: tuple[Spans, ...] = ("none", "image", "prompt")
+"""Tokens that see each other, in the order of enum spans in csrc/step/items.h."""
 
 
 def _activation(op: str, where: str, act: str) -> str:
@@ -185,7 +190,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
         slopes: int | None = None,
         sinks: str | None = None,
         chunk: int = 0,
-        spans: bool = False,
+        spans: Spans = "none",
     ) -> Value:
         """Causal attention; each call adds a layer of the cache. Groups of query heads share one head of k and v.
 
@@ -200,7 +205,8 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
                 from query i to the score. None: no ALiBi.
             sinks: Name of a tensor [n_heads]: a score that is part of each softmax but has no value; None: no sinks.
             chunk: Chunk length in positions: a query sees only keys of its own chunk. 0: `window` applies.
-            spans: Whether the tokens of an image also see those behind them (Gemma 3).
+            spans: Which tokens also see those behind them: "image", all of an image (Gemma 3); "prompt", all of a prompt
+                (PaliGemma).
         """
         m = self._model
         m.expect("attention", self.prefix, q, k, v)
@@ -222,8 +228,8 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
         layer = len(m.spec["layers"]) - 1
         inputs = [q, self.scale(k, [1 / k_scale]), self.scale(v, [1 / v_scale])]
         given: dict[str, float | str] = {"layer": layer, "chunk": chunk, "scale": scale, "softcap": softcap}
-        if spans:
-            given["sees_spans"] = 1
+        if spans != "none":
+            given["spans"] = SPANS.index(spans)
         out = m.emit_rows("attention", inputs, q.width, q.rows, weights, 0, given)
         return self.scale(out, [v_scale])
 
@@ -396,6 +402,7 @@ class Model(Writer, Block):
         self.pooling = "last"
         self.cache_scales = CacheScales()
         self.injections: list[int] = []
+        self.spans: Spans = "none"
 
     def embed(self, name: str, *, scale: float = 1.0, width: int | None = None) -> Value:
         """Row NAME.weight[token id] times scale, [rows, width]; width None means hidden_size."""

@@ -162,10 +162,11 @@ def _grid_attention(op: Operands, x: list[Array], piece: Piece, tables: Sequence
     return np.asarray((_softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(x[0].shape))
 
 
-def _spans(n: int, window: int, visual: NDArray[np.int64] | None) -> Array:
-    """Which keys [n, n] rows see that also see the rest of their image; features of an image follow each other."""
-    ends = np.arange(n) + 1
-    chosen = np.full(n, -1) if visual is None else visual
+def _spans(n: int, window: int, piece: Piece, kind: float | str) -> Array:
+    """Which keys [n, n] rows see that also see the rest of their image, or of the prompt; features of an image follow each
+    other."""
+    ends = np.arange(n) + 1 if kind == 1 else np.full(n, n)
+    chosen = piece.get("visual", np.full(n, -1))
     for row in reversed(range(n - 1)):
         if chosen[row] >= 0 and chosen[row + 1] == chosen[row] + 1:
             ends[row] = ends[row + 1]
@@ -511,7 +512,7 @@ class Interpreter:
         if name == "attention":
             slopes, sinks = (self._weights[i] if i >= 0 else None for i in (*op["weights"], -1, -1)[:2])
             layer = self.spec["layers"][given["layer"]]
-            seen = _spans(len(x[0]), layer[3], self._piece.get("visual")) if given.get("sees_spans", 0) else None
+            seen = _spans(len(x[0]), layer[3], self._piece, given["spans"]) if given.get("spans", 0) else None
             numbers = given["scale"], given["softcap"], seen, slopes, sinks, given["chunk"]
             return [_attention(x[0], x[1], x[2], layer, *numbers)]
         if name == "layer_norm":

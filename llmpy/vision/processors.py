@@ -139,6 +139,10 @@ def _gemma3(c: Vision) -> Tower:
     return Tower(c.side("patch_size"), max(c.patches_of_a_side // cells, 1), side=c.patches_of_a_side)
 
 
+def _siglip(c: Vision) -> Tower:
+    return Tower(c.side("patch_size", 14), side=c.side("image_size", 224) // c.side("patch_size", 14))
+
+
 def _internvl(c: Vision) -> Tower:
     ratio = 0.5 if c.all["downsample_ratio"] is None else c.all.number("downsample_ratio")
     select = "patches" if (c.all["vision_feature_select_strategy"] or "default") == "default" else "full"
@@ -183,6 +187,7 @@ FAMILIES = {
     "qwen3_vl": Family(_qwen3, prompts.repeated),
     "qwen3_vl_moe": Family(_qwen3, prompts.repeated),
     "gemma3": Family(_gemma3, prompts.gemma3),
+    "paligemma": Family(_siglip, prompts.paligemma),
     "internvl": Family(_internvl, prompts.internvl),
     "idefics3": Family(_idefics3, prompts.idefics3),
     "smolvlm": Family(_idefics3, prompts.idefics3),

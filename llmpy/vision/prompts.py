@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +32,12 @@ class Expansion:
         tokens: Id and usual text of each token that is used, by its role: "feature" stands for one feature, "placeholder" for
             one image (left out: "feature" does). The id is that of the configuration; None: the tokenizer knows the text.
         write: Text that a placeholder becomes, from the item and the tokens' texts.
+        comes_first: Whether images stand before the begin of the text, and a newline ends the text.
     """
 
     tokens: Mapping[str, tuple[int | None, str]]
     write: Callable[[ImageItem, Texts], str]
+    comes_first: bool = False
 
 
 class Writer:
@@ -58,7 +60,7 @@ class Writer:
         id_of: Callable[[str], int | None],
         encode: Callable[[str], Sequence[int]] | None,
     ) -> None:
-        self._write, self._encode = expansion.write, encode
+        self._write, self._encode, self._comes_first = expansion.write, encode, expansion.comes_first
         self.texts = {role: (token_of(number) if number is not None else None) or text
                       for role, (number, text) in expansion.tokens.items()}  # fmt: skip
         self.ids = {role: expansion.tokens[role][0] for role in self.texts}
@@ -85,7 +87,16 @@ class Writer:
         parts = text.split(self.placeholder)
         self._check_count(len(parts) - 1, items)
         written = [self._write(item, self.texts) for item in items]
-        return "".join([parts[0], *(piece for pair in zip(written, parts[1:], strict=True) for piece in pair)])
+        text = "".join([parts[0], *(piece for pair in zip(written, parts[1:], strict=True) for piece in pair)])
+        return text + "\n" if self._comes_first else text
+
+    def arranged(self, ids: Sequence[int], bos: int | None) -> Sequence[int]:
+        """Ids of an expanded text with the begin token where the family has it; bos None: the tokenizer has none."""
+        if not self._comes_first or bos is None or self.feature_id not in ids:
+            return ids
+        plain = list(ids[1:] if ids[0] == bos else ids)
+        end = len(plain) - plain[::-1].index(self.feature_id)
+        return [*plain[:end], bos, *plain[end:]]
 
     def expand_ids(self, ids: Ids, items: Sequence[ImageItem]) -> Ids:
         """The ids with each placeholder replaced; ids that have a placeholder for each feature already stay as they are.
@@ -163,6 +174,11 @@ def repeated(config: Fields) -> Expansion:
     """The feature token, once for each feature."""
     usual = "<|image_pad|>" if str(config["model_type"]).startswith("qwen") else "<image>"
     return Expansion({"feature": _feature(config, usual)}, lambda item, texts: texts["feature"] * item.n_tokens)
+
+
+def paligemma(config: Fields) -> Expansion:
+    """As `repeated`, before the begin of the text."""
+    return replace(repeated(config), comes_first=True)
 
 
 def llava(config: Fields) -> Expansion:

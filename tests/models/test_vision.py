@@ -21,7 +21,7 @@ from llmpy.vision.items import PlacedItem
 
 ours = load(Path(__file__).with_name("vision_models.py"))
 BOUND = 1e-4  # of a logit, relative to the largest
-EXACT = ["llava", "qwen3-vl", "gemma3", "deepseek-ocr"]
+EXACT = ["llava", "qwen3-vl", "gemma3", "deepseek-ocr", "paligemma"]
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +92,9 @@ def pieces_of(item):
     return [{"rows": rows, **tables_of(item, i)} for i, rows in enumerate(np.split(item.rows, ends[:-1]))]
 
 
-def skip_refused(name, device, model, open_engine):
-    """CUDA's attention has no tokens that see later ones; the refusal is the test then."""
-    if name == "gemma3" and device.startswith("cuda"):
-        with pytest.raises(UnsupportedError, match="Gemma 3"):
-            open_engine(device, model.directory)
-        pytest.skip("refused on CUDA")
-
-
-@pytest.mark.parametrize("name", families("qwen2-vl", "idefics3", "pixtral", "llama4"))
+@pytest.mark.parametrize("name", families("qwen2-vl", "idefics3", "pixtral", "llama4", "paligemma2"))
 def test_the_engine_matches_transformers(name, vision, device, open_engine):
     model = vision(name)
-    skip_refused(name, device, model, open_engine)
     parts = prompts_of(model) if name in EXACT[:3] else prompts_of(model)[1:3]
     ids, placed = zip(*(model.prompt(each) for each in parts), strict=True)
     with open_engine(device, model.directory) as engine:
@@ -132,22 +123,23 @@ def test_the_engine_matches_transformers(name, vision, device, open_engine):
 )
 def test_equal_bits_in_batches_chunks_and_small_pools(name, options, vision, device, open_engine):
     model = vision(name)
-    skip_refused(name, device, model, open_engine)
     ids, placed = zip(*(model.prompt(each) for each in prompts_of(model)), strict=True)
     with open_engine(device, model.directory) as engine:
         alone = [engine.run([one], 8, 99, [images])[0] for one, images in zip(ids, placed, strict=True)]
+    if model.family.is_prefix and "max_num_batched_tokens" in options:  # a prompt is one step
+        options = {**options, "max_num_batched_tokens": max(map(len, ids))}
     if options.get("encoder") == (256, 0):
-        options = {"encoder": (256, -(-max(one.item.n_tokens for images in placed for one in images) // 16) * 16)}
+        pages = [[-(-one.item.n_tokens // 16) for one in images] for images in placed]
+        options = {"encoder": (256, 16 * max((sum if model.family.is_prefix else max)(each or [0]) for each in pages))}
     with open_engine(device, model.directory, **options) as engine:
         for answer, want in zip(engine.run(ids * 2, 8, 99, placed * 2), alone * 2, strict=True):
             assert (answer.ids, answer.logprobs) == (want.ids, want.logprobs)
             assert np.array_equal(answer.prompt_top, want.prompt_top)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", EXACT[:4])
 def test_a_prefix_that_ends_before_inside_or_behind_an_image(name, vision, device, open_engine):
     model = vision(name)
-    skip_refused(name, device, model, open_engine)
     (image,) = model.images(1)
     text = list(range(3, 18))
     with open_engine(device, model.directory, enable_prefix_caching=True) as engine:
@@ -178,6 +170,25 @@ def test_two_images_never_share_blocks(name, vision, device, open_engine):
         moved = [dataclasses.replace(placed[0], n_tokens=placed[0].n_tokens + 3)]
         assert engine.run([ids], 2, None, [placed])[0].n_cached == len(ids) // 16 * 16
         assert engine.run([ids], 2, None, [moved])[0].logprobs == answers[1].logprobs
+
+
+def test_prompts_whose_tokens_see_each_other_share_only_with_their_like(vision, device, open_engine):
+    """PaliGemma: an equal prompt is found, another end, image or text leaves nothing to share, and scores see their prefix."""
+    model = vision("paligemma")
+    a, b = model.images(3)[0], model.images(3)[0] ^ 1
+    with open_engine(device, model.directory, enable_prefix_caching=True) as engine:
+        answers = []
+        for parts in ([a, *range(3, 30)], [a, *range(3, 31)], [b, *range(3, 30)], [a, *range(3, 30)]):
+            ids, placed = model.prompt(parts)
+            answers.append(engine.run([ids], 2, None, [placed])[0])
+        assert [answer.n_cached for answer in answers] == [0, 0, 0, 32]
+        assert answers[3].logprobs == answers[0].logprobs
+        text = list(range(3, 40))
+        first, again = (engine.run([text], 2, None)[0] for _ in range(2))
+        assert again.n_cached == 32 and again.logprobs == first.logprobs
+    refused = pytest.raises(InvalidRequestError, match="max_num_batched_tokens=16 tokens, because they see each other")
+    with open_engine(device, model.directory, max_num_batched_tokens=16) as engine, refused:
+        engine.run([text])
 
 
 def test_images_that_do_not_fit_are_refused(vision, device, open_engine):

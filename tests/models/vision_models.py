@@ -72,6 +72,7 @@ class Family:
         is_by_hand: Whether the class's forward() fails.
         processor: The type of the processor that the model's folder names.
         make: Makes and saves a model that is not a class of transformers.
+        is_prefix: Whether all tokens of a prompt see each other.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Family:
     is_by_hand: bool = False
     processor: str = "CLIPImageProcessor"
     make: Callable[[Path, Callable[[torch.nn.Module, int], None]], Any] | None = None
+    is_prefix: bool = False
 
 
 class VisionModel:
@@ -130,8 +132,10 @@ class VisionModel:
         """Positions of a prompt's tokens, int32 [3, n]; None: they are the tokens' numbers."""
         return rope_positions(n, placed, self.family.merge)[0] if self.family.merge else None
 
-    def logits(self, ids: Sequence[int], images: Sequence[np.ndarray]) -> np.ndarray:
+    def logits(self, ids: Sequence[int], images: Sequence[np.ndarray], n_prompt: int | None = None) -> np.ndarray:
         given = self.arguments(ids, images)
+        if self.family.is_prefix:  # type 0: what the prompt has, of which all tokens see each other
+            given["token_type_ids"] = (torch.arange(len(ids))[None] >= (n_prompt or len(ids))).int()
         with torch.no_grad():
             if self.family.is_by_hand:
                 return self._logits_by_hand(**given).logits[0].double().numpy()
@@ -150,7 +154,7 @@ class VisionModel:
         """The best token n times, each from all tokens before it; generate() of Qwen2-VL is wrong for an image alone."""
         tokens = list(ids)
         while len(tokens) < len(ids) + n and FEATURE not in tokens[len(ids) :]:
-            tokens.append(int(self.logits(tokens, images)[-1].argmax()))
+            tokens.append(int(self.logits(tokens, images, len(ids))[-1].argmax()))
         return tokens[len(ids) :]
 
 
@@ -405,6 +409,14 @@ def gemma3() -> Any:
     )  # fmt: skip
 
 
+def paligemma(kind: str, **fields: Any) -> Callable[[], Any]:
+    text = {"model_type": kind, "head_dim": 16, **TEXT, **fields}
+    vision = {**SMALL, "model_type": "siglip_vision_model", "image_size": 42, "patch_size": 14, "vision_use_head": False}
+    return lambda: transformers.PaliGemmaConfig(
+        text_config=text, vision_config=vision, image_token_index=FEATURE, projection_dim=64, hidden_size=64, vocab_size=99
+    )
+
+
 MERGED: dict[str, Any] = {"wants_types": True, "merge": 2, "processor": "Qwen2VLImageProcessor"}
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FAMILIES = {
@@ -422,6 +434,13 @@ FAMILIES = {
     "internvl": Family("InternVLForConditionalGeneration", internvl, class_item(7, True), stacked(IMAGENET), [(28, 28)]),
     "gemma3": Family(
         "Gemma3ForConditionalGeneration", gemma3, plain_item(14, 2), stacked(HALVES), [(56, 56)], types="token_type_ids"
+    ),
+    "paligemma": Family(
+        "PaliGemmaForConditionalGeneration", paligemma("gemma"), plain_item(14, 1), stacked(HALVES), [(42, 42)], is_prefix=True
+    ),
+    "paligemma2": Family(
+        "PaliGemmaForConditionalGeneration", paligemma("gemma2", sliding_window=64, query_pre_attn_scalar=16),
+        plain_item(14, 1), stacked(HALVES), [(42, 42)], is_prefix=True,
     ),
     "smolvlm": Family("SmolVLMForConditionalGeneration", smolvlm, plain_item(14, 2), tiled(HALVES), [(56, 56)]),
     "idefics3": Family("Idefics3ForConditionalGeneration", idefics3, plain_item(14, 2), tiled(HALVES), [(56, 56)]),

@@ -82,6 +82,8 @@ CASES = {
          "pan_and_scan_min_ratio_to_activate": 1.2},
         {"do_pan_and_scan": True},
     ),
+    "paligemma": Case({"model_type": "paligemma", "vision_config": SIGLIP}, "siglip", "Siglip",
+                      {"size": {"height": 56, "width": 56}}),
     "internvl": Case(
         {"model_type": "internvl", "vision_config": {"image_size": [56, 56], "patch_size": [14, 14]}}, "got_ocr2", "GotOcr2",
         {"size": {"height": 56, "width": 56}, "crop_to_patches": True},

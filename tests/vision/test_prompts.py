@@ -71,6 +71,17 @@ def test_crops_of_gemma3() -> None:
         assert writer(config).expand_text("a<start_of_image>b", [item(Grid(1, 8, 8), crops + 1, 4)]) == f"a{wanted}b"
 
 
+def test_images_of_paligemma_come_first() -> None:
+    """Its processor in transformers writes the begin of the text behind the images, and a newline at the end."""
+    made = writer({"model_type": "paligemma", "image_token_index": 10})
+    text = made.expand_text("<image>ab", [item(Grid(1, 2, 2), 1, 4)])
+    ids = encode(text)
+    assert text == "<image>" * 4 + "ab\n"
+    assert made.arranged([7, *ids], 7) == [10] * 4 + [7, *encode("ab\n")] == made.arranged(ids, 7)
+    assert made.arranged(ids, None) == ids and made.arranged([7, 201], 7) == [7, 201]
+    assert writer({"model_type": "llava"}).arranged([7, *ids], 7) == [7, *ids]
+
+
 def test_rows_of_pixtral() -> None:
     """Its processor in transformers needs torchvision, so the text is written here."""
     vision = {"model_type": "pixtral"}

@@ -1,7 +1,7 @@
-/* attention: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal, with window or chunk, soft cap,
- * slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] in the type of activations; pages as kv.cuh lays them, in any
- * float type, e4m3 or int8. With int8 q and p are multiplied by the integers: s is then multiplied by its key's scale, and in
- * the chain of O p by its value's.
+/* attention: out = softmax(scale q k^T) v of the batch's rows over the paged cache, causal but for spans of rows that see each
+ * other, with window or chunk, soft cap, slopes and sinks. Shapes: q, out [n_rows][n_heads * head_dim] in the type of
+ * activations; pages as kv.cuh lays them, in any float type, e4m3 or int8. With int8 q and p are multiplied by the integers: s
+ * is then multiplied by its key's scale, and in the chain of O p by its value's.
  *
  * Order of the sums, from positions alone: keys in tiles of 64 at absolute positions, ascending, four tiles a split of 256 with
  * fresh (m, l, O). Per tile s = chain of fused multiply-adds over d, u = s scale log2 e (with a soft cap: cap log2 e tanh(s
@@ -26,7 +26,7 @@
 #define COLUMNS (MAX_DIM / THREADS)
 
 struct visible {
-    uint32_t first, last; /* keys seen by the row */
+    uint32_t first, last, position; /* keys seen by the row, and its own */
 };
 
 /* One online softmax over some keys: O by thread, the same m and l in all. */
@@ -65,7 +65,7 @@ static __device__ float score_tile(const cache<C> &kv, uint32_t seq, uint32_t he
                 s = fmaf(q[d], to_float(*kv.template one_in<L>(page, position, head, d)), s);
             if constexpr (std::is_same_v<C, int8_t>)
                 s = s * *kv.scale_in(page, position, head);
-            u = score_of(s, how, (int32_t)(position - seen.last));
+            u = score_of(s, how, (int32_t)(position - seen.position));
         }
         p[t] = tree[t] = u;
     }
@@ -123,17 +123,18 @@ static __device__ void fold_soft(struct soft *sum, const struct soft *split)
 template <class T, class C, enum kv_layout L>
 static __global__ void __launch_bounds__(THREADS)
 attention_plain(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, const int32_t *row_seq, uint32_t group,
-                uint32_t window, uint32_t chunk, const float *slopes, const float *sinks, struct scoring how)
+                uint32_t window, uint32_t chunk, const float *slopes, const float *sinks, const int32_t *visible_end,
+                struct scoring how)
 {
     __shared__ float shared_q[MAX_DIM], p[TILE], tree[TILE];
     start_next();
     wait_for_input();
     uint32_t r = blockIdx.x, h = blockIdx.y, head = h / group, seq = (uint32_t)row_seq[r];
-    struct visible seen = {0, (uint32_t)positions[r]};
+    struct visible seen = {0, visible_end ? (uint32_t)visible_end[r] - 1 : (uint32_t)positions[r], (uint32_t)positions[r]};
     if (chunk)
-        seen.first = seen.last - seen.last % chunk;
-    else if (window && seen.last >= window)
-        seen.first = seen.last - window + 1;
+        seen.first = seen.position - seen.position % chunk;
+    else if (window && seen.position >= window)
+        seen.first = seen.position - window + 1;
     how.slope = slopes ? slopes[h] * LOG2_E : 0;
     for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS)
         shared_q[d] = to_float(*q.at(r, h * kv.head_dim + d));
@@ -159,7 +160,7 @@ attention_plain(rows<T> q, rows<T> out, cache<C> kv, const int32_t *positions, c
 /* Sequences by their rows in the step. */
 enum attention_sequences { ONE_ROW = 1, SEVERAL_ROWS = 2, ALL_SEQS = 3 };
 /* Features of a call beside causal keys or a window. QKV: the call wants qkv's work, too. */
-enum attention_use { QKV = 1, SOFTCAP = 2, SLOPES = 4, SINKS = 8, CHUNK = 16, SCORES = 30 };
+enum attention_use { QKV = 1, SOFTCAP = 2, SLOPES = 4, SINKS = 8, CHUNK = 16, SPANS = 32, SCORES = 62 };
 
 struct attention_problem {
     struct cuda *cuda;
@@ -172,7 +173,7 @@ struct attention_problem {
           group(a->n_heads / a->kv.n_kv_heads), n_single(pages == KV_PLAIN ? 0 : count_single(a->batch)), left(ALL_SEQS)
     {
         uses = (a->heads ? QKV : 0) | (a->softcap ? SOFTCAP : 0) | (a->slopes ? SLOPES : 0) | (a->sinks ? SINKS : 0) |
-               (a->chunk ? CHUNK : 0);
+               (a->chunk ? CHUNK : 0) | (a->visible_end ? SPANS : 0);
         if (pages != KV_PLAIN)
             left = (n_single ? ONE_ROW : 0) | (n_single < a->batch->n_rows ? SEVERAL_ROWS : 0);
     }
@@ -208,12 +209,12 @@ static bool fits_few(const struct attention_problem &p)
     return fits_qkv(p) && few_fits(p.cuda, p.args);
 }
 
-/* Calls f with a value of the type of activations, the size of heads, and whether there are slopes or sinks; the last two are
- * types with a constant `value`. */
+/* Calls f with a value of the type of activations, the size of heads, and whether there are slopes, sinks or spans; the last
+ * two are types with a constant `value`. */
 template <class F> static enum rc visit_tiled(const struct attention_problem &p, F f)
 {
     auto with_size = [&](auto value, auto size) {
-        return p.uses & (SLOPES | SINKS) ? f(value, size, std::true_type()) : f(value, size, std::false_type());
+        return p.uses & (SLOPES | SINKS | SPANS) ? f(value, size, std::true_type()) : f(value, size, std::false_type());
     };
     return visit_heads(p.cuda, p.args, with_size);
 }
@@ -276,7 +277,7 @@ template <enum kv_layout L> static enum rc run_plain(const struct attention_prob
             using C = decltype(cached);
             launch(p.cuda, attention_plain<T, C, L>, dim3(batch->n_rows, args->n_heads), THREADS, 0, rows<T>(args->q),
                    rows<T>(args->out), cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq, p.group,
-                   args->window, args->chunk, args->slopes, args->sinks, how);
+                   args->window, args->chunk, args->slopes, args->sinks, args->visible_end, how);
         });
     });
     return RC_OK;

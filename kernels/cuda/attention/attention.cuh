@@ -40,11 +40,12 @@ template <class T, class C> struct attended {
     float cap_factor; /* 0, or tanh(s scale / cap) = 1 - 2 / (1 + 2^(s cap_factor)) */
     const float *slopes, *sinks; /* [heads] or NULL */
     float slope_factor;          /* of a slope, before c */
+    const int32_t *visible_end;  /* as in attention_args; a sequence's only row sees what is before it in any case */
     attended(const struct attention_args &args)
         : q(args.q), out(args.out), kv(args.kv, args.batch->block_tokens), positions(args.batch->positions),
           row_seq(args.batch->row_seq), seq_first_row(args.batch->seq_first_row), n_seqs(args.batch->n_seqs),
           group(args.n_heads / args.kv.n_kv_heads), window(args.window), chunk(args.chunk), is_single(false),
-          slopes(args.slopes), sinks(args.sinks)
+          slopes(args.slopes), sinks(args.sinks), visible_end(args.visible_end)
     {
         const float log2_e = 1.44269504f;
         factor = (args.softcap > 0 ? args.softcap : args.scale) * log2_e;
@@ -57,6 +58,11 @@ template <class T, class C> struct attended {
         if (chunk)
             return position - position % chunk;
         return window && position >= window ? position - window + 1 : 0;
+    }
+    /* Last key that a row of the step at a position sees. */
+    template <bool HAS_EXTRAS> __device__ __forceinline__ uint32_t last_seen(uint32_t row, uint32_t position) const
+    {
+        return HAS_EXTRAS && visible_end ? (uint32_t)visible_end[row] - 1 : position;
     }
 };
 

@@ -130,7 +130,7 @@ static __device__ uint32_t prefill_entry(const struct prefill_list &list, uint32
     return low;
 }
 
-template <uint32_t D, class X>
+template <uint32_t D, bool HAS_EXTRAS, class X>
 static __device__ struct prefill_task find_task(const X &x, const struct prefill_list &list, uint32_t tile)
 {
     const uint32_t low = prefill_entry(list, tile);
@@ -144,7 +144,8 @@ static __device__ struct prefill_task find_task(const X &x, const struct prefill
     task.n_packed = task.n_rows * x.group;
     task.packed = (list.tile_end[low] - 1 - tile) * prefill_shape<D>::rows; /* the longest first */
     task.seen = x.first_seen(task.start + task.packed / x.group);
-    task.n_tiles = (task.start + (min(task.packed + prefill_shape<D>::rows, task.n_packed) - 1) / x.group) / TILE + 1;
+    const uint32_t last = (min(task.packed + prefill_shape<D>::rows, task.n_packed) - 1) / x.group;
+    task.n_tiles = x.template last_seen<HAS_EXTRAS>(task.first_row + last, task.start + last) / TILE + 1;
     return task;
 }
 
@@ -406,9 +407,13 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
     prefill_rows<T, D> rows;
     rows.c = x.factor;
     auto token = [&](uint32_t e) { return min((first + warp * 16 + g + e * 8) / x.group, task.n_rows - 1); };
-    const uint32_t lowest = uniform(task.start + first / x.group); /* positions of the warpgroup's rows */
-    const uint32_t highest = uniform(task.start + (min(first + 64, task.n_packed) - 1) / x.group);
-    const uint32_t seen = uniform(task.seen), j0 = seen / TILE, n = highest / TILE + 1, high_seen = x.first_seen(highest);
+    auto last_seen = [&](uint32_t row) {
+        return x.template last_seen<HAS_EXTRAS>(task.first_row + row, task.start + row);
+    };
+    const uint32_t lowest = uniform(last_seen(first / x.group)); /* last keys of the warpgroup's rows */
+    const uint32_t high_row = (min(first + 64, task.n_packed) - 1) / x.group, highest = uniform(last_seen(high_row));
+    const uint32_t high_seen = x.first_seen(uniform(task.start + high_row));
+    const uint32_t seen = uniform(task.seen), j0 = seen / TILE, n = highest / TILE + 1;
     /* Low halves of descriptors (octets of keys lie `slabs` slabs apart) and their constant high ones. */
     const uint32_t slabs = D / 64, unit = SLAB_BYTES / 16, high = 1u << 30 | slabs * unit, q_high = 1u << 30 | unit;
     const uint32_t q = 1u << 16 | shared_address(shared) >> 4, tiles = shared_address(ring) >> 4;
@@ -461,7 +466,7 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
             for (uint32_t e = 0; e < 2; e++) {
                 uint32_t position = task.start + token(e);
                 from[e] = (int32_t)(x.first_seen(position) - j * TILE);
-                to[e] = (int32_t)(position - j * TILE);
+                to[e] = (int32_t)(last_seen(token(e)) - j * TILE);
             }
             rows.hide(from, to);
         }
@@ -550,7 +555,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     const uint32_t ring = shared_address(shared) + shape::q_bytes, full = ring + shape::depth * shape::chunk_bytes;
     const uint32_t empty = full + shape::depth * 8, head = blockIdx.x;
     start_next();
-    const struct prefill_task task = find_task<D>(x, list, blockIdx.y);
+    const struct prefill_task task = find_task<D, HAS_EXTRAS>(x, list, blockIdx.y);
     const bool is_half = !shape::is_wide && task.packed + 64 >= task.n_packed; /* the second warpgroup has no rows */
     const bool has_bytes = !std::is_same_v<C, T>;
     barriers_init(full, shape::depth, has_bytes ? WIDENERS : 1);
