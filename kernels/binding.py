@@ -590,10 +590,13 @@ class Backend:
 
     def attention(
         self, pool: Pool, batch: Batch, table: Array, q: Array, out: Array, scale: float, window: int = 0, softcap: float = 0.0,
-        layer: int = 0, slopes: Array | None = None, sinks: Array | None = None, chunk: int = 0,
+        layer: int = 0, slopes: Array | None = None, sinks: Array | None = None, chunk: int = 0, ends: Array | None = None,
         heads: tuple[Array, Array, Array | None, Array | None, Array | None, float, bool] | None = None,
     ) -> None:  # fmt: skip
-        """Attention over the cache; `heads` (k, v, q_norm, k_norm, rope, eps, interleaved) makes it run qkv first."""
+        """Attention over the cache; `heads` (k, v, q_norm, k_norm, rope, eps, interleaved) makes it run qkv first.
+
+        ends: visible_end of `struct attention_args`.
+        """
         stage = Stage(self)
         args = struct("attention_args", scale=scale, window=window, softcap=softcap, chunk=chunk)
         joint = struct("qkv_args")
@@ -612,6 +615,9 @@ class Backend:
         for name, value in (("slopes", slopes), ("sinks", sinks)):
             if stage.array(args, name, value) not in (0, args.n_heads):
                 raise ValueError(f"{name}: wanted one number a head")
+        if ends is not None:
+            self._need_fusion("FUSION_VISIBLE_END", "attention whose rows see later ones")
+            stage.array(args, "visible_end", ends, "i")
         self._run(stage, "attention", args)
 
     def latent_attention(

@@ -26,6 +26,7 @@ def exact(
     slopes: Array | None = None,
     sinks: Array | None = None,
     chunk: int = 0,
+    ends: Array | None = None,
 ) -> Array:
     """All rows of one sequence, in float64."""
     n, heads, _ = q.shape
@@ -35,8 +36,8 @@ def exact(
     i, j = np.arange(n)[:, None], np.arange(n)[None]
     if slopes is not None:
         s = s + slopes.astype(np.float64)[:, None, None] * (j - i)
-    hidden = j // chunk != i // chunk if chunk else j <= i - window if window else j > i
-    s[:, (j > i) | hidden] = -np.inf
+    hidden = j // chunk != i // chunk if chunk else j <= i - window if window else j < 0
+    s[:, (j > i if ends is None else j >= ends[:, None]) | hidden] = -np.inf
     if sinks is not None:
         s = np.concatenate([s, np.broadcast_to(sinks.astype(np.float64)[:, None, None], (heads, n, 1))], 2)
     p = np.exp(s - s.max(-1, keepdims=True))
@@ -181,3 +182,62 @@ def test_on_tensor_cores(cuda: str, paged: type, dim: int, heads: int, kv: int, 
             assert attend(p, p + 1).tobytes() == out[p].tobytes(), (p, list(extras))
         for first, end in ((1, 66), (250, 300), (0, 513), (511, n)):
             assert attend(first, end).tobytes() == out[first:end].tobytes(), (first, end, list(extras))
+
+
+SPANS = [(3, 70), (120, 121), (190, 330), (330, 333), (500, 640)]
+"""Rows that see each other; the third one ends in the tile of keys of the fourth."""
+PARTS = [(0, 700), (3, 70), (0, 190), (121, 333), (190, 500), (330, 700), (640, 700), (70, 190), (499, 641)]
+"""Steps, which do not cut spans; the last but one has none of several rows."""
+
+
+def ends_of(n: int) -> Array:
+    ends = np.arange(1, n + 1, dtype=np.int32)
+    for first, end in SPANS:
+        ends[first:end] = end
+    return ends
+
+
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (50, 20.0)])
+def test_rows_that_see_each_other(window: int, cap: float, open_backend: Open, paged: type) -> None:
+    n, heads, dim = 700, 4, 32
+    q, k, v = normal(1, n, heads, dim), normal(2, n, 2, dim), normal(3, n, 2, dim)
+    ends = ends_of(n)
+    cache = paged(open_backend(2, max_rows=1024), [k], [v], "float32", 16)
+    out = cache.attend([(0, 0, n)], q, 0.2, window, cap, ends=ends)
+    assert np.abs(out - exact(q, k, v, 0.2, cap, window, ends=ends)).max() < 1e-5
+    for first, end in PARTS:
+        part = cache.attend([(0, first, end)], q[first:end], 0.2, window, cap, ends=np.ascontiguousarray(ends[first:end]))
+        assert part.tobytes() == out[first:end].tobytes(), (first, end)
+    plain = cache.attend([(0, 640, n)], q[640:], 0.2, window, cap)
+    assert plain.tobytes() == out[640:].tobytes()
+
+
+@pytest.mark.parametrize(("dim", "heads", "kv", "cap"), [(64, 8, 8, 0.0), (128, 12, 1, 0.0), (256, 4, 2, 30.0)])
+def test_rows_that_see_each_other_on_tensor_cores(cuda: str, dim: int, heads: int, kv: int, cap: float) -> None:
+    """The bits of a row do not depend on whether other rows of the step see later ones."""
+    backend, n = Backend(cuda, max_rows=4096, dtype="bfloat16", library=hardware.cuda_library()), 700
+    kind = KINDS["bfloat16"]
+    q, k, v = (x.astype(kind) for x in (normal(1, n, heads, dim), normal(2, n, kv, dim), normal(3, n, kv, dim)))
+    table = np.random.default_rng(3).permutation(np.arange(1, 1 + -(-n // 16), dtype=np.int32))[None]
+    pool, seqs, ends = backend.kv_pool(table.size + 1, kv, dim, "bfloat16", 16), np.zeros(n, np.int32), ends_of(n)
+
+    def batch(first: int, end: int) -> tuple[Array, Array, Array]:
+        return np.arange(first, end, dtype=np.int32), seqs[first:end], np.array([0, end - first], np.int32)
+
+    backend.kv_write(pool, batch(0, n), table, *(x.view(np.uint16).reshape(n, -1) for x in (k, v)))
+
+    def attend(first: int, end: int, window: int, seen: Array | None) -> Array:
+        out = np.empty((end - first, heads * dim), np.uint16)
+        rows = np.ascontiguousarray(q[first:end]).view(np.uint16).reshape(end - first, -1)
+        seen = None if seen is None else np.ascontiguousarray(seen[first:end])
+        backend.attention(pool, batch(first, end), table, rows, out, dim**-0.5, window, cap, ends=seen)
+        return out.view(kind).reshape(end - first, heads, dim)
+
+    for window in (0, 50):
+        out = attend(0, n, window, ends)
+        want = exact(q, k, v, dim**-0.5, cap, window, ends=ends)
+        assert np.abs(out.astype(np.float64) - want).max() < 0.03
+        for first, end in PARTS:
+            assert attend(first, end, window, ends).tobytes() == out[first:end].tobytes(), (first, end, window)
+        for first, end in ((640, 700), (120, 121), (699, 700), (75, 190)):
+            assert attend(first, end, window, None).tobytes() == out[first:end].tobytes(), (first, end, window)
