@@ -85,7 +85,7 @@ def llama4_vision(cfg: ModelConfig, m: Model) -> None:
     dim, patch, eps = vision.hidden_size, vision.size("patch_size", 14), 1e-5
     n_rows = (vision.size("image_size", 336) // patch) ** 2 + 1
     v = m.tower(vision, towers.prefix(m, "class_embedding", ("vision_model.", "model.vision_model.")), towers.feature_id(cfg))
-    x = v.linear(v.pixels(towers.byte_table(cfg, towers.HALVES), 3 * patch**2), "patch_embedding.linear", dim)
+    x = v.linear(v.pixels(towers.byte_table(cfg, towers.HALVES, in_bfloat16=True), 3 * patch**2), "patch_embedding.linear", dim)
     x = v.rows(x, "class", weight="class_embedding") + v.embed_taps("positional_embedding_vlm", (n_rows, dim))
     x = v.layer_norm(x, "layernorm_pre", eps)
     turn = v.axial_rope(vision.head_dim, towers.theta(vision), axes=(1, 0), interleaved=True)

@@ -42,8 +42,11 @@ def experts(
     """
     routes = layer.route(x, f"{stem}.{router}", n_experts, n_chosen, **routing)
     *up, down = [f"{stem}.experts.#.{name}" for name in names]
-    form = "gated" if len(up) == 2 else "plain"
-    return layer.experts(x, routes, up, down, width, act=act or cfg.hidden_act, form=form)
+    form, stacked = "gated" if len(up) == 2 else "plain", ""
+    if shape := cfg.get("stacks_experts", False) and layer._model.shape_of(f"{layer.prefix}{stem}.experts.down_proj"):
+        up, down = [f"{stem}.experts.gate_up_proj"], f"{stem}.experts.down_proj"
+        stacked = "columns" if shape[1] == width else "rows"  # as released; as transformers saves it
+    return layer.experts(x, routes, up, down, width, act=act or cfg.hidden_act, form=form, stacked=stacked)
 
 
 def shared(cfg: ModelConfig, layer: Block, x: Value, stem: str, width: int, *, gate: str = "", bias: bool = False) -> Value:

@@ -1,12 +1,13 @@
-"""Qwen3-VL: the tower of Qwen2-VL with learned positions, whose features also enter behind the first layers of Qwen3."""
+"""Qwen3-VL: the tower of Qwen2-VL with learned positions, whose features also enter behind the first layers of Qwen3 or
+Qwen3-MoE."""
 
 from . import qwen2_vl, towers
 from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "Qwen3-VL 2B to 32B"
-LIMITS = "images; clips and mixtures of experts are refused"
+CHECKPOINTS = "Qwen3-VL 2B to 32B, Qwen3-VL-30B-A3B and 235B-A22B"
+LIMITS = "images; clips are refused"
 
 
 def _merge(cfg: ModelConfig, b: Block, x: Value, n: int, *, norm_first: bool) -> Value:
@@ -16,7 +17,12 @@ def _merge(cfg: ModelConfig, b: Block, x: Value, n: int, *, norm_first: bool) ->
     return b.linear(h, "linear_fc2", cfg.hidden_size, bias=True)
 
 
-@architecture("Qwen3VLForConditionalGeneration", texts={"qwen3_vl_text": "Qwen3ForCausalLM"})
+@architecture(
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    texts={"qwen3_vl_text": "Qwen3ForCausalLM", "qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
+    defaults={"stacks_experts": True, "norm_topk_prob": True},
+)
 def qwen3_vl(cfg: ModelConfig, m: Model) -> None:
     """Blocks with layer norms and a plain MLP; features of some blocks are added behind the text's first layers."""
     vision, v, x, rope = qwen2_vl.begin(cfg, m, bias=True)

@@ -45,15 +45,16 @@ def feature_id(cfg: ModelConfig) -> int:
     return cfg.need(name, int)
 
 
-def byte_table(cfg: ModelConfig, usual: tuple[Sequence[float], Sequence[float]]) -> Floats:
+def byte_table(cfg: ModelConfig, usual: tuple[Sequence[float], Sequence[float]], *, in_bfloat16: bool = False) -> Floats:
     """float32 [3, 256]: the number of each byte by channel, as the model's processor rescales and normalises it.
 
     Args:
         cfg: The model's configuration, with that of its processor.
         usual: Mean and standard deviation that the processor's configuration may leave out.
+        in_bfloat16: Whether the processor rounds every result to bfloat16.
     """
     mean, std = map(list, usual)
-    fields = {**processors.ALWAYS, "image_mean": mean, "image_std": std, **cfg.processor}
+    fields = {**processors.ALWAYS, "image_mean": mean, "image_std": std, **cfg.processor, "in_bfloat16": in_bfloat16}
     for name in ("image_mean", "image_std"):
         if not isinstance(fields[name], list):
             raise CheckpointError(f"{cfg.file}: the processor's {name}: wanted 3 numbers, have {fields[name]}")

@@ -149,6 +149,20 @@ def up_to_tiles(image: Pixels, factor: int, fields: Fields) -> Cut:
     return Cut([*_split(image, rows, cols), resize(image, (tile, tile), fields)], rows, cols)
 
 
+def fitting_canvas(image: Pixels, factor: int, fields: Fields) -> Cut:
+    """Tiles of the canvas that fits best, the image in its corner; then the whole image if there are several (Llama 4)."""
+    size, tile, largest = (image.shape[0], image.shape[1]), fields.size("size"), fields.flag("resize_to_max_canvas")
+    rows, cols = sizes.fitting_grid(size, tile, fields.count("max_patches", 64), largest)
+    canvas = np.zeros((rows * tile[0], cols * tile[1], 3), np.uint8)
+    height, width = canvas.shape[:2]
+    if not largest:  # an image is not enlarged beyond a tile
+        height, width = min(max(size[0], tile[0]), height), min(max(size[1], tile[0]), width)
+    inside = resize(image, sizes.into(size, (height, width)), fields)
+    canvas[: inside.shape[0], : inside.shape[1]] = inside
+    tiles = _split(canvas, rows, cols)
+    return Cut(tiles) if len(tiles) == 1 else Cut([*tiles, resize(image, tile, fields)], rows, cols)
+
+
 def page(image: Pixels, factor: int, fields: Fields) -> Cut:
     """Tiles of the nearest grid if the image exceeds a tile; then the whole in a square of mean colour (DeepSeek-OCR)."""
     tile, base = fields.count("tile_size"), fields.count("size")

@@ -59,6 +59,9 @@ KINDS = {
     "PixtralImageProcessor": Kind(cuts.by_longest, {**CLIP, "size": {"longest_edge": 1024}}),
     "Idefics3ImageProcessor": Kind(cuts.up_to_tiles, TILED),
     "SmolVLMImageProcessor": Kind(cuts.up_to_tiles, TILED),
+    "Llama4ImageProcessor": Kind(cuts.fitting_canvas, {
+        **HALF, "resample": BILINEAR, "size": {"height": 336, "width": 336}, "max_patches": 16, "in_bfloat16": True,
+    }),
     "DeepseekVLV2Processor": Kind(cuts.page, {**HALF, "tile_size": 640, "size": 1024, "min_patches": 2, "max_patches": 9}),
 }
 """Kinds by `image_processor_type`, without the suffixes Fast and Pil."""
@@ -155,6 +158,13 @@ def _idefics3(c: Vision) -> Tower:
     return Tower(c.side("patch_size"), scale, side=c.patches_of_a_side)
 
 
+def _llama4(c: Vision) -> Tower:
+    ratio = 0.5 if c.vision["pixel_shuffle_ratio"] is None else c.vision.number("pixel_shuffle_ratio")
+    patch = c.side("patch_size", 14)
+    return Tower(patch, round(1 / ratio), True, c.side("image_size", 448) // patch, has_axes=True, class_last=True,
+                 select="patches")  # fmt: skip
+
+
 def _page(c: Vision) -> PageTower:
     """DeepSeek-OCR: two encoders, whose sizes lie in vision_config.width."""
     widths = c.vision["width"] if isinstance(c.vision["width"], Mapping) else {}
@@ -192,6 +202,7 @@ FAMILIES = {
     "idefics3": Family(_idefics3, prompts.idefics3),
     "smolvlm": Family(_idefics3, prompts.idefics3),
     "mistral3": Family(_pixtral, prompts.pixtral),
+    "llama4": Family(_llama4, prompts.llama4),
     "deepseek_vl_v2": Family(_page, prompts.repeated, make_page),
 }
 """Families by the configuration's `model_type`."""
@@ -258,12 +269,28 @@ def _kind(stored: Mapping[str, Any], file: str) -> Kind:
 
 def normalisation(fields: Fields) -> npt.NDArray[np.float32]:
     """The value of each byte in each channel: rescaled in float64, then normalised in float32, as transformers does."""
+    if fields.flag("in_bfloat16"):
+        return _in_bfloat16(fields)
     values = np.arange(256, dtype=np.float64)
     scaled = (values * fields.number("rescale_factor") if fields.flag("do_rescale") else values).astype(np.float32)
     if not fields.flag("do_normalize"):
         return np.stack([scaled] * 3)
     means, deviations = (np.array(fields.numbers(name), np.float32)[:, None] for name in ("image_mean", "image_std"))
     return (scaled - means) / deviations
+
+
+def _in_bfloat16(fields: Fields) -> npt.NDArray[np.float32]:
+    """The same with every result rounded to bfloat16, as Llama 4's processor does."""
+    scaled = _bfloat16(np.arange(256, dtype=np.float32) * np.float32(fields.number("rescale_factor")))
+    means, deviations = (_bfloat16(np.array(fields.numbers(name), np.float32))[:, None] for name in ("image_mean", "image_std"))
+    return _bfloat16(_bfloat16(scaled - means) / deviations)
+
+
+def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Rounds to the nearest bfloat16, half to even; the values are finite."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded: npt.NDArray[np.float32] = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return rounded
 
 
 def stored(folder: Path) -> tuple[str, Mapping[str, Any]] | None:

@@ -106,7 +106,8 @@ class Writer:
         """
         places = np.flatnonzero(ids == self.placeholder_id)
         n_features = sum(item.n_tokens for item in items)
-        if int((ids == self.feature_id).sum()) == n_features and (len(places) != len(items) or n_features == len(items)):
+        has_each = int((ids == self.feature_id).sum()) == n_features
+        if has_each and (self.placeholder_id != self.feature_id or len(places) != len(items) or n_features == len(items)):
             return ids
         self._check_count(len(places), items)
         if self.placeholder_id != self.feature_id and (ids == self.feature_id).any():
@@ -174,6 +175,29 @@ def repeated(config: Fields) -> Expansion:
     """The feature token, once for each feature."""
     usual = "<|image_pad|>" if str(config["model_type"]).startswith("qwen") else "<image>"
     return Expansion({"feature": _feature(config, usual)}, lambda item, texts: texts["feature"] * item.n_tokens)
+
+
+def llama4(config: Fields) -> Expansion:
+    """Tiles with separators between columns and behind lines, then the whole image; a begin and an end around all."""
+
+    def write(item: ImageItem, texts: Texts) -> str:
+        features = texts["feature"] * item.pieces[0].n_features
+        tiles = ""
+        if len(item.pieces) > 1:
+            tiles = (texts["column"].join([features] * item.grid.tile_cols) + texts["line"]) * item.grid.tile_rows
+        return f"{texts['begin']}{tiles}{texts['placeholder']}{features}{texts['end']}"
+
+    return Expansion(
+        {
+            "feature": _feature(config, "<|patch|>"),
+            "placeholder": (None, "<|image|>"),
+            "begin": (_id(config, "boi_token_index"), "<|image_start|>"),
+            "end": (_id(config, "eoi_token_index"), "<|image_end|>"),
+            "column": (None, "<|tile_x_separator|>"),
+            "line": (None, "<|tile_y_separator|>"),
+        },
+        write,
+    )
 
 
 def paligemma(config: Fields) -> Expansion:

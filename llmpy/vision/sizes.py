@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable
 from itertools import product
 
+import numpy as np
+
 Size = tuple[int, int]
 
 MAX_ASPECT = 200
@@ -103,6 +105,37 @@ def within_square(size: Size, side: int) -> Size:
     if width > height:
         return round(height / width * side), side
     return side, round(width / height * side)
+
+
+def grids_of(most: int) -> list[Size]:
+    """Grids (rows, columns) of at most so many tiles; those of equal shape together, larger ones first (Llama 4)."""
+    by_shape: dict[float, list[Size]] = {}
+    for count in range(most, 0, -1):
+        for rows in range(1, count + 1):
+            if count % rows == 0:
+                by_shape.setdefault(rows / (count // rows), []).append((rows, count // rows))
+    return [grid for grids in by_shape.values() for grid in grids]
+
+
+def fitting_grid(size: Size, tile: Size, most: int, largest: bool) -> Size:
+    """The grid of tiles that the image fits with the smallest enlargement, or else with the least reduction (Llama 4).
+
+    Of equal ones the one with fewest tiles; largest: with the largest enlargement instead.
+    """
+    grids = grids_of(most)
+    scales = [min(np.float32(rows * tile[0]) / np.float32(size[0]), np.float32(cols * tile[1]) / np.float32(size[1]))
+              for rows, cols in grids]  # fmt: skip
+    larger = [scale for scale in scales if scale >= 1]
+    chosen = (max(larger) if largest else min(larger)) if larger else max(scales)
+    return min((grid for grid, scale in zip(grids, scales, strict=True) if scale == chosen), key=math.prod)
+
+
+def into(size: Size, target: Size) -> Size:
+    """The largest size of the image's shape within a target, by whole pixels (Llama 4)."""
+    across, down = target[1] / size[1], target[0] / size[0]
+    if across < down:
+        return max(min(math.floor(size[0] * across), target[0]), 1), max(target[1], 1)
+    return max(target[0], 1), max(min(math.floor(size[1] * down), target[1]), 1)
 
 
 def best_canvas(size: Size, canvases: Iterable[Size]) -> Size:

@@ -35,6 +35,8 @@ class Tower:
         side: Learned positions along each side; 0: there are none.
         blends: Whether learned positions are interpolated (Qwen3-VL); else tiles have `side` patches along each side.
         has_axes: Whether rows have a row and a column for rotary positions.
+        class_last: Whether a class row has the last learned position, and rows and columns count from 1 (Llama 4); else the
+            first one.
         window: Cells of a window along each side, a cell being the patches of a feature; 0: no windows (Qwen2.5-VL).
         select: Rows that become features: "all"; "patches", which leaves out class rows; "full", class row first; "rest", all
             but the first.
@@ -50,6 +52,7 @@ class Tower:
     window: int = 0
     select: str = "all"
     joins: bool = False
+    class_last: bool = False
 
     @property
     def patch_bytes(self) -> int:
@@ -154,19 +157,21 @@ def _tile(grid: Size, tower: Tower) -> _Tile:
         index, weight = taps(row, col, grid, tower)
         tile.tables["taps.index"], tile.tables["taps.weight"] = index, weight
     if tower.has_class:
-        _add_class(tile, n_patches)
+        _add_class(tile, n_patches, tower.class_last)
     _select(tile, tower, n_patches)
     return tile
 
 
-def _add_class(tile: _Tile, n_patches: int) -> None:
-    """Adds a class row behind the patches; its learned position is the first one."""
+def _add_class(tile: _Tile, n_patches: int, is_last: bool) -> None:
+    """Adds a class row behind the patches; its learned position is the first one, or the last."""
     tile.tables["segments.0"] = _ints([n_patches + 1])
     tile.tables["rows.class"] = np.append(np.arange(n_patches, dtype=np.int32), np.int32(WEIGHT_ROW))
     if "positions" in tile.tables:
-        tile.tables["positions"] = np.pad(tile.tables["positions"], ((0, 0), (0, 1)))
+        tile.tables["positions"] = np.pad(tile.tables["positions"] + np.int32(is_last), ((0, 0), (0, 1)))
     if "taps.index" in tile.tables:
-        tile.tables["taps.index"] = np.pad(tile.tables["taps.index"] + np.int32(1), ((0, 0), (0, 1)))
+        first, own = (0, n_patches) if is_last else (1, 0)
+        index = tile.tables["taps.index"] + np.int32(first)
+        tile.tables["taps.index"] = np.pad(index, ((0, 0), (0, 1)), constant_values=own)
         tile.tables["taps.weight"] = np.pad(tile.tables["taps.weight"], ((0, 0), (0, 1)), constant_values=1)
 
 

@@ -267,6 +267,24 @@ def test_images_behind_an_update_of_the_weights_and_behind_sleep(vision, tmp_pat
         assert logprobs(llm) == want
 
 
+def test_experts_as_released(vision, device, open_engine, tmp_path):
+    """Released files of Qwen3-VL-MoE have experts with columns before rows, transformers saves them the other way round."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = vision("qwen3-vl-moe")
+    ids, placed = model.prompt([3, 8, model.images(1)[0], 20])
+    tensors = safetensors.load_file(next(model.directory.glob("*.safetensors")))
+    turned = {name: x.transpose(1, 2).contiguous() if ".experts." in name else x for name, x in tensors.items()}
+    assert sum(".experts." in name for name in turned) == 4
+    safetensors.save_file(turned, tmp_path / "model.safetensors")
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(model.directory / name, tmp_path)
+    answers = []
+    for directory in (model.directory, tmp_path):
+        with open_engine(device, directory) as engine:
+            answers.append(engine.run([ids], 2, 9, [placed])[0])
+    assert np.array_equal(answers[0].prompt_top, answers[1].prompt_top) and answers[0].logprobs == answers[1].logprobs
+
+
 PROCESSORS = {
     "llava": ("CLIPImageProcessor", {"size": {"shortest_edge": 42}, "crop_size": {"height": 42, "width": 42}}),
     "qwen2-vl": ("Qwen2VLImageProcessor", {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}}),

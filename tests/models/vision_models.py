@@ -175,6 +175,12 @@ def stacked(usual: tuple[Sequence[float], Sequence[float]]) -> Callable[[Sequenc
     return lambda images: {"pixel_values": torch.tensor(np.stack([numbers(each, usual) for each in images]))}
 
 
+def in_bfloat16(images: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Inputs of Llama 4, whose processor computes in bfloat16."""
+    bytes_ = torch.tensor(np.stack(images)).permute(0, 3, 1, 2)
+    return {"pixel_values": ((bytes_.to(torch.bfloat16) * (1 / 255) - 0.5) / 0.5).float()}
+
+
 def tiled(usual: tuple[Sequence[float], Sequence[float]]) -> Callable[[Sequence[np.ndarray]], dict[str, Any]]:
     """Inputs of Idefics3: all tiles of a prompt."""
     return lambda images: {"pixel_values": torch.tensor(np.stack([numbers(each, usual) for each in images]))[None]}
@@ -359,6 +365,13 @@ def qwen3_vl() -> Any:
     return transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **IDS)
 
 
+def qwen3_vl_moe() -> Any:
+    vision = {**QWEN, "depth": 3, "patch_size": 16, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+    text = {**TEXT, "head_dim": 16, **rope(mrope_section=[4, 2, 2], mrope_interleaved=True), "num_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 48}  # fmt: skip
+    return transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision, **IDS)
+
+
 def internvl() -> Any:
     vision = {**SMALL, "image_size": [28, 28], "patch_size": [7, 7], "use_qk_norm": True, "attention_bias": True}
     return transformers.InternVLConfig(
@@ -431,6 +444,9 @@ FAMILIES = {
     "qwen3-vl": Family(
         "Qwen3VLForConditionalGeneration", qwen3_vl, tapped_item, flattened(16, HALVES), [(64, 96), (32, 64)], **MERGED
     ),
+    "qwen3-vl-moe": Family(
+        "Qwen3VLMoeForConditionalGeneration", qwen3_vl_moe, tapped_item, flattened(16, HALVES), [(64, 96), (32, 64)], **MERGED
+    ),
     "internvl": Family("InternVLForConditionalGeneration", internvl, class_item(7, True), stacked(IMAGENET), [(28, 28)]),
     "gemma3": Family(
         "Gemma3ForConditionalGeneration", gemma3, plain_item(14, 2), stacked(HALVES), [(56, 56)], types="token_type_ids"
@@ -452,7 +468,7 @@ FAMILIES = {
         "Mistral3ForConditionalGeneration", pixtral(spatial_merge_size=2), turned_item(14, 2), sized(CLIP), [(56, 28), (28, 56)]
     ),
     "llama4": Family(
-        "Llama4ForConditionalGeneration", llama4, class_item(14, False), stacked(HALVES), [(56, 56)], is_by_hand=True
+        "Llama4ForConditionalGeneration", llama4, class_item(14, False), in_bfloat16, [(56, 56)], is_by_hand=True
     ),
     "deepseek-ocr": Family(
         "", dict, pages.item, lambda images: {"images": images}, [(40, 70), (20, 28)], make=pages.make

@@ -14,7 +14,8 @@ from llmpy.vision.processors import FAMILIES, Vision
 from llmpy.vision.prompts import Writer
 
 TOKENS = ["<image>", "<|image_pad|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<image_soft_token>", "<start_of_image>",
-          "<end_of_image>", "<IMG_CONTEXT>", "<img>", "</img>", "<fake_token_around_image>", "<global-img>"]  # fmt: skip
+          "<end_of_image>", "<IMG_CONTEXT>", "<img>", "</img>", "<fake_token_around_image>", "<global-img>", "<|patch|>",
+          "<|image|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"]  # fmt: skip
 """Token 10 + i is TOKENS[i]; a character is its code + 100."""
 
 
@@ -69,6 +70,18 @@ def test_crops_of_gemma3() -> None:
     for crops in (0, 2, 3):
         wanted = reference("gemma3", "Gemma3Processor", {"num_crops": [crops]}, **GEMMA)
         assert writer(config).expand_text("a<start_of_image>b", [item(Grid(1, 8, 8), crops + 1, 4)]) == f"a{wanted}b"
+
+
+def test_tiles_of_llama4() -> None:
+    """Its processor in transformers needs torchvision, so the text is written here."""
+    made = writer({"model_type": "llama4", "image_token_index": 23})
+    one = "<|image_start|><|image|><|patch|><|patch|><|image_end|>"
+    line = "<|patch|><|patch|><|tile_x_separator|><|patch|><|patch|><|tile_y_separator|>"
+    tiles = item(Grid(1, 2, 2, 2, 2), 5, 2)
+    text = made.expand_text("a<|image|>b<|image|>", [item(Grid(1, 2, 2), 1, 2), tiles])
+    assert text == f"a{one}b" + one.replace("<|image|>", 2 * line + "<|image|>")
+    ids = np.array(encode(text), np.int32)
+    assert made.expand_ids(ids, [item(Grid(1, 2, 2), 1, 2), tiles]) is ids  # expanded already, with a placeholder for each
 
 
 def test_images_of_paligemma_come_first() -> None:
