@@ -174,10 +174,9 @@ enum rc tower_check_backend(const struct model *m, struct err *err)
         return err_set(err, RC_UNSUPPORTED,
                        "images whose tokens see each other (Gemma 3, PaliGemma) are not supported on %s; use the CPU",
                        m->backend->name);
-    if (!m->program->tower || m->options.n_ranks < 2)
+    if (!m->program->tower || !m->options.n_here || m->options.n_here == m->options.n_ranks)
         return RC_OK;
-    return err_set(err, RC_UNSUPPORTED,
-                   "tensor_parallel_size above 1 is not supported yet for models that take images; use 1");
+    return err_set(err, RC_UNSUPPORTED, "nnodes above 1 is not supported yet for models that take images; use one host");
 }
 
 enum rc tower_plan(struct model *text, uint32_t fusions, struct err *err)

@@ -137,6 +137,20 @@ def test_equal_bits_in_batches_chunks_and_small_pools(name, options, vision, dev
             assert np.array_equal(answer.prompt_top, want.prompt_top)
 
 
+@pytest.mark.parametrize("name", ["qwen3-vl", "gemma3", "deepseek-ocr"])
+def test_ranks_have_the_bits_of_one(name, vision, device, open_engine):
+    """Every rank computes the whole tower; embedding, attention and mixtures of the text are shared out."""
+    model = vision(name)
+    ids, placed = zip(*(model.prompt(each) for each in prompts_of(model)[:3]), strict=True)
+    answers = []
+    for n_ranks in (1, 2):
+        with open_engine(device, model.directory, n_ranks=n_ranks, replicate_bytes=0, max_num_batched_tokens=48) as engine:
+            answers.append(engine.run(ids, 6, 9, placed))
+    for one, two in zip(*answers, strict=True):
+        assert (one.ids, one.logprobs) == (two.ids, two.logprobs)
+        assert np.array_equal(one.prompt_top, two.prompt_top)
+
+
 @pytest.mark.parametrize("name", EXACT[:4])
 def test_a_prefix_that_ends_before_inside_or_behind_an_image(name, vision, device, open_engine):
     model = vision(name)
@@ -222,7 +236,7 @@ def test_llm_takes_images_beside_texts(vision):
         prompts.append(Prompt(None, np.array(ids, np.int32)))
         prompts[-1].images = placed
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "max_encoder_rows": 16}
-    with LLM(model.directory, encoder_cache_tokens=64, **options) as llm:
+    with LLM(model.directory, encoder_cache_tokens=64, tensor_parallel_size=2, **options) as llm:
         for output, each in zip(llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4)), parts, strict=True):
             tokens = model.greedy(model.prompt(each)[0], images_of(each), 3)
             assert list(output.outputs[0].token_ids)[: len(tokens)] == tokens
@@ -234,8 +248,6 @@ def test_what_is_not_supported_is_named(vision):
         LLM(vision("llava").directory, hf_overrides={"vision_feature_layer": [-2, -3]}, **options)
     with pytest.raises(UnsupportedError, match="model_type 'mamba'"):
         LLM(vision("llava").directory, hf_overrides={"text_config": {"model_type": "mamba"}}, **options)
-    with pytest.raises(UnsupportedError, match="tensor_parallel_size"):
-        LLM(vision("llava").directory, tensor_parallel_size=2, **options)
 
 
 def test_images_behind_an_update_of_the_weights_and_behind_sleep(vision, tmp_path):

@@ -52,7 +52,14 @@ class Ranks:
         """The programs, with the room of every value and its columns on each rank."""
         widths = zip(*([width for width, _, _ in spec["values"]] for spec in self._specs), strict=True)
         rooms = [max(each) for each in widths]
-        return [{**spec, "rooms": rooms, "columns": self._columns_on(rank)} for rank, spec in enumerate(self._specs)]
+        return [self._finished(spec, rank, rooms) for rank, spec in enumerate(self._specs)]
+
+    def _finished(self, spec: Spec, rank: int, rooms: list[int]) -> Spec:
+        """A rank's program; every rank computes all of a tower, by whole weights."""
+        made: Spec = {**spec, "rooms": rooms, "columns": self._columns_on(rank)}
+        if "towers" in spec:
+            made["towers"] = {name: {**tower, "weights": spec["weights"]} for name, tower in spec["towers"].items()}
+        return made
 
     def _columns_on(self, rank: int) -> list[Ranges]:
         """The columns of the program's values that a rank has."""

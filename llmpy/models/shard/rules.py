@@ -351,7 +351,7 @@ RULES = dict.fromkeys(_core.operations_by_column(), _ALIKE) | {
     "attention": Rule(_link_attention, _write_attention),
     "logits": Rule(_no_link, _write_logits),
     "states": _WHOLE,
-    **dict.fromkeys(("take", "concat", "keep", "kept", "carry"), _WHOLE),
+    **dict.fromkeys(("take", "concat", "keep", "kept", "carry", "splice"), _WHOLE),
     "layer_norm": Rule(_link_norm, _write_norm),
     "row_attention": Rule(_link_attention, _write_attention),
     "conv": Rule(_link_alike, _write_conv),
