@@ -517,6 +517,7 @@ class KvEvent(NamedTuple):
         group: Number of the cache group (layers with equal caches).
         token_ids: Token ids of the block as int32 bytes, for kind 0.
         salt: `cache_salt` of the first block.
+        images: Keys of the content of the first four images that the block has tokens of, 16 bytes each.
         replica: Number of the replica that has the cache; 0 with data_parallel_size=1.
     """
 
@@ -527,6 +528,7 @@ class KvEvent(NamedTuple):
     group: int
     token_ids: bytes
     salt: bytes
+    images: bytes = b""
     replica: int = 0
 
 
@@ -563,6 +565,9 @@ class EngineStats:
     - `num_swaps`, `blocks_swapped_out`, `blocks_swapped_in`: preemptions (of `num_preemptions`) that copied a
       sample's cache to host memory, and blocks copied so each way. `host_blocks_swapped`: blocks that wait there now.
     - `state_snapshots`, `state_snapshot_bytes`: recurrent states in the pool's prefix cache; running samples evict them.
+    - `images_encoded`, `image_pieces`, `image_rows`: images that the tower has computed, their pieces (such as tiles) and their
+      rows of patches. `image_cache_hits`: images whose features were still there. `image_cache_evictions`: features that made
+      room for others.
     - `host_blocks_total`, `host_blocks_cached`: blocks that the host cache has room for, and those of findable prefixes in it.
     - `host_cache_hits`: tokens that samples took from the host cache, also after a preemption.
     - `skipped_loads`, `skipped_load_tokens`: hits outside the pool that were not loaded, because computing them takes less
@@ -643,6 +648,11 @@ class EngineStats:
     state_snapshots: int = 0
     state_snapshot_bytes: int = 0
     state_snapshots_taken: int = 0
+    images_encoded: int = 0
+    image_pieces: int = 0
+    image_rows: int = 0
+    image_cache_hits: int = 0
+    image_cache_evictions: int = 0
     num_masks: int = 0
     mask_us: int = 0
     num_held: int = 0

@@ -5,6 +5,7 @@
 #include "../base/mem.h"
 #include "beams.h"
 #include "engine_config.h"
+#include "features.h"
 #include "pooling.h"
 #include "sampler.h"
 #include "sequence_pages.h"
@@ -64,6 +65,14 @@ void engine_publish_stats(struct engine *e)
     stats->state_snapshot_bytes = stats->state_snapshots * e->config.layout.n_state_pages * e->config.layout.page_bytes;
     stats->state_snapshots_taken = e->scheduler.n_snapshots;
     stats->evictions = block_manager_n_evictions(e->scheduler.blocks);
+    if (e->scheduler.features) {
+        const struct features_counts *counts = features_counts(e->scheduler.features);
+        stats->images_encoded = counts->n_items;
+        stats->image_pieces = counts->n_pieces;
+        stats->image_rows = counts->n_rows;
+        stats->image_cache_hits = counts->n_hits;
+        stats->image_cache_evictions = counts->n_evictions;
+    }
     statistics_publish(e->statistics);
 }
 

@@ -110,13 +110,27 @@ int32_t items_position(const struct request *r, uint32_t axis, uint32_t position
 
 /* ---- keys -------------------------------------------------------------------------------------------------------------- */
 
+static bool overlaps(const struct prompt_item *item, uint32_t first, uint32_t n_tokens)
+{
+    return item->first < first + n_tokens && item->first + item->n_tokens > first;
+}
+
+uint32_t items_contents(const struct request_spec *spec, uint32_t first, uint32_t n_tokens, struct hash *found, uint32_t most)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < spec->n_items && n < most; i++)
+        if (overlaps(&spec->items[i], first, n_tokens))
+            found[n++] = spec->items[i].content;
+    return n;
+}
+
 size_t items_key(const struct request_spec *spec, uint32_t first, uint32_t block_tokens, char *bytes)
 {
     size_t n_bytes = 0;
     for (uint32_t i = 0; i < spec->n_items; i++) {
         const struct prompt_item *item = &spec->items[i];
         int64_t offset = (int64_t)first - item->first;
-        if (item->first >= first + block_tokens || item->first + item->n_tokens <= first)
+        if (!overlaps(item, first, block_tokens))
             continue;
         memcpy(bytes + n_bytes, &item->content, sizeof item->content);
         memcpy(bytes + n_bytes + sizeof item->content, &offset, sizeof offset);

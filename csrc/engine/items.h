@@ -13,6 +13,8 @@ void items_lay(struct carver *carver, const struct request_spec *spec, struct re
 void items_fill(struct request *request, const struct request_spec *spec);
 /* Writes the content of every item that overlaps a block, and where the block lies in it; returns the number of bytes. */
 size_t items_key(const struct request_spec *spec, uint32_t first, uint32_t block_tokens, char *bytes);
+/* The contents of the first items that overlap a block; returns their number. */
+uint32_t items_contents(const struct request_spec *spec, uint32_t first, uint32_t n_tokens, struct hash *found, uint32_t most);
 /* The error of RC_INVALID says what is wrong with an image. */
 enum rc items_check(const struct engine_config *config, const struct request_spec *spec, struct err *err);
 /* Notes the end of the positions that each of n tokens sees: of its span, or its own. The tokens end with a span. Returns

@@ -10,6 +10,7 @@
 #include "../base/status.h"
 
 #define KV_EVENT_SALT 64u
+#define KV_EVENT_IMAGES 4u
 
 enum kv_event_kind { KV_STORED = 0, KV_REMOVED = 1, KV_CLEARED = 2, KV_HOST_STORED = 3, KV_HOST_REMOVED = 4 };
 
@@ -20,6 +21,8 @@ struct kv_event {
     bool has_parent;         /* false: the first block of a chain; salt holds the request's cache salt */
     uint32_t n_salt;
     char salt[KV_EVENT_SALT];
+    uint32_t n_images;       /* the first images that the block holds tokens of, by their content */
+    struct hash images[KV_EVENT_IMAGES];
 };
 
 struct kv_events;

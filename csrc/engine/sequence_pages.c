@@ -1,5 +1,6 @@
 #include "sequence_pages.h"
 
+#include "items.h"
 #include "recurrent.h"
 
 #include <string.h>
@@ -122,6 +123,7 @@ void pages_note_stored(struct scheduler *s, struct sequence *q, uint32_t block, 
     }
     for (uint32_t i = 0; i < block_tokens(s); i++)
         ids[i] = sequence_token(q, block * block_tokens(s) + i);
+    event.n_images = items_contents(&q->request->spec, block * block_tokens(s), block_tokens(s), event.images, KV_EVENT_IMAGES);
     kv_events_note(s->events, &event, ids);
 }
 

@@ -45,6 +45,8 @@ struct engine_stats {
     uint64_t host_queued_bytes, disk_queued_blocks; /* copies to and from the host cache, and reads and writes, under way */
     uint64_t state_snapshots, state_snapshot_bytes;  /* snapshots of recurrent states that can be found */
     uint64_t state_snapshots_taken;
+    uint64_t images_encoded, image_pieces, image_rows; /* that towers have computed */
+    uint64_t image_cache_hits, image_cache_evictions;  /* images whose features were there; that made room for others */
     uint64_t finished[N_FINISHES]; /* by enum finish */
     uint64_t num_masks, mask_us;   /* masks filled for grammars, and the threads' time for them */
     uint64_t allocations_since_warmup;

@@ -69,6 +69,11 @@ PyObject *py_stats(const struct engine_stats *s)
         {"state_snapshots", s->state_snapshots},
         {"state_snapshot_bytes", s->state_snapshot_bytes},
         {"state_snapshots_taken", s->state_snapshots_taken},
+        {"images_encoded", s->images_encoded},
+        {"image_pieces", s->image_pieces},
+        {"image_rows", s->image_rows},
+        {"image_cache_hits", s->image_cache_hits},
+        {"image_cache_evictions", s->image_cache_evictions},
         {"weight_epoch", s->weight_epoch},
         {"sleep_level", s->sleep_level},
         {"nonfinite_rows", s->nonfinite_rows},
@@ -130,9 +135,9 @@ PyObject *py_step_log(struct engine *engine, uint32_t max)
 static PyObject *kv_event_tuple(const struct kv_event *e, const int32_t *ids, uint32_t block_tokens)
 {
     PyObject *parent = e->has_parent ? PyLong_FromUnsignedLongLong(e->parent) : Py_NewRef(Py_None);
-    return Py_BuildValue("(KIKNIy#y#)", (unsigned long long)e->number, e->kind, (unsigned long long)e->hash, parent, e->group,
+    return Py_BuildValue("(KIKNIy#y#y#)", (unsigned long long)e->number, e->kind, (unsigned long long)e->hash, parent, e->group,
                          (const char *)ids, (Py_ssize_t)(e->kind == KV_STORED ? block_tokens * sizeof *ids : 0), e->salt,
-                         (Py_ssize_t)e->n_salt);
+                         (Py_ssize_t)e->n_salt, (const char *)e->images, (Py_ssize_t)(e->n_images * sizeof *e->images));
 }
 
 PyObject *py_kv_events(struct engine *engine, uint64_t next)

@@ -33,6 +33,10 @@ def run(chosen: Namespace) -> int:
     print("program")
     for line in program(spec, chosen.all):
         print(f"  {line}")
+    for name, tower in spec.get("towers", {}).items():
+        print(f"tower {name}, token {tower['feature_id']}")
+        for line in program(tower, chosen.all):
+            print(f"  {line}")
     _print_weights(spec, tensors, files.weights, compiled.config.dtype, chosen.weights)
     _print_cache(compiled)
     return 0

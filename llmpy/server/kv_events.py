@@ -78,17 +78,19 @@ def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
         group = {"group_idx": event.group} if event.group else {}
         if event.kind == 0:
             ids = np.frombuffer(event.token_ids, np.int32).tolist()
+            extra = [event.salt.decode(errors="replace")] if event.salt else []
+            extra += [event.images[at : at + 16].hex() for at in range(0, len(event.images), 16)]
             follows = last.get("type") == "BlockStored" and last["block_hashes"][-1] == event.parent
             if follows and last.get("group_idx", 0) == event.group:
                 last["block_hashes"].append(event.hash)
                 last["token_ids"] += ids
-                if "extra_keys" in last:
-                    last["extra_keys"].append(None)
+                if "extra_keys" in last or extra:
+                    last.setdefault("extra_keys", [None] * (len(last["block_hashes"]) - 1)).append(extra or None)
                 continue
             stored = {"type": "BlockStored", "block_hashes": [event.hash], "parent_block_hash": event.parent, "token_ids": ids}
             stored |= {"block_size": block_size, "lora_id": None, "medium": MEDIUM, "lora_name": None}
-            salt = {"extra_keys": [[event.salt.decode(errors="replace")]]} if event.salt else {}
-            made.append({**stored, **salt, **group})
+            keys = {"extra_keys": [extra]} if extra else {}
+            made.append({**stored, **keys, **group})
         elif event.kind == 1:
             made.append({"type": "BlockRemoved", "block_hashes": [event.hash], "medium": MEDIUM, **group})
         elif event.kind == 3:

@@ -236,10 +236,24 @@ def test_llm_takes_images_beside_texts(vision):
         prompts.append(Prompt(None, np.array(ids, np.int32)))
         prompts[-1].images = placed
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "max_encoder_rows": 16}
-    with LLM(model.directory, encoder_cache_tokens=64, tensor_parallel_size=2, **options) as llm:
+    options |= {"encoder_cache_tokens": 64, "enable_prefix_caching": True, "kv_event_capacity": 64}
+    with LLM(model.directory, tensor_parallel_size=2, **options) as llm:
         for output, each in zip(llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4)), parts, strict=True):
             tokens = model.greedy(model.prompt(each)[0], images_of(each), 3)
             assert list(output.outputs[0].token_ids)[: len(tokens)] == tokens
+        stats, (_, events) = llm.stats(), llm.kv_events()
+    assert (stats.images_encoded, stats.image_pieces, stats.image_rows) == (2, 2, 20)
+    assert stats.image_cache_hits + stats.images_encoded <= 3 and stats.image_cache_evictions == 0
+    both = b"".join(one.item.content for one in prompts[2].images)
+    assert both in [event.images for event in events if event.kind == 0]  # a block with tokens of two images names both
+
+
+def test_inspect_prints_towers(vision, capsys):
+    from llmpy.cli import main
+
+    assert main(["inspect", str(vision("deepseek-ocr").directory)]) == 0
+    text = capsys.readouterr().out
+    assert "tower image, token 98" in text and "grid_attention" in text and "splice" in text
 
 
 def test_what_is_not_supported_is_named(vision):

@@ -10,6 +10,7 @@ import zmq
 
 from llmpy import AsyncEngine, UnsupportedError
 from llmpy.cli import main
+from llmpy.outputs import KvEvent
 from llmpy.server.kv_events import KvEventPublisher, is_open, maps
 
 BLOCK = 16
@@ -58,6 +59,18 @@ class View:
         while (parent := by_content.get((parent, tuple(prompt[n : n + BLOCK])))) is not None:
             n += BLOCK
         return n
+
+
+def test_images_are_extra_keys():
+    """A block with tokens of images names their contents; blocks beside it have none."""
+    a, b = b"\x01" * 16, b"\x02" * 16
+    rows = [(1, None, b"", b""), (2, 1, b"", a + b), (3, 2, b"", b""), (4, None, b"salt", a), (5, 4, b"", b)]
+    events = [KvEvent(i, 0, *own, 0, bytes(4 * BLOCK), *rest) for i, (*own, rest) in enumerate(
+        (key, parent, (salt, images)) for key, parent, salt, images in rows)]  # fmt: skip
+    first, second = maps(events, BLOCK)
+    assert first["extra_keys"] == [None, [a.hex(), b.hex()], None]
+    assert second["extra_keys"] == [["salt", a.hex()], [b.hex()]]
+    assert "extra_keys" not in maps(events[:1], BLOCK)[0]
 
 
 class Reader(View):
