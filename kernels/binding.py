@@ -353,7 +353,7 @@ class Backend:
         self._run(stage, "position_scale", args)
 
     def select(self, x: Array, rows: Array, out: Array, other: Array | None = None) -> None:
-        """out row i = x row rows[i]; -1: zeros, -2: `other`."""
+        """out row i = x row rows[i]; -1: zeros, -2, -3, ...: rows of `other`."""
         stage, args = Stage(self), struct("select_args")
         stage.any_view(args.x, "x", x)
         stage.n_rows = args.n_selected = stage.array(args, "rows", rows, "i")

@@ -35,10 +35,10 @@ def test_embed_taps(n_taps, width, open_backend) -> None:
 
 @pytest.mark.parametrize("width", [1, 40, 1152])
 def test_rows_are_selected_and_placed(width, open_backend) -> None:
-    x, other, backend = rows_of(5, width), rows_of(1, width, 1)[0], open_backend()
-    out = np.full((7, width), np.nan, np.float32)
-    backend.select(x, np.int32([4, -1, 0, 0, -2, 3, 1]), out, other)
-    assert np.array_equal(out, np.stack([x[4], 0 * x[0], x[0], x[0], other, x[3], x[1]]))
+    x, others, backend = rows_of(5, width), rows_of(3, width, 1), open_backend()
+    out = np.full((8, width), np.nan, np.float32)
+    backend.select(x, np.int32([4, -1, 0, 0, -2, 3, 1, -4]), out, others.reshape(-1))
+    assert np.array_equal(out, np.stack([x[4], 0 * x[0], x[0], x[0], others[0], x[3], x[1], others[2]]))
     pool = np.full((9, width), np.nan, np.float32)
     backend.place_rows(x, np.int32([8, 0, 3, 4, 1]), pool)
     assert np.array_equal(pool[[8, 0, 3, 4, 1]], x) and np.isnan(pool[[2, 5, 6, 7]]).all()
