@@ -341,3 +341,17 @@ def test_images_as_a_user_gives_them(name, vision, device, tmp_path):
         outputs = llm.generate([prompt, [5, 9, 77]], SamplingParams(temperature=0, max_tokens=4))
     assert outputs[0].prompt_token_ids == ids and outputs[0].num_image_tokens == n_features
     assert outputs[0].outputs[0].token_ids[: len(wanted)] == wanted
+
+
+def test_pages_as_a_user_gives_them(vision, device):
+    """DeepSeek-OCR's fields lie in processor_config.json itself; its items have pieces with places of their own."""
+    model = vision("deepseek-ocr")
+    images = model.images(2)
+    parts = [3, 8, images[0], 20, images[1], 21]
+    ids, _ = model.prompt(parts)
+    options = {"device": device, "dtype": "float32", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
+    with LLM(model.directory, **options) as llm:
+        prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
+        output = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=4))[0]
+    tokens = model.greedy(ids, images, 4)
+    assert output.outputs[0].token_ids[: len(tokens)] == tokens and output.num_image_tokens == ids.count(ours.FEATURE)
