@@ -227,6 +227,31 @@ def test_images_that_do_not_fit_are_refused(vision, device, open_engine):
         engine.run([ids], placed=[[one]])
 
 
+def test_tables_of_pages_that_do_not_fit_are_refused(vision, device, open_engine):
+    model = vision("deepseek-ocr")
+    ids, (one,) = model.prompt([4, model.images(1)[0], 5])
+    item = one.item
+    wrong = {
+        "places": (1000, "wanted places of its"),
+        "distances.1": (77, "wanted rows below 23"),
+        "rows.windows": (999, "wanted rows below"),
+        "rows.near": (-2, "wanted rows below"),
+        "rows.features": (-4, "wanted rows below"),
+        "cells.index": (10, "wanted rows below 10"),
+    }
+    with open_engine(device, model.directory) as engine:
+        for name, (value, message) in wrong.items():
+            values = item.tables[name].values.copy()
+            values[..., -1] = value
+            broken = dataclasses.replace(item, tables={**item.tables, name: item.tables[name]._replace(values=values)})
+            with pytest.raises(InvalidRequestError, match=message):
+                engine.run([ids], placed=[[PlacedItem(broken, 1, item.n_tokens)]])
+        fewer = item.tables["shares.0"]._replace(ends=(3, 6, 9))
+        broken = dataclasses.replace(item, tables={**item.tables, "shares.0": fewer})
+        with pytest.raises(InvalidRequestError, match="two rows and shares for each distance"):
+            engine.run([ids], placed=[[PlacedItem(broken, 1, item.n_tokens)]])
+
+
 def test_llm_takes_images_beside_texts(vision):
     model = vision("llava")
     parts = prompts_of(model)[:3]
