@@ -184,10 +184,10 @@ def test_on_tensor_cores(cuda: str, paged: type, dim: int, heads: int, kv: int, 
             assert attend(first, end).tobytes() == out[first:end].tobytes(), (first, end, list(extras))
 
 
-SPANS = [(3, 70), (120, 121), (190, 330), (330, 333), (500, 640)]
-"""Rows that see each other; the third one ends in the tile of keys of the fourth."""
-PARTS = [(0, 700), (3, 70), (0, 190), (121, 333), (190, 500), (330, 700), (640, 700), (70, 190), (499, 641)]
-"""Steps, which do not cut spans; the last but one has none of several rows."""
+SPANS = [(3, 70), (120, 121), (190, 330), (330, 333), (500, 640), (760, 1300)]
+"""Rows that see each other; the third one ends in the tile of keys of the fourth, and the last one has nine tiles."""
+PARTS = [(0, 1400), (3, 70), (0, 190), (121, 333), (190, 500), (330, 700), (640, 700), (70, 190), (499, 641), (730, 1400)]
+"""Steps, which do not cut spans."""
 
 
 def ends_of(n: int) -> Array:
@@ -199,23 +199,23 @@ def ends_of(n: int) -> Array:
 
 @pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (50, 20.0)])
 def test_rows_that_see_each_other(window: int, cap: float, open_backend: Open, paged: type) -> None:
-    n, heads, dim = 700, 4, 32
+    n, heads, dim = 1400, 4, 32
     q, k, v = normal(1, n, heads, dim), normal(2, n, 2, dim), normal(3, n, 2, dim)
     ends = ends_of(n)
-    cache = paged(open_backend(2, max_rows=1024), [k], [v], "float32", 16)
+    cache = paged(open_backend(2, max_rows=2048), [k], [v], "float32", 16)
     out = cache.attend([(0, 0, n)], q, 0.2, window, cap, ends=ends)
     assert np.abs(out - exact(q, k, v, 0.2, cap, window, ends=ends)).max() < 1e-5
     for first, end in PARTS:
         part = cache.attend([(0, first, end)], q[first:end], 0.2, window, cap, ends=np.ascontiguousarray(ends[first:end]))
         assert part.tobytes() == out[first:end].tobytes(), (first, end)
-    plain = cache.attend([(0, 640, n)], q[640:], 0.2, window, cap)
-    assert plain.tobytes() == out[640:].tobytes()
+    plain = cache.attend([(0, 640, 760)], q[640:760], 0.2, window, cap)
+    assert plain.tobytes() == out[640:760].tobytes()
 
 
 @pytest.mark.parametrize(("dim", "heads", "kv", "cap"), [(64, 8, 8, 0.0), (128, 12, 1, 0.0), (256, 4, 2, 30.0)])
 def test_rows_that_see_each_other_on_tensor_cores(cuda: str, dim: int, heads: int, kv: int, cap: float) -> None:
     """The bits of a row do not depend on whether other rows of the step see later ones."""
-    backend, n = Backend(cuda, max_rows=4096, dtype="bfloat16", library=hardware.cuda_library()), 700
+    backend, n = Backend(cuda, max_rows=4096, dtype="bfloat16", library=hardware.cuda_library()), 1400
     kind = KINDS["bfloat16"]
     q, k, v = (x.astype(kind) for x in (normal(1, n, heads, dim), normal(2, n, kv, dim), normal(3, n, kv, dim)))
     table = np.random.default_rng(3).permutation(np.arange(1, 1 + -(-n // 16), dtype=np.int32))[None]
