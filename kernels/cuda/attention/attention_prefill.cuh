@@ -414,8 +414,8 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
     const uint32_t high_row = (min(first + 64, task.n_packed) - 1) / x.group, highest = uniform(last_seen(high_row));
     const uint32_t high_seen = x.first_seen(uniform(task.start + high_row));
     /* Spans may end many tiles apart; then both warpgroups take all tiles, so that the ring goes on. */
-    const bool has_spans = HAS_EXTRAS && x.visible_end;
-    const uint32_t seen = uniform(task.seen), j0 = seen / TILE, n = has_spans ? task.n_tiles : highest / TILE + 1;
+    const uint32_t n_seen = highest / TILE + 1, n = HAS_EXTRAS ? uniform(x.visible_end ? task.n_tiles : n_seen) : n_seen;
+    const uint32_t seen = uniform(task.seen), j0 = seen / TILE;
     /* Low halves of descriptors (octets of keys lie `slabs` slabs apart) and their constant high ones. */
     const uint32_t slabs = D / 64, unit = SLAB_BYTES / 16, high = 1u << 30 | slabs * unit, q_high = 1u << 30 | unit;
     const uint32_t q = 1u << 16 | shared_address(shared) >> 4, tiles = shared_address(ring) >> 4;
