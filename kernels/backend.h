@@ -163,12 +163,14 @@ struct lora_args {
     const int32_t *row_slots;   /* a row's slot; -1: the row has no adapter. NULL: `begin` has brought row_adapters */
     const int32_t *rows;        /* [n_rows] where row_slots has the slot of each row; NULL: at 0, 1, ... */
     struct view x, y;           /* y holds the linear's result */
-    float *scratch;             /* [n_rows][n_parts][max_rank] */
+    float *scratch;             /* [n_rows][n_parts][max_rank]; with is_delta max_rank is rounded up to whole 16s, and there are
+                                 * so many for each LORA_COLUMNS columns of x, begun */
     bool is_delta;              /* y is float32 for every type of activations; FUSION_LINEAR_DELTA */
     uint32_t first_row;         /* without row_slots: rows first_row, first_row + 1, ... of the step, or of the rows that `rows`
                                  * lists, a multiple of LORA_ROWS; n_rows is at most LORA_ROWS then */
 };
 #define LORA_ROWS 1024u
+#define LORA_COLUMNS 256u
 
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). out may be x. */
 struct rms_norm_args {
@@ -485,6 +487,22 @@ enum experts_half {
     EXPERTS_DOWN  /* part j of x is the whole form(up_e(..)) of route j; y = the sum over the routes. up is NULL */
 };
 
+/* What adapters add to the products of experts before they are rounded: scale * B (A x), as `lora`. Part p of expert e lies at
+ * parts[p] + e * step. */
+struct experts_lora_parts {
+    struct lora_part parts[2]; /* of an expert's rows; up: gate, up, or the one matrix of both; down: one */
+    uint32_t n_parts;
+    size_t step;
+};
+struct experts_lora {
+    struct experts_lora_parts up, down; /* of struct lora_part, first_row and n_rows are of the expert's matrix */
+    uint32_t max_rank;
+    const void *slots;
+    size_t slot_bytes;
+    const int32_t *row_slots, *rows; /* as those of struct lora_args */
+    float *scratch;                  /* [n_rows * n_chosen][2][max_rank] */
+};
+
 /* y = sum over a row's routes, in their order, of weight * (down_e(form(up_e(x))) + down_bias_e); is_input_scaled: the weight
  * multiplies x instead. The sum is one float32 chain that starts from 0 and is rounded once at the end. The matrix up holds
  * gate_e | up_e (EXPERT_PLAIN: up_e) for expert 0, 1, ..; down holds down_e in the same order. Each product has the bits of a
@@ -506,6 +524,7 @@ struct experts_args {
     bool is_by_route;           /* y has n_chosen equal parts a row. Part j gets the result of route j before the sum, if the
                                  * route's expert is held, and stays as it is if not. Only backends with `combine` get this */
     uint32_t half, first_column; /* half: enum experts_half */
+    const struct experts_lora *lora; /* NULL: no row has an adapter. EXPERTS_WHOLE of all experts alone */
 };
 
 /* y = the sum of `experts`, of the same bits: part j of a row of results is the result of route j */

@@ -164,6 +164,7 @@ class EngineOptions(TypedDict, total=False):
     enable_lora: bool
     max_loras: int
     max_lora_rank: int
+    lora_experts: bool
     limit_mm_per_prompt: Mapping[str, int] | None
     max_image_pixels: int
     max_image_side: int

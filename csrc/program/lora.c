@@ -10,7 +10,7 @@ static size_t aligned(size_t size_bytes)
 }
 
 /* Appends the parts of a weight to the layout. */
-static void lay_weight(struct lora *l, const struct program *p, uint32_t w, uint32_t *widest)
+static void lay_weight(struct lora *l, const struct program *p, uint32_t w)
 {
     const struct weight *weight = &p->weights[w];
     uint32_t first_row = 0;
@@ -21,33 +21,62 @@ static void lay_weight(struct lora *l, const struct program *p, uint32_t w, uint
         l->places[l->n_places] = (struct lora_place){w, i, at};
         l->parts[l->n_places++] = at;
     }
-    *widest = weight->n_parts > *widest ? weight->n_parts : *widest;
 }
 
-/* Lays out a slot: the weights of all linears, each once. Returns the most parts of a weight. */
-static uint32_t lay(struct lora *l, const struct program *p)
+static bool has_weight(const struct op *op, uint32_t weight, bool with_experts)
 {
-    uint32_t widest = 1;
+    if (op->code == OP_EXPERTS)
+        return with_experts && (op->weight[0] == weight || op->weight[1] == weight);
+    return op->code == OP_LINEAR && op->weight[0] == weight;
+}
+
+/* Lays out a slot: the weights of all linears and, with has_experts, of all experts, each once. */
+static void lay(struct lora *l, const struct program *p)
+{
     for (uint32_t w = 0; w < p->n_weights; w++) {
-        bool is_linear = false;
+        bool is_changed = false;
         for (uint32_t i = 0; i < p->n_ops; i++)
-            is_linear |= p->ops[i].code == OP_LINEAR && p->ops[i].weight[0] == w;
+            is_changed |= has_weight(&p->ops[i], w, l->has_experts);
         l->first[w] = l->n_places;
-        if (is_linear)
-            lay_weight(l, p, w, &widest);
+        if (is_changed)
+            lay_weight(l, p, w);
     }
     l->first[p->n_weights] = l->n_places;
-    return widest;
+}
+
+/* Values of the linears' scratch for a row: backend.h. */
+static size_t scratch_width(const struct lora *l, const struct program *p, bool is_delta)
+{
+    uint32_t most = 1, rank = is_delta ? (l->max_rank + 15) & ~15u : l->max_rank;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        uint32_t w = p->ops[i].code == OP_LINEAR ? p->ops[i].weight[0] : NO_INDEX;
+        if (w == NO_INDEX)
+            continue;
+        uint32_t n_parts = l->first[w + 1] - l->first[w], n_chunks = (p->weights[w].cols + LORA_COLUMNS - 1) / LORA_COLUMNS;
+        uint32_t n = is_delta ? n_parts * n_chunks : n_parts;
+        most = n > most ? n : most;
+    }
+    return (size_t)most * rank;
 }
 
 /* Columns of the widest linear, as whole 32s. */
-static uint32_t widest_of(const struct lora *l, const struct program *p)
+static uint32_t widest_of(const struct program *p)
 {
     uint32_t most = 1;
-    for (uint32_t w = 0; w < p->n_weights; w++)
-        if (l->first[w] < l->first[w + 1] && p->weights[w].rows > most)
-            most = p->weights[w].rows;
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (p->ops[i].code == OP_LINEAR && p->weights[p->ops[i].weight[0]].rows > most)
+            most = p->weights[p->ops[i].weight[0]].rows;
     return (most + 31) & ~31u;
+}
+
+/* Values of the experts' scratch for a row. */
+static size_t experts_width(const struct lora *l, const struct program *p)
+{
+    uint32_t n_chosen = 0;
+    for (uint32_t i = 0; i < p->n_ops && l->has_experts; i++)
+        if (p->ops[i].code == OP_EXPERTS && p->ops[i].experts.n_chosen > n_chosen)
+            n_chosen = p->ops[i].experts.n_chosen;
+    return (size_t)n_chosen * 2 * l->max_rank;
 }
 
 uint32_t lora_fusions(const struct model_options *options, uint32_t fusions)
@@ -77,27 +106,34 @@ enum rc lora_create(struct model *m, struct err *err)
         return refuse(m, "adapters are", err);
     if (m->options.n_ranks > 1)
         return refuse(m, "adapters of a model with several ranks (tensor_parallel_size) are", err);
+    if (m->options.has_lora_experts && m->backend->fusions(m->ctx) & FUSION_LINEAR_DELTA)
+        return refuse(m, "adapters of experts (lora_experts=True) are", err);
     for (uint32_t w = 0; w < p->n_weights; w++)
         n += p->weights[w].n_parts;
     l->n_slots = m->options.max_loras;
     l->max_rank = m->options.max_lora_rank;
+    l->has_experts = m->options.has_lora_experts;
     l->places = mem_calloc(n + 1, sizeof *l->places);
     l->parts = mem_calloc(n + 1, sizeof *l->parts);
     l->first = mem_calloc(p->n_weights + 1, sizeof *l->first);
     if (!l->places || !l->parts || !l->first)
         return err_set(err, RC_MEMORY, "adapters: out of memory");
-    uint32_t widest = lay(l, p), n_rows = m->options.max_num_batched_tokens;
+    uint32_t n_rows = m->options.max_num_batched_tokens;
+    bool is_delta = m->backend->fusions(m->ctx) & FUSION_LINEAR_DELTA;
+    lay(l, p);
     void *slots = NULL, *scratch = NULL, *delta = NULL;
     enum rc rc = m->backend->buffer_create(m->ctx, l->n_slots * l->slot_bytes, &slots, err);
     l->slots = slots;
-    if (m->backend->fusions(m->ctx) & FUSION_LINEAR_DELTA) {
+    if (is_delta) {
         l->delta_rows = n_rows = n_rows < LORA_ROWS ? n_rows : LORA_ROWS;
-        l->delta_stride = widest_of(l, p);
+        l->delta_stride = widest_of(p);
         l->delta_bytes = (size_t)n_rows * l->delta_stride * sizeof(float);
         rc = rc ? rc : m->backend->buffer_create(m->ctx, l->delta_bytes, &delta, err);
         l->delta = delta;
     }
-    l->scratch_bytes = (size_t)n_rows * widest * l->max_rank * sizeof(float);
+    size_t n_values = n_rows * scratch_width(l, p, is_delta),
+           n_of_experts = m->options.max_num_batched_tokens * experts_width(l, p);
+    l->scratch_bytes = (n_values > n_of_experts ? n_values : n_of_experts) * sizeof(float);
     if (!rc)
         rc = m->backend->buffer_create(m->ctx, l->scratch_bytes, &scratch, err);
     l->scratch = scratch;
@@ -171,6 +207,28 @@ static enum rc add_in_linear(struct running *run, const struct step *step, uint3
     linear.delta = l->delta;
     linear.delta_stride = l->delta_stride;
     return rc ? rc : m->backend->linear(m->ctx, &linear, run->err);
+}
+
+/* The parts of an expert's matrix. */
+static struct experts_lora_parts parts_of(const struct lora *l, uint32_t weight, uint32_t n_experts)
+{
+    const struct lora_part *parts = l->parts + l->first[weight];
+    uint32_t n = (l->first[weight + 1] - l->first[weight]) / n_experts;
+    struct experts_lora_parts found = {.n_parts = n, .step = n_experts > 1 ? parts[n].head - parts[0].head : 0};
+    for (uint32_t p = 0; p < n; p++)
+        found.parts[p] = parts[p];
+    return found;
+}
+
+const struct experts_lora *lora_experts(const struct running *run, const struct step *step, uint32_t up, uint32_t down,
+                                        uint32_t n_experts, struct experts_lora *args)
+{
+    const struct lora *l = &run->m->lora;
+    *args = (struct experts_lora){
+        .up = parts_of(l, up, n_experts), .down = parts_of(l, down, n_experts), .max_rank = l->max_rank, .slots = l->slots,
+        .slot_bytes = l->slot_bytes, .row_slots = run->row_adapter, .rows = step->on_selected ? run->wanted_rows : NULL,
+        .scratch = l->scratch};
+    return args;
 }
 
 enum rc lora_linear(struct running *run, const struct step *step, uint32_t weight, const struct linear_args *linear)

@@ -21,6 +21,7 @@ struct lora_place {
 
 struct lora {
     uint32_t max_rank, n_slots;
+    bool has_experts;            /* slots have room for experts */
     size_t slot_bytes;
     uint32_t n_places;
     struct lora_place *places;   /* [n_places] ordered by weight, then by part */
@@ -43,6 +44,9 @@ enum rc lora_create(struct model *model, struct err *err);
 void lora_destroy(struct model *model);
 /* Loads the adapters that the batch brings. */
 enum rc lora_load(struct running *run);
+/* What the adapters of some rows add to experts; has_experts. up, down: weights. Fills `args` and returns it. */
+const struct experts_lora *lora_experts(const struct running *run, const struct step *step, uint32_t up, uint32_t down,
+                                        uint32_t n_experts, struct experts_lora *args);
 /* A linear for rows with adapters. Where linears add `delta`, it takes LORA_ROWS rows at a time. weight: of the linear. */
 enum rc lora_linear(struct running *run, const struct step *step, uint32_t weight, const struct linear_args *linear);
 

@@ -77,6 +77,8 @@ enum rc run_experts(struct running *run, const struct step *step, const struct v
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN];
     const struct experts_attributes *given = &op->experts;
+    struct experts_lora lora;
+    bool has_lora = run->has_adapters && m->lora.has_experts;
     struct experts_args args = {
         .n_rows = v->n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen, .form = given->form, .act = given->act,
         .limit = given->limit, .is_input_scaled = given->is_input_scaled, .up = matrix_of(m, op, 0),
@@ -84,6 +86,7 @@ enum rc run_experts(struct running *run, const struct step *step, const struct v
         .down_bias = vector_of(m, op, 3), .routes = v->in[1].data,
         .route_stride = route_stride(m, v->in[1]), .x = v->in[0], .y = v->out, .scratch = v->mid, .first = given->first,
         .n_local = given->n_local, .is_by_route = given->is_by_route,
+        .lora = has_lora ? lora_experts(run, step, op->weight[0], op->weight[1], given->n_experts, &lora) : NULL,
     };
     return m->backend->experts(m->ctx, &args, run->err);
 }

@@ -8,8 +8,17 @@
 
 #include <string.h>
 
-/* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a and b); struct weight_part has the
- * meaning of base, inner and stride. */
+/* Experts of a matrix; 0: the matrix is a linear's. */
+static uint32_t n_experts_of(const struct program *p, uint32_t weight)
+{
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (p->ops[i].code == OP_EXPERTS && (p->ops[i].weight[0] == weight || p->ops[i].weight[1] == weight))
+            return p->ops[i].experts.n_experts;
+    return 0;
+}
+
+/* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a and b, number of the matrix, its
+ * experts); struct weight_part has the meaning of base, inner and stride. */
 static PyObject *place_of(const struct program *p, const struct lora_place *place)
 {
     const struct weight *weight = &p->weights[place->weight];
@@ -17,8 +26,9 @@ static PyObject *place_of(const struct program *p, const struct lora_place *plac
     uint32_t last = part->n_dims - 1, tensor_rows = part->is_transposed ? part->dims[last] : 1;
     for (uint32_t i = 0; i < last && !part->is_transposed; i++)
         tensor_rows *= part->dims[i];
-    return Py_BuildValue("(sIIIIIInnn)", part->name, tensor_rows, part->rows, weight->cols, part->base, part->inner,
-                         part->stride, (Py_ssize_t)place->at.head, (Py_ssize_t)place->at.a, (Py_ssize_t)place->at.b);
+    return Py_BuildValue("(sIIIIIInnnII)", part->name, tensor_rows, part->rows, weight->cols, part->base, part->inner,
+                         part->stride, (Py_ssize_t)place->at.head, (Py_ssize_t)place->at.a, (Py_ssize_t)place->at.b,
+                         place->weight, n_experts_of(p, place->weight));
 }
 
 static const struct lora *lora_of(PyObject *object, struct team **team)

@@ -74,13 +74,16 @@ static bool get_flag(PyObject *options, const char *key)
     return value && PyObject_IsTrue(value) == 1;
 }
 
-/* The option `adapters`: most adapters of a step, and their largest rank. Without it the model serves none. */
+/* The option `adapters`: most adapters of a step, their largest rank, and whether they may change experts. Without it the model
+ * serves none. */
 static int parse_adapters(PyObject *options, struct model_options *o)
 {
     PyObject *given = PyDict_GetItemString(options, "adapters");
     if (!given || given == Py_None)
         return 0;
-    return PyArg_ParseTuple(given, "II", &o->max_loras, &o->max_lora_rank) ? 0 : -1;
+    int has_experts = 0, bad = !PyArg_ParseTuple(given, "IIp", &o->max_loras, &o->max_lora_rank, &has_experts);
+    o->has_lora_experts = has_experts;
+    return bad ? -1 : 0;
 }
 
 /* The option `beside`: bytes of a drafter, and its bytes for each page. Without it the model has no drafter. */

@@ -5,7 +5,8 @@
  * one chain of fused multiply-adds from 0, in the order of the routes, not in the order in which experts are computed. Few
  * rows are bound by the bytes of their experts: (2 * inner * width + width * inner) weights each. The pairs of a wave fit the
  * backend's shared scratch; more pairs take several waves, expert by expert. A rank holds some of the experts and leaves out
- * the routes of the others; by route, float32 results stay as they are, and `combine` sums them by the same chain. */
+ * the routes of the others; by route, float32 results stay as they are, and `combine` sums them by the same chain. Adapters add
+ * to a product behind its multiplication, pair by pair. */
 #include "linear_run.h"
 #include "ops.h"
 #include "rows.h"
@@ -228,6 +229,39 @@ static void run_product(const struct experts_job *job, const struct product *pro
     }
 }
 
+/* Adds what an expert's adapter adds to the product of a sorted pair. */
+static void add_adapter(const struct experts_job *job, const struct product *product, uint32_t expert, uint32_t pair, float *x)
+{
+    const struct experts_lora *lora = job->args->lora;
+    const struct experts_lora_parts *given = product->is_up ? &lora->up : &lora->down;
+    uint32_t row = job->rows[pair];
+    int32_t slot = lora->row_slots[lora->rows ? lora->rows[row] : (int32_t)row];
+    if (slot < 0)
+        return;
+    pair_input(job, product->is_up, pair, x);
+    for (uint32_t p = 0; p < given->n_parts; p++) {
+        struct lora_part part = given->parts[p];
+        part.head += expert * given->step;
+        part.a += expert * given->step;
+        part.b += expert * given->step;
+        K(lora_row)(&part, (const char *)lora->slots + (size_t)slot * lora->slot_bytes, x, product->matrix->n_cols,
+                    lora->scratch + (size_t)pair * 2 * lora->max_rank, product->out + (size_t)pair * product->width);
+    }
+}
+
+/* Adds what adapters add to a thread's share of the pairs. */
+static void add_adapters(const struct experts_job *job, const struct product *product, uint32_t thread,
+                         const struct lane_scratch *s)
+{
+    uint32_t n = job->first[job->n_experts], end = share_first(n, thread + 1, job->cpu->n_threads), expert = 0;
+    for (uint32_t pair = share_first(n, thread, job->cpu->n_threads); pair < end; pair++) {
+        while (job->first[expert + 1] <= pair)
+            expert++;
+        add_adapter(job, product, expert, pair, s->rows);
+    }
+    pool_barrier(job->cpu->pool);
+}
+
 /* Result j of a row: sorted by expert if there are places, else part j of the row. */
 static const float *result_at(const struct combine_args *args, const uint32_t *places, uint32_t row, uint32_t j)
 {
@@ -302,6 +336,8 @@ static void run_up(const struct experts_job *job, uint32_t thread, struct lane_s
     struct product product = {up, job->args->up_bias, job->up, job->up_width, up->n_parts / job->n_experts, true,
                               pair_bytes(up)};
     run_product(job, &product, thread, s);
+    if (job->args->lora)
+        add_adapters(job, &product, thread, s);
 }
 
 static void run_down(const struct experts_job *job, uint32_t thread, struct lane_scratch *s)
@@ -310,6 +346,8 @@ static void run_down(const struct experts_job *job, uint32_t thread, struct lane
     struct product product = {down, job->args->down_bias, job->down, job->width, down->n_parts / job->n_experts, false,
                               pair_bytes(down)};
     run_product(job, &product, thread, s);
+    if (job->args->lora)
+        add_adapters(job, &product, thread, s);
 }
 
 static void experts_run(void *job_args, uint32_t thread)

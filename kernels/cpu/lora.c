@@ -43,6 +43,32 @@ static float dot(const float *a, const float *b, uint32_t n)
     return v_hsum(v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3])));
 }
 
+/* y += scale * B t, or y = scale * B t, for rows first .. end of a part. */
+static void add_part(const struct lora_part *part, const char *slot, const float *t, bool is_delta, uint32_t first,
+                     uint32_t end, float *y)
+{
+    struct lora_head head = slot ? head_of(part, slot) : (struct lora_head){0};
+    for (uint32_t i = first; is_delta && !head.rank && i < end; i++)
+        y[i] = -0.0f;
+    for (uint32_t i = first; head.rank && i < end; i += LANES) {
+        uint32_t lanes = end - i < LANES ? end - i : LANES;
+        const float *b = (const float *)(slot + part->b) + i;
+        vf sum = v_zero();
+        for (uint32_t j = 0; j < head.rank; j++, b += part->n_rows)
+            sum = v_fma(v_set1(t[j]), v_load_n(b, lanes), sum);
+        vf before = is_delta ? v_set1(-0.0f) : v_load_n(y + i, lanes);
+        v_store_n(y + i, v_fma(v_set1(head.scale), sum, before), lanes);
+    }
+}
+
+void K(lora_row)(const struct lora_part *part, const char *slot, const float *x, uint32_t n_cols, float *t, float *y)
+{
+    const float *a = (const float *)(slot + part->a);
+    for (uint32_t j = 0; j < head_of(part, slot).rank; j++, a += n_cols)
+        t[j] = dot(a, x, n_cols);
+    add_part(part, slot, t, false, 0, part->n_rows, y + part->first_row);
+}
+
 /* One element of t = A x; nothing if the adapter's rank is lower. */
 static void shrink(const struct lora_args *args, uint32_t row, uint32_t part_idx, uint32_t element)
 {
@@ -55,25 +81,13 @@ static void shrink(const struct lora_args *args, uint32_t row, uint32_t part_idx
     args->scratch[((size_t)row * args->n_parts + part_idx) * args->max_rank + element] = dot(a, x, args->x.width);
 }
 
-/* y += scale * B t, or y = scale * B t, for rows first .. end of a part. */
+/* Rows first .. end of a part of y. */
 static void expand(const struct lora_args *args, uint32_t row, uint32_t part_idx, uint32_t first, uint32_t end)
 {
     const struct lora_part *part = &args->parts[part_idx];
-    const char *slot = slot_of(args, row);
-    struct lora_head head = slot ? head_of(part, slot) : (struct lora_head){0};
     const float *t = args->scratch + ((size_t)row * args->n_parts + part_idx) * args->max_rank;
     float *y = (float *)args->y.data + (size_t)row * args->y.stride + part->first_row;
-    for (uint32_t i = first; args->is_delta && !head.rank && i < end; i++)
-        y[i] = -0.0f;
-    for (uint32_t i = first; head.rank && i < end; i += LANES) {
-        uint32_t lanes = end - i < LANES ? end - i : LANES;
-        const float *b = (const float *)(slot + part->b) + i;
-        vf sum = v_zero();
-        for (uint32_t j = 0; j < head.rank; j++, b += part->n_rows)
-            sum = v_fma(v_set1(t[j]), v_load_n(b, lanes), sum);
-        vf before = args->is_delta ? v_set1(-0.0f) : v_load_n(y + i, lanes);
-        v_store_n(y + i, v_fma(v_set1(head.scale), sum, before), lanes);
-    }
+    add_part(part, slot_of(args, row), t, args->is_delta, first, end, y);
 }
 
 static void lora_run(void *job_args, uint32_t thread)

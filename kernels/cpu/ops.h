@@ -21,6 +21,8 @@ enum rc K(matrix_load)(struct cpu *cpu, struct matrix *matrix, uint32_t part, ui
                        const struct row_source *source, struct err *err);
 enum rc K(matrix_read)(struct cpu *cpu, const struct matrix *matrix, uint32_t first_row, uint32_t n_rows, float *rows,
                        struct err *err);
+/* y += scale * B (A x) for one row of x [n_cols]. t: room for the rank's values. */
+void K(lora_row)(const struct lora_part *part, const char *slot, const float *x, uint32_t n_cols, float *t, float *y);
 #define ENTRY(name) enum rc K(name)(struct cpu *cpu, const struct name##_args *args, struct err *err);
 #define RANK_ENTRY(name) ENTRY(name)
 #define OPTION_ENTRY(name) ENTRY(name)

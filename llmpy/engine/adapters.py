@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,10 +12,13 @@ from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
 from ..lora import LoRARequest
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from .._core import Model
     from ..config import EngineConfig
     from .frontend import Frontend
-    from .peft import Factors
+    from .peft import Factors, Found
 
 
 class Adapter(NamedTuple):
@@ -42,7 +45,10 @@ class Chosen(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an image has rows of one tensor; row r is the tensor's row first + r // inner * stride + r % inner."""
+    """Where an image has rows of one tensor; row r is the tensor's row first + r // inner * stride + r % inner.
+
+    `matrix` numbers the matrices of the program; `experts` is 0 for those of linears.
+    """
 
     tensor: str
     tensor_rows: int
@@ -54,6 +60,15 @@ class Place(NamedTuple):
     head: int
     a: int
     b: int
+    matrix: int
+    experts: int
+
+    def source_rows(self) -> npt.NDArray[np.int64]:
+        """The tensor's row of each row."""
+        import numpy as np
+
+        rows = np.arange(self.rows)
+        return self.first + rows // self.inner * self.stride + rows % self.inner
 
 
 class Adapters:
@@ -153,7 +168,9 @@ class Adapters:
     def _load(self, request: LoRARequest, source: object, config: Mapping[str, Any] | None) -> Adapter:
         found, where = _read(request.name, source, config)
         image = self._image(found, where)
-        adapter = Adapter(next(self._numbers), request, max(len(one.a) for one in found.values()), len(found))
+        stacks = [each for parameters in found.experts.values() for each in parameters]
+        all_factors = [*found.matrices.values(), *(one for each in stacks for one in each)]
+        adapter = Adapter(next(self._numbers), request, max(len(one.a) for one in all_factors), len(all_factors))
         self._model.add_adapter(adapter.number, image)
         with self._lock:
             before = self._by_name.get(request.name)
@@ -162,31 +179,59 @@ class Adapters:
             self._model.remove_adapter(before.number)
         return adapter
 
-    def _image(self, found: Mapping[str, Factors], where: str) -> Any:
+    def _image(self, found: Found, where: str) -> Any:
         """What a slot of the model's memory holds."""
         import numpy as np
 
         size_bytes, tuples = self._model.adapter_places()
         image = np.zeros(size_bytes // 4, np.float32)
-        places: dict[str, list[Place]] = {}
-        for each in tuples:
-            places.setdefault(each[0], []).append(Place(*each))
-        if not found:
+        places = [Place(*each) for each in tuples]
+        by_tensor: dict[str, list[Place]] = {}
+        for place in places:
+            by_tensor.setdefault(place.tensor, []).append(place)
+        if not found.matrices and not found.experts:
             raise CheckpointError(f"{where}: wanted factors of linears, have no tensor", file=where, tensor="")
-        for tensor, factors in found.items():
-            if tensor not in places:
+        for tensor, factors in found.matrices.items():
+            if tensor not in by_tensor:
                 self._refuse(tensor, where)
-            for place in places[tensor]:
+            for place in by_tensor[tensor]:
                 self._check_shapes(place, factors, where)
-                rank, rows = len(factors.a), np.arange(place.rows)
-                image.view(np.uint32)[place.head // 4] = rank
-                image[place.head // 4 + 1] = factors.scale
-                image[place.a // 4 :][: factors.a.size] = factors.a.ravel()
-                source = place.first + rows // place.inner * place.stride + rows % place.inner
-                image[place.b // 4 :][: rank * place.rows] = factors.b[source].T.ravel()
+                _put(image, place, factors, place.source_rows())
+        for module, parameters in found.experts.items():
+            for each in parameters:
+                self._put_experts(image, places, module, each, where)
         return image
 
+    def _put_experts(self, image: Any, places: Sequence[Place], module: str, factors: Sequence[Factors], where: str) -> None:
+        """Writes the factors of a parameter that has the matrices of all experts of a layer."""
+        matrices = _experts_of(_layer(module), places)
+        if not matrices:
+            self._refuse(f"{module}.weight", where)
+        rank, rows, columns = len(factors[0].a), len(factors[0].b), factors[0].a.shape[1]
+        self._check_rank(module, rank, where)
+        have, shapes = (len(factors), rows, columns), {}
+        for parts in matrices:
+            of_expert = parts[: len(parts) // parts[0].experts]
+            shapes[parts[0].experts, sum(part.rows for part in of_expert), parts[0].columns] = parts
+        if have not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise CheckpointError(
+                f"{where}: the experts of {module}: wanted [experts, rows, columns] {wanted}, have {list(have)}",
+                file=where,
+                tensor=f"{module}.lora_B.weight",
+            )
+        parts, per_expert = shapes[have], len(shapes[have]) // len(factors)
+        for i, place in enumerate(parts):
+            expert, of_expert = i // per_expert, parts[i // per_expert * per_expert :][:per_expert]
+            of_tensor = [part.rows for part in of_expert if part.tensor == place.tensor]
+            is_stacked = len(factors) > 1 and parts[0].tensor == parts[per_expert].tensor
+            before = expert * sum(of_tensor) if is_stacked else 0
+            above = sum(part.rows for part in of_expert[: i % per_expert] if part.tensor != place.tensor)
+            _put(image, place, factors[expert], place.source_rows() - before + above)
+
     def _refuse(self, tensor: str, where: str) -> None:
+        if ".experts" in tensor and not self._config.lora_experts:
+            raise _wrong(f"{where}: the adapter changes experts ({tensor}); make the engine with lora_experts=True", tensor)
         if any(info["name"] == tensor for info in self._model.weight_info()):
             raise UnsupportedError(
                 f"{where}: an adapter of {tensor} is not supported yet, only linears; merge the adapter into the checkpoint"
@@ -197,11 +242,14 @@ class Adapters:
             tensor=tensor,
         )
 
-    def _check_shapes(self, place: Place, factors: Factors, where: str) -> None:
-        rank, most = len(factors.a), self._config.max_lora_rank
-        if rank > most:
-            message = f"{where}: the adapter of {place.tensor} has rank {rank}, max_lora_rank is {most}; raise it"
+    def _check_rank(self, tensor: str, rank: int, where: str) -> None:
+        if rank > (most := self._config.max_lora_rank):
+            message = f"{where}: the adapter of {tensor} has rank {rank}, max_lora_rank is {most}; raise it"
             raise InvalidRequestError(message, parameter="lora_request", value=rank)
+
+    def _check_shapes(self, place: Place, factors: Factors, where: str) -> None:
+        rank = len(factors.a)
+        self._check_rank(place.tensor, rank, where)
         for letter, have, wanted in (
             ("A", factors.a.shape, (rank, place.columns)),
             ("B", factors.b.shape, (place.tensor_rows, rank)),
@@ -213,7 +261,30 @@ class Adapters:
                 )
 
 
-def _read(name: str, source: object, config: Mapping[str, Any] | None) -> tuple[dict[str, Factors], str]:
+def _put(image: Any, place: Place, factors: Factors, rows: npt.NDArray[np.int64]) -> None:
+    """Writes the factors of a place, whose rows are these rows of B."""
+    rank = len(factors.a)
+    image.view("uint32")[place.head // 4] = rank
+    image[place.head // 4 + 1] = factors.scale
+    image[place.a // 4 :][: factors.a.size] = factors.a.ravel()
+    image[place.b // 4 :][: rank * place.rows] = factors.b[rows].T.ravel()
+
+
+def _experts_of(layer: str, places: Sequence[Place]) -> list[list[Place]]:
+    """The places of each matrix of a layer's experts."""
+    found: dict[int, list[Place]] = {}
+    for place in places:
+        if place.experts and _layer(place.tensor) == layer:
+            found.setdefault(place.matrix, []).append(place)
+    return [*found.values()]
+
+
+def _layer(name: str) -> str:
+    """The number of the layer in a name."""
+    return next((part for part in name.split(".") if part.isdecimal()), "")
+
+
+def _read(name: str, source: object, config: Mapping[str, Any] | None) -> tuple[Found, str]:
     """The factors of a directory or of tensors, and where they come from, for errors."""
     from . import peft
 

@@ -416,7 +416,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "fit_model_len": not isinstance(length, int),
         "max_draft_rows": speculation.most_draft_rows(config),
         "enforce_eager": config.enforce_eager,
-        "adapters": (config.max_loras, config.max_lora_rank) if config.enable_lora else None,
+        "adapters": (config.max_loras, config.max_lora_rank, config.lora_experts) if config.enable_lora else None,
         "synchronous": environment.is_synchronous(),
         "kv_cache_bytes": config.kv_cache_memory_bytes,
         "host_cache_bytes": config.host_cache_bytes,

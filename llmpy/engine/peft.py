@@ -21,6 +21,8 @@ _TYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MERGE = "merge the adapter into the checkpoint"
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weight")
+_NESTED = re.compile(r"(\.base_layer)+$")
+"""PEFT wraps a module with several target_parameters several times."""
 _OTHERS = {
     "lora_magnitude_vector": "magnitudes (DoRA)",
     "lora_embedding_": "factors of an embedding",
@@ -32,7 +34,6 @@ _FEATURES = {
     "use_dora": "DoRA",
     "lora_bias": "lora_bias",
     "modules_to_save": "modules_to_save",
-    "target_parameters": "target_parameters",
     "trainable_token_indices": "trainable_token_indices",
     "layer_replication": "layer_replication",
     "use_qalora": "QALoRA",
@@ -43,7 +44,7 @@ _FEATURES = {
 
 
 class Factors(NamedTuple):
-    """The change of one linear: W + scale * B A.
+    """The change of one matrix: W + scale * B A.
 
     Args:
         a: float32 [rank, columns].
@@ -56,8 +57,20 @@ class Factors(NamedTuple):
     scale: float
 
 
-def read(path: str | Path) -> dict[str, Factors]:
-    """The factors of a PEFT directory by the names of the linears' weights.
+class Found(NamedTuple):
+    """The factors of an adapter.
+
+    Args:
+        matrices: By the names of the weights.
+        experts: By the name of the module that holds a layer's experts: for each of its parameters the factors of all experts.
+    """
+
+    matrices: dict[str, Factors]
+    experts: dict[str, list[list[Factors]]]
+
+
+def read(path: str | Path) -> Found:
+    """The factors of a PEFT directory.
 
     Args:
         path: The directory.
@@ -79,7 +92,7 @@ def read(path: str | Path) -> dict[str, Factors]:
     return factors(tensors, read_json(folder / CONFIG), str(folder / TENSORS))
 
 
-def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str) -> dict[str, Factors]:
+def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str) -> Found:
     """The factors of named tensors.
 
     Args:
@@ -100,7 +113,15 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str) -
             message = f"{where}: tensor {name}: wanted one lora_{match[2]} of {match[1]}, have several"
             raise CheckpointError(message, file=where, tensor=name)
         pair[match[2]] = _float32(name, tensor, where)
-    return {f"{module}.weight": _pair(module, pair, config, where) for module, pair in found.items()}
+    adapter = Found({}, {})
+    for module, pair in found.items():
+        holder, is_nested = _NESTED.subn("", module)
+        n = _num_experts(holder, pair, config, where) if is_nested or config.get("target_parameters") else 1
+        if n > 1:
+            adapter.experts.setdefault(holder, []).append(_experts(holder, pair, n, config, where))
+        else:
+            adapter.matrices[f"{holder}.weight"] = _pair(holder, pair, config, where)
+    return adapter
 
 
 def _check_config(config: Mapping[str, Any], where: str) -> None:
@@ -166,6 +187,24 @@ def _pair(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where
         )
     alpha = _number(config, "lora_alpha", module, rank, where)
     return Factors(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _num_experts(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where: str) -> int:
+    """How many experts a parameter of `target_parameters` has; 1: it is a matrix."""
+    columns = pair["B"].shape[-1] if "B" in pair and pair["B"].ndim == 2 else 0
+    rank = int(_number(config, "r", module, columns, where)) or 1
+    return 1 if columns % rank else columns // rank
+
+
+def _experts(module: str, pair: dict[str, Any], n: int, config: Mapping[str, Any], where: str) -> list[Factors]:
+    """The factors of each of n experts: rows of A lie expert by expert, columns of B rank by rank."""
+    a, b = pair.get("A"), pair["B"]
+    if a is None or a.ndim != 2 or len(a) != b.shape[1]:
+        name = f"{module}.lora_A.weight"
+        have = "nothing" if a is None else list(a.shape)
+        raise CheckpointError(f"{where}: tensor {name}: wanted [{b.shape[1]}, columns], have {have}", file=where, tensor=name)
+    halves = [{"A": a[e * len(a) // n : (e + 1) * len(a) // n], "B": b[:, e::n]} for e in range(n)]
+    return [_pair(module, each, config, where) for each in halves]
 
 
 def _of_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:

@@ -177,7 +177,13 @@ TEST(the_abi_has_its_number)
 #define OF experts_args
     AT(n_rows, 0) AT(n_experts, 4) AT(n_chosen, 8) AT(form, 12) AT(act, 16) AT(limit, 20) AT(is_input_scaled, 24) AT(up, 32)
     AT(down, 40) AT(up_bias, 48) AT(down_bias, 56) AT(routes, 64) AT(route_stride, 72) AT(x, 80) AT(y, 96) AT(scratch, 112)
-    AT(first, 128) AT(n_local, 132) AT(is_by_route, 136) AT(half, 140) AT(first_column, 144)
+    AT(first, 128) AT(n_local, 132) AT(is_by_route, 136) AT(half, 140) AT(first_column, 144) AT(lora, 152)
+#undef OF
+#define OF experts_lora_parts
+    AT(parts, 0) AT(n_parts, 64) AT(step, 72)
+#undef OF
+#define OF experts_lora
+    AT(up, 0) AT(down, 80) AT(max_rank, 160) AT(slots, 168) AT(slot_bytes, 176) AT(row_slots, 184) AT(rows, 192) AT(scratch, 200)
 #undef OF
 #define OF combine_args
     AT(n_rows, 0) AT(n_chosen, 4) AT(is_input_scaled, 8) AT(routes, 16) AT(route_stride, 24) AT(results, 32) AT(y, 48)
@@ -323,6 +329,7 @@ TEST(the_abi_has_its_number)
 /* Structs in arrays do not grow. */
 SIZE(matrix_part, 8) SIZE(table_run, 8) SIZE(token_bias, 8) SIZE(token_seen, 12) SIZE(sample_task, 144)
 SIZE(sample_result, 28) SIZE(route, 8) SIZE(page_copy, 8) SIZE(view, 16) SIZE(lora_part, 32)
+SIZE(experts_lora_parts, 80)
 SIZE(page_move, 8) SIZE(move_list, 32)
 
 NUMBER(DTYPE_F32, 0) NUMBER(DTYPE_F16, 1) NUMBER(DTYPE_Q4_0, 2) NUMBER(DTYPE_Q4_1, 3) NUMBER(DTYPE_Q5_0, 6)

@@ -165,6 +165,35 @@ def test_a_removed_adapter_serves_its_requests(case: Case) -> None:
         assert bits(found[-1]) == wanted[1]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts(dtype: str, isa: str, tiny_model: Make) -> None:
+    """Adapters of experts, by the names of a checkpoint: mixed, in chunks and cached as alone, and beside none."""
+    path, name = tiny_model("mixtral", dtype), "block_sparse_moe.experts"
+    with safe_open(path / "model.safetensors", "numpy") as file:
+        shapes = {n.removesuffix(".weight"): tuple(file.get_slice(n).get_shape()) for n in file.keys() if name in n}  # noqa: SIM118
+    chosen = [None, "all", "some", None, "all", "some"]
+
+    def load(llm: LLM) -> None:
+        for seed, (label, rank) in enumerate({"all": 5, "some": 8}.items()):
+            own = {n: shape for n, shape in shapes.items() if label == "all" or (".1." in n and "w2" in n)}
+            llm.load_adapter(label, files.factors(own, rank, seed, 0.2), {"r": rank, "lora_alpha": rank})
+
+    def generate(llm: LLM, numbers: list[int]) -> list[Any]:
+        given = [prompts()[i] for i in numbers], [params(i) for i in numbers]
+        return [bits(one) for one in llm.generate(*given, lora_request=[chosen[i] for i in numbers], use_tqdm=False)]
+
+    with open_llm(path, f"cpu:{isa}", lora_experts=True, enable_prefix_caching=False) as llm:
+        load(llm)
+        wanted = [generate(llm, [i])[0] for i in range(len(chosen))]
+    for options in ({"max_num_batched_tokens": 9, "max_num_seqs": 4}, {"max_loras": 1}):
+        with open_llm(path, f"cpu:{isa}", lora_experts=True, **options) as llm:
+            load(llm)
+            assert [generate(llm, [*range(len(chosen))]) for _ in range(2)] == [wanted, wanted]
+    with open_llm(path, f"cpu:{isa}", enable_lora=False) as llm:
+        for i, choice in enumerate(chosen):
+            assert (bits(llm.generate([prompts()[i]], params(i))[0]) == wanted[i]) == (choice is None)
+
+
 def test_steps_allocate_nothing(case: Case) -> None:
     path, device, adapters, _ = case
     with open_llm(path, device, max_loras=1) as llm:

@@ -77,3 +77,25 @@ def test_patterns_and_rslora(tiny, prompts, tmp_path) -> None:
         llm.load_adapter("a", tmp_path)
         wanted = logprobs(merged(model.model, tensors, scale), ids)
         assert np.abs(served(llm, ids, "a") - wanted).max() <= BOUND
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_experts_of_peft(case, tiny, prompts, tmp_path, isa) -> None:
+    """Adapters of experts, as PEFT makes them with target_parameters, against PEFT in float32."""
+    peft = pytest.importorskip("peft")
+    model, ids = tiny(case), prompts[2]
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = peft.LoraConfig(
+        r=3, lora_alpha=12, target_modules=["q_proj", "o_proj"], target_parameters=parameters, init_lora_weights=False
+    )
+    torch.manual_seed(1)
+    changed = peft.get_peft_model(copy.deepcopy(model.model), config)
+    changed.save_pretrained(tmp_path)
+    wanted = logprobs(changed, ids)
+    options = {"skip_tokenizer_init": True, "max_model_len": 40, "device": f"cpu:{isa}", "kv_cache_memory_bytes": 16 << 20}
+    with LLM(model.directory, enable_lora=True, lora_experts=True, **options) as llm:
+        llm.load_adapter("a", tmp_path)
+        assert np.abs(served(llm, ids, "a") - wanted).max() <= BOUND
+        assert np.abs(served(llm, ids, None) - wanted).max() > 20 * BOUND
+    with LLM(model.directory, enable_lora=True, **options) as llm, pytest.raises(ValueError, match="lora_experts=True"):
+        llm.load_adapter("a", tmp_path)
