@@ -104,10 +104,8 @@ enum rc lora_create(struct model *m, struct err *err)
         return RC_OK;
     if (!m->backend->lora)
         return refuse(m, "adapters are", err);
-    if (m->options.n_ranks > 1)
-        return refuse(m, "adapters of a model with several ranks (tensor_parallel_size) are", err);
-    if (m->options.has_lora_experts && m->backend->fusions(m->ctx) & FUSION_LINEAR_DELTA)
-        return refuse(m, "adapters of experts (lora_experts=True) are", err);
+    if (m->options.n_here && m->options.n_here < m->options.n_ranks)
+        return refuse(m, "adapters of a model on several hosts (nnodes) are", err);
     for (uint32_t w = 0; w < p->n_weights; w++)
         n += p->weights[w].n_parts;
     l->n_slots = m->options.max_loras;
@@ -155,14 +153,24 @@ void lora_destroy(struct model *m)
     mem_free(l->first);
 }
 
+void lora_join(struct model *const *ranks, uint32_t n_ranks)
+{
+    size_t n_bytes = 0;
+    for (uint32_t rank = 0; rank < n_ranks; n_bytes += ranks[rank++]->lora.slot_bytes)
+        ranks[rank]->lora.image_offset = n_bytes;
+    if (ranks[0]->lora.adapters)
+        adapters_set_image_bytes(ranks[0]->lora.adapters, n_bytes);
+}
+
 enum rc lora_load(struct running *run)
 {
     struct model *m = run->m;
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < run->batch->n_adapter_slots && !rc; i++)
         if (run->batch->adapter_images[i])
-            rc = m->backend->upload(m->ctx, m->lora.slots + i * m->lora.slot_bytes, run->batch->adapter_images[i],
-                                    m->lora.slot_bytes, run->err);
+            rc = m->backend->upload(m->ctx, m->lora.slots + i * m->lora.slot_bytes,
+                                    (const char *)run->batch->adapter_images[i] + m->lora.image_offset, m->lora.slot_bytes,
+                                    run->err);
     return rc;
 }
 

@@ -23,6 +23,7 @@ struct lora {
     uint32_t max_rank, n_slots;
     bool has_experts;            /* slots have room for experts */
     size_t slot_bytes;
+    size_t image_offset;         /* of this rank's slot in an image, which has a slot of each rank */
     uint32_t n_places;
     struct lora_place *places;   /* [n_places] ordered by weight, then by part */
     struct lora_part *parts;     /* [n_places] their `at` */
@@ -42,6 +43,8 @@ uint32_t lora_fusions(const struct model_options *options, uint32_t fusions);
 /* Lays out the slots, allocates them and the adapters in host memory. */
 enum rc lora_create(struct model *model, struct err *err);
 void lora_destroy(struct model *model);
+/* Lets images have a slot of each rank. */
+void lora_join(struct model *const *ranks, uint32_t n_ranks);
 /* Loads the adapters that the batch brings. */
 enum rc lora_load(struct running *run);
 /* What the adapters of some rows add to experts; has_experts. up, down: weights. Fills `args` and returns it. */

@@ -2,6 +2,7 @@
 
 #include "../base/mem.h"
 #include "follower.h"
+#include "lora.h"
 #include "model_state.h"
 #include "team_state.h"
 #include "tower.h"
@@ -425,6 +426,7 @@ enum rc team_create(struct program **programs, const struct checkpoint *checkpoi
     if (!rc)
         rc = make(made, checkpoint, options, &failure);
     if (!rc) {
+        lora_join(made->models, made->n_ranks);
         *team = made;
         return RC_OK;
     }

@@ -19,15 +19,16 @@ static uint32_t n_experts_of(const struct program *p, uint32_t weight)
 
 /* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a and b, number of the matrix, its
  * experts); struct weight_part has the meaning of base, inner and stride. */
-static PyObject *place_of(const struct program *p, const struct lora_place *place)
+static PyObject *place_of(const struct program *p, const struct lora *lora, const struct lora_place *place)
 {
+    Py_ssize_t at = (Py_ssize_t)lora->image_offset;
     const struct weight *weight = &p->weights[place->weight];
     const struct weight_part *part = &weight->parts[place->part];
     uint32_t last = part->n_dims - 1, tensor_rows = part->is_transposed ? part->dims[last] : 1;
     for (uint32_t i = 0; i < last && !part->is_transposed; i++)
         tensor_rows *= part->dims[i];
     return Py_BuildValue("(sIIIIIInnnII)", part->name, tensor_rows, part->rows, weight->cols, part->base, part->inner,
-                         part->stride, (Py_ssize_t)place->at.head, (Py_ssize_t)place->at.a, (Py_ssize_t)place->at.b,
+                         part->stride, at + (Py_ssize_t)place->at.head, at + (Py_ssize_t)place->at.a, at + (Py_ssize_t)place->at.b,
                          place->weight, n_experts_of(p, place->weight));
 }
 
@@ -37,7 +38,20 @@ static const struct lora *lora_of(PyObject *object, struct team **team)
     return *team ? model_lora(team_model(*team, 0)) : NULL;
 }
 
-/* The bytes of an image, and the places of its parts. */
+/* Appends the places of a rank's parts. */
+static int add_places(PyObject *list, const struct model *model)
+{
+    const struct lora *lora = model_lora(model);
+    int bad = 0;
+    for (uint32_t i = 0; i < lora->n_places && !bad; i++) {
+        PyObject *place = place_of(model_program(model), lora, &lora->places[i]);
+        bad = place ? PyList_Append(list, place) : -1;
+        Py_XDECREF(place);
+    }
+    return bad;
+}
+
+/* The bytes of an image, and the places of its parts in each rank. */
 PyObject *py_adapter_places(PyObject *object, PyObject *unused)
 {
     struct team *team;
@@ -45,15 +59,13 @@ PyObject *py_adapter_places(PyObject *object, PyObject *unused)
     (void)unused;
     if (!lora)
         return NULL;
+    size_t n_bytes = lora->adapters ? adapters_image_bytes(lora->adapters) : 0;
     PyObject *list = PyList_New(0);
-    for (uint32_t i = 0; list && i < lora->n_places; i++) {
-        PyObject *place = place_of(model_program(team_model(team, 0)), &lora->places[i]);
-        if (!place || PyList_Append(list, place) < 0)
+    for (uint32_t rank = 0; list && rank < team_n_ranks(team); rank++)
+        if (add_places(list, team_model(team, rank)) < 0)
             Py_CLEAR(list);
-        Py_XDECREF(place);
-    }
     py_model_return(object);
-    return list ? Py_BuildValue("(nN)", (Py_ssize_t)lora->slot_bytes, list) : NULL;
+    return list ? Py_BuildValue("(nN)", (Py_ssize_t)n_bytes, list) : NULL;
 }
 
 PyObject *py_add_adapter(PyObject *object, PyObject *args)
@@ -66,8 +78,8 @@ PyObject *py_add_adapter(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "Ky*:add_adapter", &number, &image))
         return NULL;
     const struct lora *lora = lora_of(object, &team);
-    if (lora && (!lora->adapters || (size_t)image.len != lora->slot_bytes))
-        rc = err_set(&err, RC_INTERNAL, "adapter: wanted an image of %zu bytes, have %zd", lora->slot_bytes, image.len);
+    if (lora && (!lora->adapters || (size_t)image.len != adapters_image_bytes(lora->adapters)))
+        rc = err_set(&err, RC_INTERNAL, "adapter: wanted an image of another size, have %zd bytes", image.len);
     else if (lora)
         rc = adapters_add(lora->adapters, number, image.buf, &err);
     PyBuffer_Release(&image);
@@ -89,7 +101,8 @@ PyObject *py_adapter_equals(PyObject *object, PyObject *args)
     const struct lora *lora = lora_of(object, &team);
     struct adapter *found = lora && lora->adapters ? adapters_find(lora->adapters, number) : NULL;
     if (found) {
-        equals = (size_t)image.len == lora->slot_bytes && !memcmp(found->image, image.buf, lora->slot_bytes);
+        size_t n_bytes = adapters_image_bytes(lora->adapters);
+        equals = (size_t)image.len == n_bytes && !memcmp(found->image, image.buf, n_bytes);
         adapters_release(lora->adapters, found);
     }
     PyBuffer_Release(&image);

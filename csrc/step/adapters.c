@@ -23,6 +23,11 @@ enum rc adapters_create(uint32_t n_slots, size_t image_bytes, struct adapters **
     return RC_OK;
 }
 
+void adapters_set_image_bytes(struct adapters *a, size_t image_bytes)
+{
+    a->image_bytes = image_bytes;
+}
+
 void adapters_destroy(struct adapters *a)
 {
     if (!a)

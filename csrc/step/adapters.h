@@ -21,6 +21,7 @@ struct adapter {
 };
 
 enum rc adapters_create(uint32_t n_slots, size_t image_bytes, struct adapters **adapters, struct err *err);
+void adapters_set_image_bytes(struct adapters *adapters, size_t image_bytes); /* before the first adapter */
 void adapters_destroy(struct adapters *adapters); /* all holders are gone */
 uint32_t adapters_n_slots(const struct adapters *adapters); /* most adapters of a step */
 size_t adapters_image_bytes(const struct adapters *adapters);

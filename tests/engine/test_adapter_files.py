@@ -173,8 +173,8 @@ def test_requests_are_checked() -> None:
 
 
 def test_engines_without(tiny_model: Callable[[str, str], Path]) -> None:
-    with pytest.raises(UnsupportedError, match="enable_lora=True is not supported yet with several ranks"):
-        LLM(tiny_model("llama", "float32"), enable_lora=True, tensor_parallel_size=2, **OPTIONS)
+    with pytest.raises(UnsupportedError, match="not supported yet with lora_experts=True and several ranks"):
+        LLM(tiny_model("llama", "float32"), enable_lora=True, lora_experts=True, tensor_parallel_size=2, **OPTIONS)
     with LLM(tiny_model("llama", "float32"), **OPTIONS) as llm, pytest.raises(InvalidRequestError, match="enable_lora=True"):
         llm.load_adapter("a", "x")
 

@@ -79,6 +79,7 @@ def case(
         {"max_loras": 2, "max_num_seqs": 4},
         {"kv_cache_memory_bytes": 25, "max_model_len": 128},  # pages
         {"max_lora_rank": 64},
+        {"tensor_parallel_size": 2},
         {"speculative_config": {"method": "ngram", "k": 3, "min": 1, "max": 3}},
     ],
     ids=str,
