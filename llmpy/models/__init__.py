@@ -31,7 +31,7 @@ __all__ = [
 Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
 
 _FAMILIES = """
-    apertus arcee bert cohere exaone4 gemma glm granite internlm3 llama minicpm mistral nemotron olmo olmo2 phi phi3 plamo3
+    apertus arcee bert cohere exaone4 gemma glm granite internlm3 llama mimo minicpm mistral nemotron olmo olmo2 phi phi3 plamo3
     qwen2 qwen3 seed_oss smollm3 stablelm
     bamba falcon_h1 granite_hybrid jamba lfm2 mamba mamba2 nemotron_h plamo2 qwen3_next
     deepseek deepseek_ocr ernie glm4_moe gpt_oss llama4 mixtral olmoe qwen_moe

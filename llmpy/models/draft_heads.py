@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedError
-from . import deepseek, glm4_moe, mixture, names, qwen3_next, registry, usual
+from . import deepseek, glm4_moe, mixture, names, qwen2, qwen3_next, registry, usual
 from .blocks import Block, Model
 from .config import ModelConfig
 from .source import Source
@@ -202,7 +202,7 @@ def eagle3(cfg: ModelConfig, m: Head, checkpoint: _core.Checkpoint | None) -> No
         ids = np.arange(rows)
     m.ignore("d2t", "t2d")
     x = m.rms_norm(x, "norm", cfg.rms_norm_eps)
-    if m.has("lm_head.weight"):
+    if m.has("lm_head.weight") or (checkpoint is None and "draft_vocab_size" in cfg.raw):
         m.own_logits(x, "lm_head", rows, ids)
     else:
         m.borrow_logits(x)
@@ -269,9 +269,21 @@ def _qwen3_next_mtp(cfg: ModelConfig, m: Head) -> None:
     m.borrow_logits(x)
 
 
+def _mimo_mtp(cfg: ModelConfig, m: Head) -> None:
+    layer, eps = Block(m, "model.mtp_layers.0."), cfg.rms_norm_eps
+    h = m.carry(m.kept(cfg.hidden_size))
+    e = layer.rms_norm(m.borrow_embedding(), "token_layernorm", eps)
+    both = m.concat(layer.rms_norm(h, "hidden_layernorm", eps), e)
+    x = qwen2.decoder_layer(cfg, layer, layer.linear(both, "input_proj", cfg.hidden_size))
+    x = layer.rms_norm(x, "final_layernorm", eps)
+    m.keep(x)
+    m.borrow_logits(x)
+
+
 _MTP: dict[str, Callable[[ModelConfig, Head], None]] = {
     "DeepseekV3ForCausalLM": _deepseek_mtp,
     "Glm4MoeForCausalLM": _glm_mtp,
+    "MiMoForCausalLM": _mimo_mtp,
     "Qwen3NextForCausalLM": _qwen3_next_mtp,
 }
 

@@ -155,6 +155,20 @@ def test_bits_of_models_with_such_layers(architecture: str, tmp_path: Path) -> N
     check_bits(path, wanted, speculative_config={"method": "deepseek_mtp", "k": 2}, max_num_batched_tokens=24, max_num_seqs=4)
 
 
+def test_mimo_is_qwen2(tmp_path: Path) -> None:
+    """But for the layer that drafts, which the model itself leaves out."""
+    path, tensors = mtp_model(tmp_path / "mimo", "MiMoForCausalLM")
+    raw = config_of(path) | {"architectures": ["Qwen2ForCausalLM"]}
+    kept = {name: value for name, value in tensors.items() if "mtp_layers" not in name}
+    assert len(kept) < len(tensors)
+    found = []
+    for each in (path, write_head(tmp_path / "qwen2", raw, kept)[0]):
+        with open_llm(each) as llm:
+            [output] = llm.generate([[5, 6, 7]], max_tokens=6, temperature=0, logprobs=2)
+        found.append(output.outputs[0].logprobs.values.tobytes())
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("is_split", [False, True])
 def test_medusa_drafts_what_the_formulas_say(is_split: bool, tiny_model: Make, tmp_path: Path) -> None:
     path = tiny_model("llama", "float32")

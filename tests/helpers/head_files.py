@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from llmpy import hub, models
-from llmpy.models import ModelConfig, deepseek, draft_heads, glm4_moe, mixture, qwen3_next
+from llmpy.models import ModelConfig, deepseek, draft_heads, glm4_moe, mixture, qwen2, qwen3_next
 from llmpy.models.blocks import Block
 from llmpy.models.interpret import Interpreter
 
@@ -171,6 +171,7 @@ MTP: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
     "Glm4MoeForCausalLM": DEEPSEEK | {"use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5},
+    "MiMoForCausalLM": {"tie_word_embeddings": False, "rope_theta": 640000.0, "num_nextn_predict_layers": 1},
     "Qwen3NextForCausalLM": {
         "num_experts": 4, "shared_expert_intermediate_size": 40, "full_attention_interval": 2, "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "norm_topk_prob": True,
@@ -203,13 +204,15 @@ def mtp_rows(
     w: dict[str, Array], architecture: str, config: ModelConfig, states: Array, e: Array, own: Array
 ) -> tuple[Array, Array]:
     """The decoder layer is that of the family, in float64 by the interpreter; the rest is written out here."""
-    is_qwen = architecture == "Qwen3NextForCausalLM"
-    prefix, offset = ("mtp.", 1) if is_qwen else ("model.layers.2.", 0)
+    is_qwen, is_mimo = architecture == "Qwen3NextForCausalLM", architecture == "MiMoForCausalLM"
+    prefix, offset = ("mtp.", 1) if is_qwen else ("model.mtp_layers.0." if is_mimo else "model.layers.2.", 0)
     norms = ["enorm", "hnorm", "eh_proj", "shared_head.norm"]
     norms = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"] if is_qwen else norms
+    norms = ["token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"] if is_mimo else norms
     of_embedding, of_state, fc, last = (w[f"{prefix}{name}.weight"] for name in norms)
     h = np.concatenate([states, own])
-    x = np.concatenate([rms(e, of_embedding + offset), rms(h, of_state + offset)], 1) @ fc.T
+    normed = [rms(e, of_embedding + offset), rms(h, of_state + offset)]
+    x = np.concatenate(normed[::-1] if is_mimo else normed, 1) @ fc.T
     layer = "mtp.layers.0." if is_qwen else prefix
     head = draft_heads.Head(config, None, "", {"weights": [], "ops": [], "values": []})  # type: ignore[typeddict-item]
     block, kept = Block(head, layer), head.kept(64)
@@ -217,6 +220,8 @@ def mtp_rows(
         y = qwen3_next.decoder_layer(config, block, kept, is_full=True, is_sparse=True)
     elif architecture == "Glm4MoeForCausalLM":
         y = glm4_moe.decoder_layer(config, block, kept, is_dense=False)
+    elif is_mimo:
+        y = qwen2.decoder_layer(config, block, kept)
     else:
         y = deepseek.decoder_layer(config, block, kept, deepseek.rope_of_v3(config), mixture.deepseek3(config, "mlp.gate"))
     head.states(y)
@@ -225,4 +230,4 @@ def mtp_rows(
     x = interpreter.states([0] * len(x))
     normed = rms(x, last + offset)
     lm_head = w["model.layers.2.shared_head.head.weight" if "model.layers.2.shared_head.head.weight" in w else "lm_head.weight"]
-    return normed if is_qwen else x, normed @ lm_head.T
+    return normed if is_qwen or is_mimo else x, normed @ lm_head.T
