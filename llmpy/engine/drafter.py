@@ -77,7 +77,8 @@ class Drafter:
         if files.kind == "gguf":
             raise UnsupportedError(f"{NAME}: {self.name}: a head in a GGUF file is not supported; give its directory")
         method, k = config.speculative_config["method"], config.speculative_config["k"]
-        self.specs, found = draft_heads.load(method, files, self.checkpoint, target, k=0 if k == "auto" else k)
+        self.specs, found = draft_heads.load(method, files, self.checkpoint, target, k=0 if k == "auto" else k,
+                                              n_ranks=config.tensor_parallel_size)  # fmt: skip
         if method == "medusa" and k != "auto" and len(self.specs) < k:
             raise ConfigError(f"{NAME}: k must be at most {len(self.specs)}, the heads of {self.name}, got {k}", option=NAME)
         return found.raw
@@ -144,7 +145,7 @@ def _part_bytes(spec: Spec) -> int:
 def _refuse_ranks(config: EngineConfig) -> None:
     assert config.speculative_config is not None
     method = config.speculative_config["method"]
-    for name in ("tensor_parallel_size", "data_parallel_size", "nnodes"):
+    for name in ("data_parallel_size", "nnodes"):
         if getattr(config, name) > 1:
             raise UnsupportedError(
                 f"{NAME} with the method {method!r} is not supported yet with {name}={getattr(config, name)}; "

@@ -30,19 +30,31 @@ class Head(Model):
     Args:
         config, tensors, file: As in `Writer`.
         target: The program of the model that the head drafts for.
+        n_ranks: Of the model. Several have parts of its matrices, which a head cannot borrow.
+        is_own: Whether the checkpoint is the model's, so that the head can have matrices of its own instead.
     """
 
-    def __init__(self, config: ModelConfig, tensors: Tensors | None, file: str, target: Spec) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: Tensors | None, file: str, target: Spec, n_ranks: int = 1, *, is_own: bool = False
+    ) -> None:
         super().__init__(config, tensors, Source(), file)
-        self.target = target
+        self.target, self._n_ranks, self._is_own = target, n_ranks, is_own
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""
         return self._tensors is not None and name in self._tensors
 
     def borrow(self, number: int) -> int:
-        """A matrix of the model, without a copy."""
+        """A matrix of the model, without a copy if the model has one rank."""
         lent = self.target["weights"][number]
+        if self._n_ranks > 1 and not self._is_own:
+            raise UnsupportedError(
+                f"{self._file}: a head that uses the model's {lent['parts'][0].source} is not supported yet with "
+                f"tensor_parallel_size={self._n_ranks}; use tensor_parallel_size=1"
+            )
+        if self._n_ranks > 1:
+            self.spec["weights"].append(lent)
+            return len(self.spec["weights"]) - 1
         borrowed = {**lent, "parts": [], "lent": number, "unit_rows": False}
         borrowed.pop("quantised", None)
         self.spec["weights"].append(borrowed)  # type: ignore[arg-type]
@@ -305,7 +317,7 @@ WRITERS = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp}
 
 
 def load(
-    method: str, files: ModelFiles, checkpoint: _core.Checkpoint | None, target: Spec, *, k: int = 0
+    method: str, files: ModelFiles, checkpoint: _core.Checkpoint | None, target: Spec, *, k: int = 0, n_ranks: int = 1
 ) -> tuple[list[Spec], ModelConfig]:
     """Writes the program of a head, and adds what it reads to the program of the model.
 
@@ -315,6 +327,7 @@ def load(
         checkpoint: The head's tensors, or the model's; None: dummies.
         target: The program of the model; it is changed.
         k: Most heads of Medusa; 0: all.
+        n_ranks: Of the model.
 
     Returns:
         The head's program and its configuration. Medusa has a program for each place of a draft.
@@ -335,10 +348,10 @@ def load(
     if method == "medusa":
         config.raw |= {"hidden_size": keep_output(target), "num_attention_heads": 1}  # no attention
         n_heads = config.size("num_heads" if "num_heads" in raw else "medusa_num_heads", 1)
-        heads = [Head(config, tensors, file, target) for _ in range(min(n_heads, k or n_heads))]
+        heads = [Head(config, tensors, file, target, n_ranks) for _ in range(min(n_heads, k or n_heads))]
         for number, each in enumerate(heads):
             medusa(config, each, number)
         return [each.finish(("*",)) for each in heads], config
-    head = Head(config, tensors, file, target)
+    head = Head(config, tensors, file, target, n_ranks, is_own=method == "mtp")
     WRITERS[method](config, head, checkpoint)
     return [head.finish(("*",) if method == "mtp" else ("*.rotary_emb.inv_freq",))], config

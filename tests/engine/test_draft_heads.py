@@ -155,6 +155,26 @@ def test_bits_of_models_with_such_layers(architecture: str, tmp_path: Path) -> N
     check_bits(path, wanted, speculative_config={"method": "deepseek_mtp", "k": 2}, max_num_batched_tokens=24, max_num_seqs=4)
 
 
+@pytest.mark.parametrize("method", ["medusa", "eagle3", "mtp"])
+def test_bits_with_several_ranks(method: str, tiny_model: Make, wanted: list[Any], tmp_path: Path) -> None:
+    """Rank 0 runs a head that has all of its matrices."""
+    path, config = tiny_model("llama", "float32"), {"method": method, "k": 2}
+    if method == "mtp":
+        path, _ = mtp_model(tmp_path / "model", "Glm4MoeForCausalLM")
+        with open_llm(path, enable_prefix_caching=False) as llm:
+            wanted = run(llm)
+    else:
+        folder, _ = HEADS[method](tmp_path / "head")
+        tensors = load_file(folder / "model.safetensors")
+        if method == "eagle3":
+            tensors["embed_tokens.weight"] = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
+        write_head(tmp_path / "own", config_of(folder), tensors)
+        config["model"] = str(tmp_path / "own")
+    with open_llm(path, 2, speculative_config=config) as llm:
+        check_run(llm, wanted)
+        assert llm.stats().draft_rows
+
+
 def test_mimo_is_qwen2(tmp_path: Path) -> None:
     """But for the layer that drafts, which the model itself leaves out."""
     path, tensors = mtp_model(tmp_path / "mimo", "MiMoForCausalLM")
@@ -318,7 +338,7 @@ def test_what_does_not_fit_is_refused(tiny_model: Make, heads: dict[str, str], t
     head = {"method": "eagle3", "model": heads["eagle3"]}
     with pytest.raises(UnsupportedError, match="layers of full attention"):
         open_llm(tiny_model("mistral-window", "float32"), speculative_config=head)
-    with pytest.raises(UnsupportedError, match="'eagle3' is not supported yet with tensor_parallel_size=2"):
+    with pytest.raises(UnsupportedError, match=r"a head that uses the model's model.embed_tokens.weight is not"):
         open_llm(path, 2, speculative_config=head)
     with pytest.raises(ConfigError, match="k must be at most 4, the heads of"):
         open_llm(path, speculative_config={"method": "medusa", "model": heads["medusa"], "k": 5})

@@ -72,9 +72,10 @@ def test_a_drafter_equal_to_the_model_is_always_right(engine: dict[str, Any], ti
         assert stats.accepted_drafts == stats.drafts
 
 
-def test_few_samples_take_few_steps(tiny_model: Make) -> None:
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_few_samples_take_few_steps(n_ranks: int, tiny_model: Make) -> None:
     path = tiny_model("llama", "float32")
-    with open_llm(path, speculative_config=drafts(path)) as llm:
+    with open_llm(path, n_ranks, speculative_config=drafts(path)) as llm:
         llm.generate([[7, 8, 9]], temperature=1, seed=1, max_tokens=41, ignore_eos=True, use_tqdm=False)
         assert llm.stats().num_steps == 1 + 8  # the prompt's, then five tokens a step
 
@@ -201,8 +202,8 @@ def test_what_does_not_fit_is_refused(tiny_model: Make, tmp_path: Path) -> None:
     path = tiny_model("llama", "float32")
     with pytest.raises(UnsupportedError, match="layers of full attention"):
         open_llm(tiny_model("mistral-window", "float32"), speculative_config=drafts(path))
-    with pytest.raises(UnsupportedError, match="tensor_parallel_size=2"):
-        open_llm(path, 2, speculative_config=drafts(path))
+    with pytest.raises(UnsupportedError, match="data_parallel_size=2"):
+        open_llm(path, data_parallel_size=2, speculative_config=drafts(path))
     short = tmp_path / "short"
     short.mkdir()
     save_file(load_file(path / "model.safetensors"), short / "model.safetensors")
