@@ -1,11 +1,14 @@
 """Speculation on a GPU with drafts of a chosen quality: the shape of Llama-3-8B with random weights.
 
     python benchmarks/speculation_cuda.py [--model 8b] [--wrong 0.2] [--tokens 192] [--rounds 3] [--sequences 1,8,32,256]
+        [--sources ngram,ngram-auto]
 
 Each sample is a series of coin tosses: two token ids are allowed, biases give the second the probability `wrong`, and the
-temperature is so high that the model's own logits do not matter. The n-gram source drafts the first id again and again. So a
-draft is wrong with about this probability, however good the model is. Engines take turns in each round; `speed` is the median
-of the time without speculation divided by the time with it. Outputs are compared. `us a step` is the time on the host.
+temperature is so high that the model's own logits do not matter. The n-gram source drafts the first id again and again, and so
+does the head of eagle3, whose draft vocabulary lacks the second id. So a draft is wrong with about this probability, however
+good the model is. The other drafters with random weights (draft, eagle, medusa) toss the model's own coin: all their drafts are
+right, so their rows show the best that they can give. Engines take turns in each round; `speed` is the median of the time
+without speculation divided by the time with it. Outputs are compared. `us a step` is the time on the host.
 """
 
 from __future__ import annotations
@@ -24,22 +27,49 @@ import numpy as np
 
 from llmpy import LLM, SamplingParams
 
-HEADS, TAILS, FLATTEN = 1000, 2000, 1000.0
-SOURCES: dict[str, dict[str, Any] | None] = {
-    "none": None,
-    "k 4": {"method": "ngram", "k": 4, "min": 1, "max": 2},
-    "k auto": {"method": "ngram", "k": "auto", "min": 1, "max": 2},
+HEADS, TAILS, FLATTEN = 1000, 40000, 1000.0
+SMALL = cuda.Shape("Llama", 16, 2048, 32, 8, 8192, 128256, True, 64)
+"""Llama-3.2-1B, the model that drafts."""
+SOURCES: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "k": 4, "min": 1, "max": 2},
+    "ngram-auto": {"method": "ngram", "k": "auto", "min": 1, "max": 2},
+    "suffix": {"method": "suffix", "k": 4},
+    "suffix-auto": {"method": "suffix", "k": "auto"},
+    "draft": {"method": "draft", "k": 4},
+    "eagle": {"method": "eagle", "k": 4},
+    "eagle3": {"method": "eagle3", "k": 4},
+    "medusa": {"method": "medusa", "k": 4},
 }
 
 
-def open_engines(model: str) -> dict[str, LLM]:
+def write_config(values: dict[str, Any]) -> Path:
     path = Path(tempfile.mkdtemp(prefix="llmpy-speculation-"))
-    (path / "config.json").write_text(json.dumps(cuda.MODELS[model].config()))
+    (path / "config.json").write_text(json.dumps(values))
+    return path
+
+
+def drafter(method: str, model: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a drafter for a model, with the sizes of its releases."""
+    if method == "draft":
+        return SMALL.config()
+    own = {"eagle": {"num_hidden_layers": 1}, "eagle3": {"num_hidden_layers": 1, "draft_vocab_size": 32000}}
+    return {**model, "architectures": [method], "medusa_num_heads": 4, **own.get(method, {})}
+
+
+def open_engines(model: str, sources: list[str]) -> dict[str, LLM]:
+    config = cuda.MODELS[model].config()
+    path = write_config(config)
     options: dict[str, Any] = {
         "load_format": "dummy", "skip_tokenizer_init": True, "device": "cuda:0", "max_model_len": 1024,
         "kv_cache_memory_bytes": "6GiB", "quantization": cuda.MODELS[model].quantization,
     }  # fmt: skip
-    return {name: LLM(path, speculative_config=source, **options) for name, source in SOURCES.items()}
+    engines = {"none": LLM(path, **options)}
+    for name in sources:
+        source = dict(SOURCES[name])
+        if source["method"] not in ("ngram", "suffix"):
+            source["model"] = str(write_config(drafter(source["method"], config)))
+        engines[name] = LLM(path, speculative_config=source, **options)
+    return engines
 
 
 def toss(llm: LLM, n: int, tokens: int, wrong: float, number: int) -> tuple[float, float, float, list[list[int]]]:
@@ -66,11 +96,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", default="1,8,32,256")
+    parser.add_argument("--sources", default="ngram,ngram-auto", help=", ".join(SOURCES) + "; each has weights of its own")
     chosen = parser.parse_args()
-    engines = open_engines(chosen.model)
-    print(f"{'sequences':10}{'source':8}{'tokens/step':>12}{'speed':>8}{'least':>8}{'most':>8}{'us a step':>11}{'tok/s':>9}")
+    engines = open_engines(chosen.model, chosen.sources.split(","))
+    print(f"{'sequences':10}{'source':12}{'tokens/step':>12}{'speed':>8}{'least':>8}{'most':>8}{'us a step':>11}{'tok/s':>9}")
     for n in map(int, chosen.sequences.split(",")):
-        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in SOURCES}
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
         for number in range(chosen.rounds + 1):
             wanted: list[list[int]] = []
             for name, llm in engines.items():
@@ -86,7 +117,7 @@ def main() -> None:
             speeds = "".join(f"{number:8.2f}" for number in numbers)
             per_step, host = (statistics.median(one[i] for one in rounds) for i in (1, 2))
             rate = n * chosen.tokens / statistics.median(one[0] for one in rounds)
-            print(f"{n:<10}{name:8}{per_step:12.2f}{speeds}{host:11.0f}{rate:9.0f}", flush=True)
+            print(f"{n:<10}{name:12}{per_step:12.2f}{speeds}{host:11.0f}{rate:9.0f}", flush=True)
     for name, llm in engines.items():
         print(name, "graphs", llm._driver.model.describe()["num_graphs"], "replayed", llm.stats().num_replayed_steps, "of",
               llm.stats().num_steps)  # fmt: skip

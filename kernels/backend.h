@@ -163,14 +163,12 @@ struct lora_args {
     const int32_t *row_slots;   /* a row's slot; -1: the row has no adapter. NULL: `begin` has brought row_adapters */
     const int32_t *rows;        /* [n_rows] where row_slots has the slot of each row; NULL: at 0, 1, ... */
     struct view x, y;           /* y holds the linear's result */
-    float *scratch;             /* [n_rows][n_parts][max_rank]; with is_delta max_rank is rounded up to whole 16s, and there are
-                                 * so many for each LORA_COLUMNS columns of x, begun */
+    float *scratch;             /* [n_rows][n_parts][max_rank] */
     bool is_delta;              /* y is float32 for every type of activations; FUSION_LINEAR_DELTA */
     uint32_t first_row;         /* without row_slots: rows first_row, first_row + 1, ... of the step, or of the rows that `rows`
                                  * lists, a multiple of LORA_ROWS; n_rows is at most LORA_ROWS then */
 };
 #define LORA_ROWS 1024u
-#define LORA_COLUMNS 256u
 
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). out may be x. */
 struct rms_norm_args {
@@ -524,7 +522,7 @@ struct experts_args {
     bool is_by_route;           /* y has n_chosen equal parts a row. Part j gets the result of route j before the sum, if the
                                  * route's expert is held, and stays as it is if not. Only backends with `combine` get this */
     uint32_t half, first_column; /* half: enum experts_half */
-    const struct experts_lora *lora; /* NULL: no row has an adapter. EXPERTS_WHOLE of all experts alone */
+    const struct experts_lora *lora; /* FUSION_EXPERTS_LORA; NULL: no row has an adapter. EXPERTS_WHOLE of all experts alone */
 };
 
 /* y = the sum of `experts`, of the same bits: part j of a row of results is the result of route j */
@@ -799,7 +797,8 @@ enum fusion {
     FUSION_NORM_ADD_NORM = 32, FUSION_SSM_GATED = 64, FUSION_SSM_INPUTS = 128, FUSION_NORM_ROUTE = 256,
     FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024, FUSION_GATHER_NORM = 2048,
     FUSION_LINEAR_DELTA = 4096, /* linears add `delta`, and `lora` has is_delta */
-    FUSION_VISIBLE_END = 8192 /* `attention` has visible_end */
+    FUSION_VISIBLE_END = 8192, /* `attention` has visible_end */
+    FUSION_EXPERTS_LORA = 16384 /* `experts` has lora */
 };
 
 struct backend_options {

@@ -224,8 +224,7 @@ class Backend:
         stage.array(args, "slots", slots)
         stage.array(args, "row_slots", row_slots, "i")
         stage.array(args, "rows", rows, "i")
-        each = -(-max_rank // 16) * 16 * -(-x.shape[1] // 256) if is_delta else max_rank
-        scratch = np.full(max(len(x) * len(parts) * each, 1), np.nan, np.float32)
+        scratch = np.full(max(len(x) * len(parts) * max_rank, 1), np.nan, np.float32)
         stage.array(args, "scratch", scratch, is_written=True)
         args.n_rows = stage.n_rows
         self._run(stage, "lora", args)

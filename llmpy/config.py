@@ -100,6 +100,7 @@ class EngineConfig:
         enable_lora: Whether requests may have adapters (`lora_request`).
         max_loras: Most adapters whose requests run at the same time; those of other adapters wait.
         max_lora_rank: Largest rank of an adapter.
+        lora_dtype: Type of adapters in the engine: "auto" or "float32" = float32, which loses no bit of them.
         lora_experts: Whether adapters may change the experts of a mixture; a slot then has room for every expert.
         speculative_config: Drafts, which make several tokens of a sample in one step: {"method": "ngram", "k": 4, "min": 2,
             "max": 4}, {"method": "suffix", "k": "auto", "shared": True} or {"method": "draft", "model": "PATH", "k": 4}; None =
@@ -173,6 +174,8 @@ class EngineConfig:
     enable_lora: bool = field(default=False, metadata=option(as_bool))
     max_loras: int = field(default=1, metadata=option(integer(1, 1024)))
     max_lora_rank: int = field(default=16, metadata=option(integer(1, 1024)))
+    lora_dtype: str = field(default="auto", metadata=option(choice(
+        "auto", "float32", not_yet=("float16", "bfloat16"), knob="use 'auto', which is float32")))
     lora_experts: bool = field(default=False, metadata=option(as_bool))
     limit_mm_per_prompt: Mapping[str, int] | None = field(default=None, metadata=option(rules.media_limits))
     max_image_pixels: int = field(default=50_000_000, metadata=option(integer(1, 1 << 31)))

@@ -164,6 +164,7 @@ class EngineOptions(TypedDict, total=False):
     enable_lora: bool
     max_loras: int
     max_lora_rank: int
+    lora_dtype: str
     lora_experts: bool
     limit_mm_per_prompt: Mapping[str, int] | None
     max_image_pixels: int

@@ -44,21 +44,6 @@ static void lay(struct lora *l, const struct program *p)
     l->first[p->n_weights] = l->n_places;
 }
 
-/* Values of the linears' scratch for a row: backend.h. */
-static size_t scratch_width(const struct lora *l, const struct program *p, bool is_delta)
-{
-    uint32_t most = 1, rank = is_delta ? (l->max_rank + 15) & ~15u : l->max_rank;
-    for (uint32_t i = 0; i < p->n_ops; i++) {
-        uint32_t w = p->ops[i].code == OP_LINEAR ? p->ops[i].weight[0] : NO_INDEX;
-        if (w == NO_INDEX)
-            continue;
-        uint32_t n_parts = l->first[w + 1] - l->first[w], n_chunks = (p->weights[w].cols + LORA_COLUMNS - 1) / LORA_COLUMNS;
-        uint32_t n = is_delta ? n_parts * n_chunks : n_parts;
-        most = n > most ? n : most;
-    }
-    return (size_t)most * rank;
-}
-
 /* Columns of the widest linear, as whole 32s. */
 static uint32_t widest_of(const struct program *p)
 {
@@ -69,14 +54,23 @@ static uint32_t widest_of(const struct program *p)
     return (most + 31) & ~31u;
 }
 
-/* Values of the experts' scratch for a row. */
-static size_t experts_width(const struct lora *l, const struct program *p)
+/* Values of the scratch for a row: of linears, and of experts. */
+static uint32_t linears_width(const struct lora *l, const struct program *p)
+{
+    uint32_t n_parts = 1;
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (p->ops[i].code == OP_LINEAR && p->weights[p->ops[i].weight[0]].n_parts > n_parts)
+            n_parts = p->weights[p->ops[i].weight[0]].n_parts;
+    return n_parts * l->max_rank;
+}
+
+static uint32_t experts_width(const struct lora *l, const struct program *p)
 {
     uint32_t n_chosen = 0;
     for (uint32_t i = 0; i < p->n_ops && l->has_experts; i++)
         if (p->ops[i].code == OP_EXPERTS && p->ops[i].experts.n_chosen > n_chosen)
             n_chosen = p->ops[i].experts.n_chosen;
-    return (size_t)n_chosen * 2 * l->max_rank;
+    return n_chosen * 2 * l->max_rank;
 }
 
 uint32_t lora_fusions(const struct model_options *options, uint32_t fusions)
@@ -106,6 +100,8 @@ enum rc lora_create(struct model *m, struct err *err)
         return refuse(m, "adapters are", err);
     if (m->options.n_here && m->options.n_here < m->options.n_ranks)
         return refuse(m, "adapters of a model on several hosts (nnodes) are", err);
+    if (m->options.has_lora_experts && !(m->backend->fusions(m->ctx) & FUSION_EXPERTS_LORA))
+        return refuse(m, "adapters of experts (lora_experts=True) are", err);
     for (uint32_t w = 0; w < p->n_weights; w++)
         n += p->weights[w].n_parts;
     l->n_slots = m->options.max_loras;
@@ -117,20 +113,19 @@ enum rc lora_create(struct model *m, struct err *err)
     if (!l->places || !l->parts || !l->first)
         return err_set(err, RC_MEMORY, "adapters: out of memory");
     uint32_t n_rows = m->options.max_num_batched_tokens;
-    bool is_delta = m->backend->fusions(m->ctx) & FUSION_LINEAR_DELTA;
     lay(l, p);
     void *slots = NULL, *scratch = NULL, *delta = NULL;
     enum rc rc = m->backend->buffer_create(m->ctx, l->n_slots * l->slot_bytes, &slots, err);
     l->slots = slots;
-    if (is_delta) {
+    if (m->backend->fusions(m->ctx) & FUSION_LINEAR_DELTA) {
         l->delta_rows = n_rows = n_rows < LORA_ROWS ? n_rows : LORA_ROWS;
         l->delta_stride = widest_of(p);
         l->delta_bytes = (size_t)n_rows * l->delta_stride * sizeof(float);
         rc = rc ? rc : m->backend->buffer_create(m->ctx, l->delta_bytes, &delta, err);
         l->delta = delta;
     }
-    size_t n_values = n_rows * scratch_width(l, p, is_delta),
-           n_of_experts = m->options.max_num_batched_tokens * experts_width(l, p);
+    size_t n_values = (size_t)n_rows * linears_width(l, p),
+           n_of_experts = (size_t)m->options.max_num_batched_tokens * experts_width(l, p);
     l->scratch_bytes = (n_values > n_of_experts ? n_values : n_of_experts) * sizeof(float);
     if (!rc)
         rc = m->backend->buffer_create(m->ctx, l->scratch_bytes, &scratch, err);

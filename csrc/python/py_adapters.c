@@ -29,8 +29,7 @@ static PyObject *place_of(const struct program *p, const struct lora *lora, cons
         tensor_rows *= part->dims[i];
     return Py_BuildValue("(sIIIIIInnnII)", part->name, tensor_rows, part->rows, weight->cols, part->base, part->inner,
                          part->stride, at + (Py_ssize_t)place->at.head, at + (Py_ssize_t)place->at.a,
-                         at + (Py_ssize_t)place->at.b,
-                         place->weight, n_experts_of(p, place->weight));
+                         at + (Py_ssize_t)place->at.b, place->weight, n_experts_of(p, place->weight));
 }
 
 static const struct lora *lora_of(PyObject *object, struct team **team)

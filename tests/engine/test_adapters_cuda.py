@@ -16,6 +16,11 @@ CHOSEN = [0, 1, 3, 7, 30, 64, 99, 100]
 LORA = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 16}
 
 
+def lora(path: Path) -> dict[str, Any]:
+    """Options; adapters of a mixture change its experts, too."""
+    return LORA | {"lora_experts": "moe" in path.name}
+
+
 def adapter_of(i: int) -> str | None:
     return (None, "a", "b", "c", None, "a", "c", "d")[i % 8]
 
@@ -46,7 +51,7 @@ def alone(model: Path, cuda: str) -> dict[int, tuple[bytes, ...]]:
     prompts, params = exact.requests()
     found = {}
     for has_adapters in (False, True):
-        with exact.open_llm(model, cuda, enable_prefix_caching=False, **(LORA if has_adapters else {})) as llm:
+        with exact.open_llm(model, cuda, enable_prefix_caching=False, **(lora(model) if has_adapters else {})) as llm:
             if has_adapters:
                 load_adapters(llm)
             for i in CHOSEN:
@@ -56,13 +61,24 @@ def alone(model: Path, cuda: str) -> dict[int, tuple[bytes, ...]]:
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 300, "max_loras": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"enforce_eager": True},
+        {"max_num_batched_tokens": 300, "max_loras": 4},
+        {"tensor_parallel_size": 2, "device_ids": (0, 0)},
+    ],
+    ids=str,
+)
 def test_a_request_among_a_hundred(
     options: dict[str, Any], model: Path, cuda: str, alone: dict[int, tuple[bytes, ...]]
 ) -> None:
+    if "tensor_parallel_size" in options and lora(model)["lora_experts"]:
+        pytest.skip("adapters of experts want one rank")
     prompts, params = exact.requests()
     adapters = [adapter_of(i) for i in range(len(prompts))]
-    with exact.open_llm(model, cuda, **LORA | options) as llm:
+    with exact.open_llm(model, cuda, **lora(model) | options) as llm:
         load_adapters(llm)
         for _ in range(2):  # the second time from the cache
             outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
@@ -72,13 +88,16 @@ def test_a_request_among_a_hundred(
         llm.check()
 
 
-def test_values_of_the_processor(cuda: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_values_of_the_processor(name: str, cuda: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """In float32 both devices give the same logprobs, but for the order of sums."""
-    config = exact.MODELS["llama-bfloat16"] | {"torch_dtype": "float32"}
-    path, ids = exact.write(tmp_path, config), np.random.default_rng(1).integers(3, 8192, 60).tolist()
+    config = exact.MODELS[f"{name}-bfloat16"] | {"torch_dtype": "float32"}
+    path, ids = exact.write(tmp_path_factory.mktemp(name), config), np.random.default_rng(1).integers(3, 8192, 60).tolist()
     found = []
     for device in ("cpu", cuda):
-        with exact.open_llm(path, device, dtype="float32", kv_cache_memory_bytes=64 << 20, max_model_len=128, **LORA) as llm:
+        with exact.open_llm(
+            path, device, dtype="float32", kv_cache_memory_bytes=64 << 20, max_model_len=128, **lora(path)
+        ) as llm:
             load_adapters(llm)
             found.append([np.array(llm.score(ids, lora_request=name)[0].token_logprobs) for name in (None, "a", "c")])
     for ours, theirs in zip(*found, strict=True):

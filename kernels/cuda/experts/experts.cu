@@ -127,22 +127,37 @@ static __global__ void __launch_bounds__(COMBINERS) experts_combine(struct mixtu
 
 /* ---- one operation ------------------------------------------------------------------------------------------------------- */
 
+/* What adapters add to a linear. */
+static experts_added added_to(const struct running_mixture *run, const struct expert_linear *linear)
+{
+    const struct experts_lora *lora = run->args->lora;
+    experts_added added = {};
+    if (linear->added)
+        added = {(const char *)lora->slots, lora->slot_bytes, cuda_lora_row_slots(run->cuda, lora->rows), lora->scratch,
+                 lora->max_rank, *linear->added};
+    return added;
+}
+
 template <class T, uint32_t N> static void launch_plain(const struct running_mixture *run, const struct expert_linear *linear)
 {
     const struct cuda_part *part = &linear->w->parts[0];
     struct plain_weights w = {part->data, part->row_bytes, linear->rows_each, linear->w->n_cols};
     struct output out = output_of(linear);
     dim3 grid(ceil_div(out.n_out, 16), run->m.n_experts);
+    const experts_added added = added_to(run, linear);
+    if (added.slots)
+        launch(run->cuda, experts_shrink<T>, dim3(run->m.n_routes, added.given.n_parts), 32 * ADDED_WARPS, 0, run->m,
+               rows<T>(linear->x), linear->w->n_cols, added);
     if constexpr (sizeof(T) == 2)
         if (part->dtype == run->cuda->dtype) {
             bool is_aligned = (uintptr_t)linear->x.data % 4 == 0 && linear->x.stride % 2 == 0;
             launch(run->cuda, experts_plain_tiles<T, N>, grid, 32, 0, run->m, w, rows<T>(linear->x), is_aligned, out,
-                   run->product);
+                   run->product, added);
             return;
         }
     visit_weight(part->dtype, [&](auto weight) {
         launch(run->cuda, experts_plain_values<T, decltype(weight), N>, grid, PLAIN_THREADS, 0, run->m, w, rows<T>(linear->x),
-               out, run->product);
+               out, run->product, added);
     });
 }
 
@@ -387,6 +402,7 @@ struct experts_linear_way {
     const char *name;
     uint32_t devices;  /* enum way_devices */
     uint32_t weights;  /* that it takes: enum experts_weights, or-ed */
+    bool adds;         /* what adapters add */
     bool shows_routes; /* it starts the next kernel when the routes are written, so that one may read them before it waits */
     bool (*fits)(const struct running_mixture *run);
     enum rc (*run)(const struct running_mixture *run, const struct expert_linear *linear, struct err *err);
@@ -399,7 +415,7 @@ struct experts_linear_problem {
 
 static bool takes(const struct experts_linear_way &way, const struct experts_linear_problem &p)
 {
-    return way.weights & p.weights && way.fits(p.run);
+    return way.weights & p.weights && (way.adds || !p.run->args->lora) && way.fits(p.run);
 }
 
 static bool fits_streamed(const struct running_mixture *run)
@@ -418,15 +434,15 @@ static bool fits_plain(const struct running_mixture *run)
 }
 
 static const struct experts_linear_way EXPERTS_LINEAR_WAYS[] = {
-    /* name          devices   weights            shows_routes  fits           run */
-    {"streamed",     SM_90A,   TWO_BYTE,          true,         fits_streamed, run_streamed},
-    {"grouped",      SM_90A,   TWO_BYTE | PACKED, true,         fits_grouped,  run_grouped},
-    {"fp8_streamed", SM_90A,   ROUNDED,           true,         fits_streamed, run_fp8_streamed},
-    {"fp8_grouped",  SM_90A,   ROUNDED,           true,         fits_grouped,  run_fp8_grouped},
-    {"fp8_plain",    PORTABLE, ROUNDED,           false,        fits_grouped,  run_fp8_plain},
-    {"units",        SM_90A,   IN_UNITS,          true,         fits_grouped,  run_units},
-    {"units_plain",  PORTABLE, IN_UNITS,          false,        fits_plain,    run_units_plain},
-    {"plain",        ANY_GPU,  TWO_BYTE | OTHER,  false,        fits_plain,    run_plain},
+    /* name          devices   weights            adds   shows_routes  fits           run */
+    {"streamed",     SM_90A,   TWO_BYTE,          false, true,         fits_streamed, run_streamed},
+    {"grouped",      SM_90A,   TWO_BYTE | PACKED, false, true,         fits_grouped,  run_grouped},
+    {"fp8_streamed", SM_90A,   ROUNDED,           false, true,         fits_streamed, run_fp8_streamed},
+    {"fp8_grouped",  SM_90A,   ROUNDED,           false, true,         fits_grouped,  run_fp8_grouped},
+    {"fp8_plain",    PORTABLE, ROUNDED,           false, false,        fits_grouped,  run_fp8_plain},
+    {"units",        SM_90A,   IN_UNITS,          false, true,         fits_grouped,  run_units},
+    {"units_plain",  PORTABLE, IN_UNITS,          false, false,        fits_plain,    run_units_plain},
+    {"plain",        ANY_GPU,  TWO_BYTE | OTHER,  true,  false,        fits_plain,    run_plain},
 };
 
 struct way_name cuda_experts_linear_way(uint32_t row)
@@ -439,6 +455,9 @@ static enum rc multiply_linear(const struct running_mixture *run, struct expert_
 {
     const struct experts_linear_problem problem = {run, weights_of(run->cuda, linear.w)};
     const struct experts_linear_way *way = find_way<WAYS_EXPERTS_LINEAR>(run->cuda, EXPERTS_LINEAR_WAYS, problem);
+    if (!way && run->args->lora)
+        return err_set(err, RC_UNSUPPORTED, "lora_experts: adapters of experts in packed, FP8 or INT8 weights are not "
+                       "supported yet on cuda; use lora_experts=False");
     if (!way)
         return err_set(err, RC_INTERNAL, "experts: wanted scratch on a multiple of 16 bytes for packed or FP8 weights");
     linear.is_behind = *is_behind;
@@ -476,8 +495,8 @@ static enum rc multiply_linears(const struct running_mixture *run, bool is_gathe
 }
 
 /* The whole operation. */
-enum experts_form { GATED = 1, UNGATED = 2, SCALED = 4, SHARED = 8 }; /* act(gate) * up or act(up); is the input scaled? Do
-                                                                        * ranks share the experts? */
+enum experts_form { GATED = 1, UNGATED = 2, SCALED = 4, SHARED = 8, ADDED = 16 }; /* act(gate) * up or act(up); is the input
+                                                     * scaled? Do ranks share the experts? Do adapters add to the products? */
 struct experts_way {
     const char *name;
     uint32_t devices; /* enum way_devices */
@@ -498,7 +517,8 @@ struct experts_problem {
                                    down = weights_of(r->cuda, args->down ? args->down : args->up);
         weights = up == down ? up : OTHER;
         form = (r->is_product ? GATED : UNGATED) | (args->is_input_scaled ? SCALED : 0) |
-               (args->n_local || r->part_columns || args->half != EXPERTS_WHOLE ? SHARED : 0);
+               (args->n_local || r->part_columns || args->half != EXPERTS_WHOLE ? SHARED : 0) |
+               (args->lora ? ADDED : 0);
     }
 };
 
@@ -543,7 +563,7 @@ static enum rc run_sorted(struct running_mixture *run, struct err *err)
 }
 
 #define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER | ROUNDED | IN_UNITS)
-#define ANY_FORM (GATED | UNGATED | SCALED | SHARED)
+#define ANY_FORM (GATED | UNGATED | SCALED | SHARED | ADDED)
 static const struct experts_way EXPERTS_WAYS[] = {
     /* name         devices   rows              weights             forms            fits            run */
     {"row_mxfp4",   SM_90A,   1, 1,             PACKED,             GATED,           fits_row_mxfp4, run_row_mxfp4},

@@ -28,6 +28,7 @@ struct expert_linear {
     const struct matrix *w;
     struct view x, y;
     const float *bias;
+    const struct experts_lora_parts *added; /* by adapters; NULL: nothing */
     bool is_product, is_place; /* x by places, or the batch's rows */
     bool is_behind;            /* the kernel before starts this one once it has seen the routes */
     uint32_t rows_each;        /* of w, an expert */
@@ -47,8 +48,8 @@ static inline struct output output_of(const struct expert_linear *linear)
 static inline struct expert_linear up_of(const struct running_mixture *run, bool is_gathered)
 {
     const struct experts_args *args = run->args;
-    return {args->up, is_gathered ? run->outer : args->x, run->middle, args->up_bias, run->is_product, is_gathered,
-            false,    args->up->n_rows / run->m.n_experts};
+    return {args->up, is_gathered ? run->outer : args->x, run->middle, args->up_bias, args->lora ? &args->lora->up : NULL,
+            run->is_product, is_gathered, false, args->up->n_rows / run->m.n_experts};
 }
 
 static inline struct expert_linear down_of(const struct running_mixture *run)
@@ -56,7 +57,8 @@ static inline struct expert_linear down_of(const struct running_mixture *run)
     const struct experts_args *args = run->args;
     struct view results = run->outer;
     results.width = results.stride = run->part_columns ? run->part_columns : args->y.width;
-    return {args->down, run->middle, results, args->down_bias, false, true, false, results.width};
+    return {args->down, run->middle, results, args->down_bias, args->lora ? &args->lora->down : NULL, false, true, false,
+            results.width};
 }
 
 /* Experts that have a route, on the average of random ones. */

@@ -6,7 +6,7 @@
 #include "../core/launch.cuh"
 #include "../core/mma.cuh"
 #include "../core/weight_format.cuh"
-#include "experts.cuh"
+#include "experts_lora.cuh"
 
 /* A matrix of all experts, rows_each rows of W one after the other. */
 struct plain_weights {
@@ -29,7 +29,8 @@ static __device__ __forceinline__ void plain_store(const struct output &out, con
 /* As linear.cu's linear_tiles: 16 rows of W by 8 places of expert blockIdx.y at a time; of gate and of up, if N is 2. */
 template <class T, uint32_t N>
 static __global__ void __launch_bounds__(32) experts_plain_tiles(struct mixture m, struct plain_weights w, rows<T> x,
-                                                                 bool is_aligned, struct output out, expert_product product)
+                                                                 bool is_aligned, struct output out, expert_product product,
+                                                                 const __grid_constant__ experts_added added)
 {
     start_next();
     wait_for_input();
@@ -55,8 +56,13 @@ static __global__ void __launch_bounds__(32) experts_plain_tiles(struct mixture 
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
             uint32_t p = place + 2 * t + i % 2, row_of_w = n + i / 2 * 8;
-            if (p < end && row_of_w < out.n_out)
-                plain_store<T>(out, product, N == 2, e, p, row_of_w, c[0][i], c[N - 1][i]);
+            if (p >= end || row_of_w >= out.n_out)
+                continue;
+            if (added.slots)
+#pragma unroll
+                for (uint32_t half = 0; half < N; half++)
+                    c[half][i] += added.value(m, e, p, half * out.n_out + row_of_w);
+            plain_store<T>(out, product, N == 2, e, p, row_of_w, c[0][i], c[N - 1][i]);
         }
     }
 }
@@ -69,7 +75,8 @@ static __global__ void __launch_bounds__(32) experts_plain_tiles(struct mixture 
 /* As linear.cu's linear_values, by experts and places likewise. */
 template <class T, class W, uint32_t N>
 static __global__ void __launch_bounds__(PLAIN_THREADS)
-experts_plain_values(struct mixture m, struct plain_weights w, rows<T> x, struct output out, expert_product product)
+experts_plain_values(struct mixture m, struct plain_weights w, rows<T> x, struct output out, expert_product product,
+                     const __grid_constant__ experts_added added)
 {
     start_next();
     wait_for_input();
@@ -99,8 +106,13 @@ experts_plain_values(struct mixture m, struct plain_weights w, rows<T> x, struct
                     sum[i] = fmaf(w_values[i][n][c], x_values[r][c], sum[i]);
             __syncthreads();
         }
-        if (place + r < end && base + n < out.n_out)
-            plain_store<T>(out, product, N == 2, e, place + r, base + n, sum[0], sum[N - 1]);
+        if (place + r >= end || base + n >= out.n_out)
+            continue;
+        if (added.slots)
+#pragma unroll
+            for (uint32_t half = 0; half < N; half++)
+                sum[half] += added.value(m, e, place + r, half * out.n_out + base + n);
+        plain_store<T>(out, product, N == 2, e, place + r, base + n, sum[0], sum[N - 1]);
     }
 }
 

@@ -10,6 +10,7 @@
  * 28672 columns are 29 MB. */
 #include "../core/launch.cuh"
 #include "../core/eight.cuh"
+#include "lora.cuh"
 
 #define TILE 8u              /* rows */
 #define SHRINK_LONG 4096u    /* more columns take more threads */
@@ -24,6 +25,7 @@
 
 struct lora_rows {
     int32_t *lists; /* [2: rows, wanted rows][n_chunks][list_values] */
+    int32_t *slots; /* [2][n_chunks][LORA_ROWS] of the rows as they lie */
     uint32_t n_chunks, list_values, n_slots;
 };
 
@@ -73,7 +75,14 @@ enum rc cuda_lora_open(struct cuda *cuda, struct err *err)
     rows->n_slots = n_slots;
     rows->n_chunks = ceil_div(cuda->options.max_rows, LORA_ROWS);
     rows->list_values = LIST_TILES + 4 * (LORA_ROWS / TILE + n_slots + 1);
-    return cuda_take(cuda, MEMORY_WORK, (size_t)2 * rows->n_chunks * rows->list_values * sizeof(int32_t), &rows->lists, err);
+    enum rc rc = cuda_take(cuda, MEMORY_WORK, (size_t)2 * rows->n_chunks * LORA_ROWS * sizeof(int32_t), &rows->slots, err);
+    return rc ? rc : cuda_take(cuda, MEMORY_WORK, (size_t)2 * rows->n_chunks * rows->list_values * sizeof(int32_t),
+                               &rows->lists, err);
+}
+
+const int32_t *cuda_lora_row_slots(const struct cuda *cuda, bool of_wanted)
+{
+    return cuda->lora_rows->slots + (of_wanted ? (size_t)cuda->lora_rows->n_chunks * LORA_ROWS : 0);
 }
 
 void cuda_lora_close(struct cuda *cuda)
@@ -85,7 +94,7 @@ void cuda_lora_close(struct cuda *cuda)
  * read the lists before their wait. slots: NULL: no row has an adapter. */
 static __global__ void __launch_bounds__(LORA_ROWS)
 lora_sort(const int32_t *slots, const int32_t *wanted, uint32_t n_rows, uint32_t n_wanted, uint32_t n_pad, uint32_t n_slots,
-          uint32_t list_values, int32_t *lists)
+          uint32_t list_values, int32_t *lists, int32_t *slots_of)
 {
     __shared__ uint32_t counts[MAX_SLOTS + 1], first_row[MAX_SLOTS + 1], first_tile[MAX_SLOTS + 1];
     const uint32_t t = threadIdx.x, row = blockIdx.x * LORA_ROWS + t, n_own = blockIdx.y ? n_wanted : n_rows;
@@ -110,8 +119,10 @@ lora_sort(const int32_t *slots, const int32_t *wanted, uint32_t n_rows, uint32_t
     __syncthreads();
     wait_for_input(); /* the step before reads the lists */
     int32_t *list = lists + (size_t)(blockIdx.y * gridDim.x + blockIdx.x) * list_values;
-    if (is_row)
+    if (is_row) {
         list[first_row[slot + 1] + place] = (int32_t)t;
+        slots_of[(blockIdx.y * gridDim.x + blockIdx.x) * LORA_ROWS + t] = slot;
+    }
     for (uint32_t s = t; s <= n_slots; s += LORA_ROWS)
         for (uint32_t i = 0; i < counts[s]; i += TILE)
             *(lora_tile *)(list + LIST_TILES + 4 * (first_tile[s] + i / TILE)) =
@@ -128,7 +139,7 @@ enum rc cuda_lora_begin(struct cuda *cuda, const int32_t *slots, const int32_t *
     if (!rows)
         return err_set(err, RC_INTERNAL, "begin: wanted max_loras above 0 for rows with adapters, have 0");
     launch(cuda, lora_sort, dim3(rows->n_chunks, 2), LORA_ROWS, 0, slots, wanted, n_rows, n_wanted, n_pad, rows->n_slots,
-           rows->list_values, rows->lists);
+           rows->list_values, rows->lists, rows->slots);
     return launched(err, "begin");
 }
 
