@@ -164,8 +164,10 @@ def cuda_flags() -> list[str]:
     result = ["-std=c++17", "-O3", "-fmad=false", "-DNDEBUG", "--compress-mode=size"]
     result += ["-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
     for arch in os.environ.get("LLMPY_CUDA_ARCHS", CUDA_ARCHS).split(","):
-        number = arch.removeprefix("compute_")
-        result += ["-gencode", f"arch=compute_{number},code={arch if arch != number else 'sm_' + arch}"]
+        source, _, code = arch.partition(":")
+        number = source.removeprefix("compute_")
+        code = code or (source if source != number else "sm_" + number)
+        result += ["-gencode", f"arch=compute_{number},code={code}"]
     return result + (["-Werror", "all-warnings"] if os.environ.get("LLMPY_WERROR") == "1" else [])
 
 

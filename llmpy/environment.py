@@ -27,7 +27,8 @@ VARIABLES = {
 BUILD_VARIABLES = {
     "LLMPY_CUDA": ("`0`: build without CUDA; `1`: with CUDA if there is nvcc; `require`: fail without nvcc", "1"),
     "LLMPY_CUDA_ARCHS": (
-        "GPU architectures to compile for, joined by commas: `90a` is machine code, `compute_80` is PTX",
+        "GPU architectures to compile for, joined by commas: `90a` is machine code, `compute_80` PTX, `compute_80:sm_89` "
+        "machine code of that PTX",
         "90a,compute_80",
     ),
     "LLMPY_GLIBC": ("the oldest glibc that shall load what is built, as `2.28`; wants the package ziglang", "this machine's"),

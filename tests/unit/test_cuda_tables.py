@@ -1,6 +1,7 @@
 """The CUDA backend's tables in the source; needs no device."""
 
 import ctypes
+import importlib
 import re
 import shutil
 import subprocess
@@ -63,17 +64,33 @@ def test_the_library_has_the_ways_of_the_source() -> None:
     assert library.llmpy_cuda_way(len(TABLES), 0) is None
 
 
+def test_architectures_are_machine_code_or_ptx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "csrc"))
+    compiling = importlib.import_module("compiling")
+
+    def codes() -> list[str]:
+        return [flag for flag in compiling.cuda_flags() if flag.startswith("arch=")]
+
+    monkeypatch.delenv("LLMPY_CUDA_ARCHS", raising=False)
+    assert codes() == ["arch=compute_90a,code=sm_90a", "arch=compute_80,code=compute_80"]
+    monkeypatch.setenv("LLMPY_CUDA_ARCHS", "86,compute_80:sm_90")
+    assert codes() == ["arch=compute_86,code=sm_86", "arch=compute_80,code=sm_90"]
+
+
 def test_the_code_for_other_devices_has_no_instructions_of_sm_90a() -> None:
     """The PTX in the library is for compute_80, and of the kernels of sm_90a nothing is left in it."""
     reader = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump")
     if not hardware.cuda_library() or not reader:
         pytest.skip("no CUDA backend in this build, or no cuobjdump")
     ptx = subprocess.run([reader, "-ptx", hardware.cuda_library()], capture_output=True, text=True, check=True).stdout
-    assert {*re.findall(r"^\.target (\w+)", ptx, re.M)} == {"sm_80"}
+    targets = {*re.findall(r"^\.target (\w+)", ptx, re.M)}
+    if not targets:
+        pytest.skip("a library without PTX")
+    assert targets == {"sm_80"}
     newer = r"\b(wgmma|griddepcontrol|setmaxnreg|mapa|multimem|stmatrix|cp\.async\.bulk|barrier\.cluster|mbarrier)\b[^;]*"
     assert not re.search(newer, ptx)
-    stubs = re.findall(r"^\.visible \.entry \w*linear_gemm\w*\(.*?^\}", ptx, re.M | re.S)
-    assert stubs and all("trap;" in stub and len(stub.splitlines()) < 30 for stub in stubs)
+    stubs = re.findall(r"\.entry \w*linear_gemm\w*\(.*?^\}", ptx, re.M | re.S)
+    assert stubs and all("trap;" in stub for stub in stubs)
 
 
 def kernels(name: str) -> list[str]:
