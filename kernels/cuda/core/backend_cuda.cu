@@ -101,7 +101,7 @@ static enum rc device_describe(const char *name, bool wants_free, struct device_
         snprintf(info->kernels, sizeof info->kernels, "sm_90a");
     else
         snprintf(info->kernels, sizeof info->kernels,
-                 "portable; compiled for compute capability %d.%d, but never run on such a device", properties.major,
+                 "portable; from PTX for compute capability 8.0, never run on a device of %d.%d", properties.major,
                  properties.minor);
     char *at = info->uuid + snprintf(info->uuid, sizeof info->uuid, "GPU");
     for (int i = 0; i < 16; i++)
