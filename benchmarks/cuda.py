@@ -533,7 +533,7 @@ def merge_lines(paths: list[Path]) -> list[dict[str, object]]:
 
 
 def merge(paths: list[Path]) -> None:
-    """Adds results to the table, and the last ones to the page, except those of rl.py, which are on docs/use/rl.md."""
+    """Adds results to the table, and the last ones to the page; those of rl.py and gather.py have other pages."""
     lines = merge_lines(paths)
     PAGE.write_text(page(PAGE.read_text(), lines))
     print(f"{TABLE}: {len(lines)} rows; {PAGE}")
@@ -541,7 +541,8 @@ def merge(paths: list[Path]) -> None:
 
 def page(text: str, lines: list[dict[str, object]]) -> str:
     """The page with the last result of every row in its table."""
-    latest = {str(line["row"]): line for line in lines if not str(line["row"]).startswith("rl.")}
+    on_page = [line for line in lines if not str(line["command"]).startswith(("benchmarks/rl.py", "benchmarks/gather.py"))]
+    latest = {str(line["row"]): line for line in on_page}
     table = "| row | measured | must | aim | vLLM (batch-invariant) | commit | command |\n|---|---|---|---|---|---|---|\n"
     for name, line in sorted(latest.items(), key=lambda item: list(ROWS).index(item[0]) if item[0] in ROWS else -1):
         row = ROWS.get(name, Row(str(line["unit"]), *(float(str(line[goal] or 0)) for goal in ("must", "aim"))))
