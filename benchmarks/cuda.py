@@ -601,7 +601,7 @@ def measure_exactness() -> dict[str, float]:
 
     from llmpy import hardware
 
-    totals = cuda_linear.measure(["8b"], list(EXACTNESS_ROWS), True, hardware.cublaslt_library())["8b"]
+    totals = cuda_linear.measure(["8b"], list(EXACTNESS_ROWS), True, hardware.cublaslt_library(), [])["8b"]
     return {f"exactness.{rows}": ours / theirs for rows, (ours, theirs) in totals.items()}
 
 

@@ -13,7 +13,8 @@ backend rounds to FP8 (a launch before each linear, which the times include), be
 head. A line has the share of the 4.55 TB/s that an H200 reads. --out writes results.csv. --int8: the same with INT8.
 
 --w4: 4-bit weights in groups of 128 or 32 columns, bfloat16 activations as they are, otherwise the same. --gguf: weights of a
-type of GGUF likewise.
+type of GGUF likewise. With LLMPY_CUDA_KERNELS=portable an H200 runs the portable kernels, and rows of results.csv begin with
+"portable.".
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from llmpy import _core, devices, hardware
+from llmpy import _core, devices, environment, hardware
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from header import Header
@@ -298,18 +299,24 @@ def measure_form(models: list[str], rows: list[int], with_torch: bool, form: str
 
 def write_results(out: Path, commit: str, option: str, found: Iterable[tuple[str, float]]) -> None:
     """Writes the lines of results.csv as benchmarks/results_h200.csv has them."""
-    name, command = devices()[1]["name"], f"benchmarks/cuda_linear.py {option}"
+    name, command, first = devices()[1]["name"], f"benchmarks/cuda_linear.py {option}".rstrip(), ""
+    if environment.forces_portable_kernels():
+        command, first = f"LLMPY_CUDA_KERNELS=portable {command}", "portable."
     out.mkdir(parents=True, exist_ok=True)
     with (out / "results.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["device", "date", "commit", "command", "row", "value", "unit", "must", "aim"])
         for row, us in found:
-            writer.writerow([name, time.strftime("%Y-%m-%d"), commit, command, row, f"{us:.2f}", "us", "", ""])
+            writer.writerow([name, time.strftime("%Y-%m-%d"), commit, command, first + row, f"{us:.2f}", "us", "", ""])
 
 
-def measure(models: list[str], rows: list[int], with_torch: bool, library: str) -> dict[str, dict[int, tuple[float, float]]]:
-    """Prints a line per shape and number of rows. Returns (our, cuBLASLt's) seconds of a step's linears by model."""
-    totals: dict[str, dict[int, tuple[float, float]]] = {}
+Totals = dict[str, dict[int, tuple[float, float]]]
+
+
+def measure(models: list[str], rows: list[int], with_torch: bool, library: str, found: list[tuple[str, float]]) -> Totals:
+    """Prints a line per shape and number of rows, and appends (row of results.csv, microseconds) to `found`. Returns (our,
+    cuBLASLt's) seconds of a step's linears by model."""
+    totals: Totals = {}
     for model in models:
         bench = Bench(max(rows), max(n for _, n, _, _ in MODELS[model]), library)
         total = totals[model] = {m: (0.0, 0.0) for m in rows}
@@ -324,6 +331,7 @@ def measure(models: list[str], rows: list[int], with_torch: bool, library: str) 
                     f"{2e-12 * n * k * m / a:6.1f} TFLOP/s {a / b:6.2f}x",
                     flush=True,
                 )
+                found.append((f"linear.bfloat16.{model}.{name.replace('*', '.product')}.{m}", 1e6 * a))
         bench.close()
         for m in rows:
             a, b = total[m]
@@ -339,7 +347,7 @@ def main() -> None:
     parser.add_argument("--int8", default="", choices=("rows", "blocks"), help="INT8 weights and activations")
     parser.add_argument("--w4", type=int, default=0, choices=(128, 32), help="4-bit weights in groups")
     parser.add_argument("--gguf", default="", choices=GGUF, help="weights of a type of GGUF")
-    parser.add_argument("--out", type=Path, help="with --fp8, --int8, --w4 and --gguf: a directory for results.csv")
+    parser.add_argument("--out", type=Path, help="a directory for results.csv")
     parser.add_argument("--commit", default="", help="the commit under test")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-library", action="store_true", help="our own kernels alone")
@@ -349,15 +357,12 @@ def main() -> None:
     rows = [int(m) for m in args.rows.split(",") if m] or [*default]
     if forms:
         found = [*measure_form(args.models.split(","), rows, not args.no_torch, forms[0])]
-        if args.out:
-            write_results(args.out, args.commit, "--" + forms[0].replace("_", " ", 1), found)
-        return
-    measure(
-        args.models.split(","),
-        rows,
-        not args.no_torch,
-        "" if args.no_library else hardware.cublaslt_library(),
-    )
+    else:
+        library = "" if args.no_library else hardware.cublaslt_library()
+        found = []
+        measure(args.models.split(","), rows, not args.no_torch, library, found)
+    if args.out:
+        write_results(args.out, args.commit, "--" + forms[0].replace("_", " ", 1) if forms else "", found)
 
 
 if __name__ == "__main__":

@@ -62,15 +62,16 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
 
     for rows in (1, 2, 17, 64, 65, 300, 700):
         few = ["row", "skinny"] if rows == 1 else ["skinny"] if rows <= 64 else []
-        ways.check(partial(sums, rows), [*few, "gemm", "parts"])
-        ways.check(partial(products, rows), [*few, "gemm", "twice"], inner="parts")
+        sync = ["sync_few", "sync_many"] if rows <= 32 else ["sync_many"]
+        ways.check(partial(sums, rows), [*few, "gemm", *sync, "parts"])
+        ways.check(partial(products, rows), [*few, "gemm", *sync, "twice"])
     router = backend.matrix([(dtype, 40, weights[:40].copy())], 1088, LINEAR | ROUTER)
     other = backend.matrix([("float32", 40, np.ones((40, 1088), np.float32))], 1088)
     large = backend.matrix([(dtype, 5120, draw(rng, kind, 5120, 2048))], 2048)
     for rows in (1, 9):
         ways.check(partial(logits, rows, router), ["router"])
         ways.check(partial(sums, rows, other, 40), ["parts"])
-    ways.check(partial(normed, large), ["row_normed"], inner="parts")
+    ways.check(partial(normed, large), ["row_normed"], inner="sync_few sync_many parts")
     bytes_of_rows = np.zeros((1536, 9, 132), np.uint8)
     bytes_of_rows[:, :, :4] = np.full((1536, 9, 1), 1e-3, np.float32).view(np.uint8)
     bytes_of_rows[:, :, 4:] = rng.integers(0, 0x60, (1536, 9, 128), dtype=np.uint8)
@@ -83,21 +84,35 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
     backend.linear(both, x[:3], np.zeros((3, 3072), np.uint16))
     assert "runs" in ways.put_first(0)
     # units_plain takes x that the copy engine cannot read; others come behind others
-    unreached = {"library", "runs", *([] if ways.is_portable else ["twice", "units_plain"])}
+    unreached = {"library", "runs", "units_plain"}
+    if not ways.is_portable:
+        unreached |= {"twice", "sync_few", "sync_many", "sync_units_few", "sync_units_many"}
     if dtype == "bfloat16":
         numbers, scales = rng.integers(0, 16, (1536, 1088)), rng.uniform(1e-3, 1e-2, (1536, 9))
         w4 = backend.matrix([("int4_g128", 1536, int4_rows(numbers, scales, np.full((1536, 9), 8), 128)[0])], 1088)
         for rows in (1, 16, 17, 300):
-            few = ["units_few"] if rows <= 16 else []
-            ways.check(partial(sums, rows, w4), [*few, "units_many", "units_plain"])
-            ways.check(partial(products, rows, w4), [*few, "units_many", "twice"], inner="units_plain")
-    of_units = {"units_few", "units_many", "units_plain"} & {*ways.here}
+            few, sync = (["units_few"], ["sync_units_few"]) if rows <= 16 else ([], [])
+            ways.check(partial(sums, rows, w4), [*few, "units_many", *sync, "sync_units_many", "units_plain"])
+            ways.check(partial(products, rows, w4), [*few, "units_many", *sync, "sync_units_many", "twice"])
+        deep, long = draw(rng, kind, 16, 6144), rng.uniform(1e-3, 1e-2, (96, 48))
+        numbers = rng.integers(0, 16, (96, 6144))
+        w4 = backend.matrix([("int4_g128", 96, int4_rows(numbers, long, np.full((96, 48), 8), 128)[0])], 6144)
+
+        def deep_sums(rows: int) -> Array:
+            y = np.zeros((rows, 96), np.uint16)
+            backend.linear(w4, deep[:rows], y)
+            return y
+
+        for rows in (1, 8, 9, 16):
+            own = ["units_few", "units_many", "sync_units_few", "sync_units_many", "units_plain"]
+            ways.check(partial(deep_sums, rows), own)
+    of_units = {name for name in ways.here if "units" in name}
     assert ways.unreached() == (unreached if dtype == "bfloat16" else unreached | of_units)
     odd = backend.matrix([(dtype, 22, weights[:22].copy())], 1088)  # halves that are no whole eights
     y, mid = np.zeros((3, 11), np.uint16), np.zeros((3, 22), np.uint16)
     ways.put_first(0)
     backend.linear(odd, x[:3], y, mid=mid)
-    assert ways.put_first(0) == (["twice", "parts"] if ways.is_portable else ["skinny", "twice"])
+    assert ways.put_first(0) == ["sync_few" if ways.is_portable else "skinny", "twice"]
 
 
 @pytest.mark.parametrize("dtype", list(KINDS))
@@ -120,7 +135,7 @@ def test_linear_of_the_library(dtype: str, cuda: str) -> None:
         return y
 
     taken = [ways.takers(partial(sums, rows)) for rows in (128, 192, 256, 384, 512, 1024, 2048, 4096)]
-    own = [name for name in ("gemm", "parts") if name in ways.here]
+    own = [name for name in ("gemm", "sync_many", "parts") if name in ways.here]
     assert ["library", *own] in taken and all(found[-len(own) :] == own for found in taken)
 
 
@@ -266,17 +281,18 @@ def test_attention(dim: int, dtype: str, opened: Callable[[str], Backend]) -> No
     backend = opened(dtype)
     ways = Ways(backend, "attention")
     few = ["few", "decode_qkv"] if dim < 256 else ["decode_qkv"]
+    sync, one = (["sync_prefill", "sync_decode"], "sync_decode") if dim < 256 else (["plain_tiled"], "plain_tiled")
     for sinks in (False, True):
         narrow, wide = (Pages(backend, dtype, dim, group, (1,) * 5) for group in (4, 12))
-        ways.check(partial(narrow.attend, sinks=sinks), ["decode", "decode_wide", "plain_tiled"])
-        ways.check(partial(wide.attend, sinks=sinks), ["decode_wide", "plain_tiled"])
-        ways.check(partial(narrow.attend, True, sinks=sinks), few, inner="plain_tiled")
-        ways.check(partial(narrow.attend, True, 20.0, sinks=sinks), ["decode_qkv"], inner="plain_tiled")
-        ways.check(partial(wide.attend, True, sinks=sinks), ["decode_wide", "plain_tiled"])
+        ways.check(partial(narrow.attend, sinks=sinks), ["decode", "decode_wide", one])
+        ways.check(partial(wide.attend, sinks=sinks), ["decode_wide", one])
+        ways.check(partial(narrow.attend, True, sinks=sinks), few, inner=one)
+        ways.check(partial(narrow.attend, True, 20.0, sinks=sinks), ["decode_qkv"], inner=one)
+        ways.check(partial(wide.attend, True, sinks=sinks), ["decode_wide", one])
         mixed = Pages(backend, dtype, dim, 4, (1, 7, 1, 40))
-        ways.check(partial(mixed.attend, True, sinks=sinks), ["prefill", "decode", "decode_wide", "plain_tiled"])
-    ways.check(Pages(backend, dtype, dim, 1, (3, 9)).attend, ["prefill", "plain_tiled"])
-    ways.check(partial(Pages(backend, dtype, dim, 8, (1, 1), 700).attend, True), ["decode_qkv"], inner="plain_tiled")
+        ways.check(partial(mixed.attend, True, sinks=sinks), ["prefill", "decode", "decode_wide", *sync])
+    ways.check(Pages(backend, dtype, dim, 1, (3, 9)).attend, ["prefill", sync[0]])
+    ways.check(partial(Pages(backend, dtype, dim, 8, (1, 1), 700).attend, True), ["decode_qkv"], inner=one)
     ways.check(Pages(backend, dtype, dim, 4, (1, 5), pages="float32").attend, ["plain"])
     for does_qkv in (False, True):
         for group in (4, 12):
@@ -284,4 +300,6 @@ def test_attention(dim: int, dtype: str, opened: Callable[[str], Backend]) -> No
             ways.check(partial(single.attend, does_qkv), ["decode_bytes", "plain_bytes"])
         mixed = Pages(backend, dtype, dim, 4, (1, 7, 1, 40), pages="fp8")
         ways.check(partial(mixed.attend, does_qkv), ["prefill_bytes", "decode_bytes", "plain_bytes"])
-    assert ways.unreached() == {*([] if dim < 256 or ways.is_portable else ["few"])}
+    wide = {"plain_tiled"} if dim < 256 else {"sync_prefill", "sync_decode"}
+    behind = {"sync_prefill", "sync_decode", *([] if dim < 256 else ["few"])}  # others
+    assert ways.unreached() == (wide if ways.is_portable else behind)

@@ -169,8 +169,8 @@ def families() -> list[str]:
 
 def test_every_family_is_on_the_cpu_and_tested() -> None:
     cpu = {path.stem for path in (ROOT / "kernels/cpu").glob("*.c")}
-    own = {"attention_bytes", "backend_cuda", "comm", "comm_nccl", "device", "experts_units", "ipc", "linear_units"}
-    own |= {"link", "memory", "moves", "staging", "upload"}
+    own = {"attention_bytes", "attention_sync", "backend_cuda", "comm", "comm_nccl", "device", "experts_units", "ipc"}
+    own |= {"linear_sync", "linear_units", "link", "memory", "moves", "staging", "upload"}
     alone = [name(path) for path in (ROOT / "kernels/cuda").rglob("*.cu") if path.stem not in cpu | own]
     assert not alone, "no kernels/cpu file of the same name"
     tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests/kernels").glob("test_*.py")}
@@ -248,6 +248,7 @@ LONG_CLASSES = {
     "llmpy/text/tokenizer.py Tokenizer": "the public calls of a tokenizer",
     "llmpy/weights/updates.py WeightUpdate": "one transaction; every method needs its state",
     "kernels/cuda/attention/attention_few.cuh few_worker": "the registers of one warp",
+    "kernels/cuda/attention/attention_sync.cuh sync_worker": "the registers of one warp",
     "kernels/cuda/attention/attention_worker.cuh decode_worker": "the registers of one warp",
 }
 

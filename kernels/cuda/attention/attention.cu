@@ -18,6 +18,7 @@
 #include "attention_decode.cuh"
 #include "attention_few.cuh"
 #include "attention_prefill.cuh"
+#include "attention_sync.h"
 
 #include <type_traits>
 
@@ -209,6 +210,12 @@ static bool fits_few(const struct attention_problem &p)
     return fits_qkv(p) && few_fits(p.cuda, p.args);
 }
 
+/* Heads that no kernel on tensor cores takes where those of sm_90a are missing. */
+static bool is_wide(const struct attention_problem &p)
+{
+    return p.args->kv.head_dim > SYNC_DIM;
+}
+
 /* Calls f with a value of the type of activations, the size of heads, and whether there are slopes, sinks or spans; the last
  * two are types with a constant `value`. */
 template <class F> static enum rc visit_tiled(const struct attention_problem &p, F f)
@@ -243,6 +250,17 @@ template <uint32_t BLOCKS> static enum rc run_decode(const struct attention_prob
         using T = decltype(value);
         return launch_decode<T, T, size.value, BLOCKS, has_extras.value>(p.cuda, p.args, p.n_single, err);
     });
+}
+
+static enum rc run_sync_prefill(const struct attention_problem &p, struct err *)
+{
+    attend_sync_prefill(p.cuda, p.args);
+    return RC_OK;
+}
+
+static enum rc run_sync_decode(const struct attention_problem &p, struct err *err)
+{
+    return attend_sync_decode(p.cuda, p.args, p.n_single, err);
 }
 
 static enum rc run_prefill_bytes(const struct attention_problem &p, struct err *)
@@ -294,7 +312,9 @@ static const struct attention_way ATTENTION_WAYS[] = {
     {"decode_wide",   SM_90A,   ONE_ROW,      KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_decode<2>},
     {"prefill_bytes", SM_90A,   SEVERAL_ROWS, KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_prefill_bytes},
     {"decode_bytes",  SM_90A,   ONE_ROW,      KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_decode_bytes},
-    {"plain_tiled",   PORTABLE, ALL_SEQS,     KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_plain<KV_TILED>},
+    {"sync_prefill",  ANY_GPU,  SEVERAL_ROWS, KV_TILED, SYNC_DIM,    ANY_GROUP, SCORES,       NULL,     run_sync_prefill},
+    {"sync_decode",   ANY_GPU,  ONE_ROW,      KV_TILED, SYNC_DIM,    ANY_GROUP, SCORES,       NULL,     run_sync_decode},
+    {"plain_tiled",   PORTABLE, ALL_SEQS,     KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       is_wide,  run_plain<KV_TILED>},
     {"plain_bytes",   PORTABLE, ALL_SEQS,     KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_plain<KV_BYTES>},
     {"plain",         ANY_GPU,  ALL_SEQS,     KV_PLAIN, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_plain<KV_PLAIN>},
 };

@@ -78,13 +78,13 @@ static __device__ void fetch_items(const attended<T, C> &x, struct decode_walk w
 
 /* ---- sums ---------------------------------------------------------------------------------------------------------------- */
 
-/* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by a group. */
-template <class T, uint32_t D, bool HAS_EXTRAS>
+/* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by WARPS warps. */
+template <class T, uint32_t D, bool HAS_EXTRAS, uint32_t WARPS = DECODE_WORKERS / 32>
 static __device__ void fold_partials(const struct decode_place &place, const struct decode_shares &shares, uint32_t first,
                                      uint32_t end, uint32_t n_heads, float c, const float *sinks, T *out)
 {
-    const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, n = D / 32, ahead = 32 / n;
-    for (uint32_t head = warp; head < n_heads; head += DECODE_WORKERS / 32) {
+    const uint32_t warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x % 32, n = D / 32, ahead = 32 / n;
+    for (uint32_t head = warp; head < n_heads; head += WARPS) {
         const float *base = place.partials + head * D + lane * n, *states = place.partials + n_heads * D + head;
         size_t at = ((size_t)first * place.slots + place.slots - 1) * place.stride;
         float o[n], m = __ldcg(states + at), l = __ldcg(states + at + n_heads);

@@ -218,12 +218,13 @@ static __device__ __forceinline__ struct decode_ends few_ends(struct decode_span
     return ends;
 }
 
-/* Of many they are in the list. found: [2]. By all threads of the block. */
+/* Of many they are in the list. found: [2]. By all THREADS threads of the block. */
+template <uint32_t THREADS = DECODE_THREADS>
 static __device__ __forceinline__ struct decode_ends many_ends(const struct decode_span *list, uint32_t n_seqs,
                                                                uint32_t n_units, uint32_t i0, uint32_t i1, uint32_t *found)
 {
     __syncthreads();
-    for (uint32_t b = threadIdx.x; b < n_seqs; b += DECODE_THREADS) {
+    for (uint32_t b = threadIdx.x; b < n_seqs; b += THREADS) {
         uint32_t begin = list[b].before * n_units, end = list[b + 1].before * n_units;
         if (begin <= i0 && i0 < end)
             found[0] = b;

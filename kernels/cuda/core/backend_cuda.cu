@@ -176,7 +176,7 @@ static enum rc open_partials(struct cuda *cuda, struct err *err)
     if (cuda->partials_bytes < MIN_PARTIALS_BYTES)
         cuda->partials_bytes = MIN_PARTIALS_BYTES;
     enum rc rc = cuda_take(cuda, MEMORY_WORK, cuda->partials_bytes, &cuda->partials, err);
-    size_t arrivals_bytes = cuda->n_processors * sizeof *cuda->arrivals;
+    size_t arrivals_bytes = 2 * cuda->n_processors * sizeof *cuda->arrivals;
     if (!rc)
         rc = cuda_take(cuda, MEMORY_WORK, arrivals_bytes, &cuda->arrivals, err);
     return rc ? rc : checked(err, cudaMemsetAsync(cuda->arrivals, 0, arrivals_bytes, cuda->stream), "open");
@@ -184,12 +184,15 @@ static enum rc open_partials(struct cuda *cuda, struct err *err)
 
 static enum rc read_limits(struct cuda *cuda, struct err *err)
 {
-    int n_processors = 0, shared_bytes = 0;
+    int n_processors = 0, shared_bytes = 0, processor_bytes = 0;
     cudaError_t code = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, cuda->device);
     if (code == cudaSuccess)
         code = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda->device);
+    if (code == cudaSuccess)
+        code = cudaDeviceGetAttribute(&processor_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, cuda->device);
     cuda->n_processors = (uint32_t)n_processors;
     cuda->shared_bytes = (uint32_t)shared_bytes;
+    cuda->processor_bytes = (uint32_t)processor_bytes;
     if (cuda->is_portable && cuda->shared_bytes >= SHARED_BYTES) /* a device of sm_90 stands in for all others */
         cuda->shared_bytes = LEAST_SHARED_BYTES;
     return checked(err, code, "open");

@@ -67,9 +67,10 @@ struct cuda {
     float *partials;            /* sums of the splits of long sequences, before they are folded (attention_decode.cuh) */
     size_t partials_bytes;
     const struct route *awaited_routes; /* of the last norm_route (norm_route.cuh); NULL once they are read or replaced */
-    uint32_t *arrivals;         /* [n_processors], zero between launches */
+    uint32_t *arrivals;         /* [2 * n_processors], zero between launches */
     uint32_t n_processors;
     uint32_t shared_bytes;      /* of a block, at most */
+    uint32_t processor_bytes;   /* shared memory of a processor */
     bool is_portable;           /* the device runs the code for compute_80, without the kernels of sm_90a */
     struct memory_block *blocks; /* memory.cu's */
     struct memory_chunk *chunks;

@@ -17,6 +17,7 @@
 #include "linear_gemm.cuh"
 #include "linear_plain.cuh"
 #include "linear_row.cuh"
+#include "linear_sync.h"
 #include "linear_units.h"
 
 #include <stdio.h>
@@ -94,7 +95,8 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
     cuda->linear = (struct linear_state *)mem_calloc(1, sizeof *cuda->linear);
     if (!cuda->linear)
         return err_set(err, RC_MEMORY, "cuda: no memory for the context");
-    const cudaError_t code = cuda->is_portable ? cudaSuccess : open_kernels(cuda);
+    cudaError_t code = cuda->is_portable ? cudaSuccess : open_kernels(cuda);
+    code = code ? code : sync_open(cuda);
     const char *library = cuda->options.cublaslt;
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
         cuda->linear->lt = lt_open(cuda, library);
@@ -428,13 +430,25 @@ static enum rc run_parts(const struct linear_problem &p, struct err *)
     return RC_OK;
 }
 
+static enum rc run_sync_few(const struct linear_problem &p, struct err *)
+{
+    sync_few(p.cuda, p.args->matrix, &p.args->x, p.is_product(), p.output());
+    return RC_OK;
+}
+
+static enum rc run_sync_many(const struct linear_problem &p, struct err *)
+{
+    sync_many(p.cuda, p.args->matrix, &p.args->x, p.is_product(), p.output());
+    return RC_OK;
+}
+
 /* Where the library refuses, our own kernel multiplies. */
 static enum rc run_library(const struct linear_problem &p, struct err *err)
 {
     struct lt_product product = product_of(p.args);
     const struct lt_algorithm *algorithm = find_algorithm(p.cuda, p.args->matrix, p.args->n_rows);
     const bool is_done = lt_multiply(p.cuda->linear->lt, &product, p.cuda->dtype, algorithm, p.cuda->stream);
-    return is_done ? RC_OK : p.cuda->is_portable ? run_parts(p, err) : run_gemm(p, err);
+    return is_done ? RC_OK : p.cuda->is_portable ? run_sync_many(p, err) : run_gemm(p, err);
 }
 
 /* Gate | up: eights of their rows alternate in a tile. */
@@ -531,6 +545,18 @@ static enum rc run_units_plain(const struct linear_problem &p, struct err *)
     return RC_OK;
 }
 
+static enum rc run_sync_units(const struct linear_problem &p, struct err *)
+{
+    sync_units_few(p.cuda, p.args->matrix, &p.args->x, p.is_product(), p.output());
+    return RC_OK;
+}
+
+static enum rc run_sync_panels(const struct linear_problem &p, struct err *)
+{
+    sync_units_many(p.cuda, p.args->matrix, &p.args->x, p.is_product(), p.output());
+    return RC_OK;
+}
+
 static enum rc run_router(const struct linear_problem &p, struct err *err)
 {
     return cuda_router(p.cuda, p.args, err);
@@ -578,24 +604,29 @@ static enum rc run_twice(const struct linear_problem &p, struct err *err)
     return cuda_gated(p.cuda, &gated, err);
 }
 
+#define LIBRARY_ROWS (SKINNY_ROWS + 1)
 static const struct linear_way LINEAR_WAYS[] = {
-    /* name         devices   rows                       weights              forms          fits            run */
-    {"row_normed",  SM_90A,   1, 1,                      STREAMED,            NORMED,        fits_row_normed, run_row_normed},
-    {"router",      ANY_GPU,  1, ANY_ROWS,               OF_ROUTER,           SUM,           NULL,            run_router},
-    {"library",     ANY_GPU,  SKINNY_ROWS + 1, ANY_ROWS, STREAMED,            SUM,           fits_library,    run_library},
-    {"row",         SM_90A,   1, 1,                      STREAMED,            SUM | PRODUCT, fits_row,        run_row},
-    {"skinny",      SM_90A,   1, SKINNY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
-    {"gemm",        SM_90A,   1, ANY_ROWS,               STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
-    {"fp8_row",     SM_90A,   1, 1,                      OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
-    {"fp8_few",     SM_90A,   1, SKINNY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
-    {"fp8_many",    SM_90A,   1, ANY_ROWS,               OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
-    {"fp8_plain",   PORTABLE, 1, ANY_ROWS,               OF_FP8,              SUM,           NULL,            run_fp8_plain},
-    {"units_few",   SM_90A,   1, UNITS_FEW_ROWS,         IN_UNITS,            SUM | PRODUCT, fits_units_few,  run_units_few},
-    {"units_many",  SM_90A,   1, ANY_ROWS,               IN_UNITS,            SUM | PRODUCT, fits_units,      run_units_many},
-    {"units_plain", ANY_GPU,  1, ANY_ROWS,               IN_UNITS,            SUM,           NULL,            run_units_plain},
-    {"twice",       ANY_GPU,  1, ANY_ROWS,               ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
-    {"runs",        ANY_GPU,  1, ANY_ROWS,               IN_RUNS,             SUM,           NULL,            run_runs},
-    {"parts",       ANY_GPU,  1, ANY_ROWS,               STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
+    /* name            devices   rows                    weights              forms          fits             run */
+    {"row_normed",      SM_90A,   1, 1,                   STREAMED,            NORMED,        fits_row_normed, run_row_normed},
+    {"router",          ANY_GPU,  1, ANY_ROWS,            OF_ROUTER,           SUM,           NULL,            run_router},
+    {"library",         ANY_GPU,  LIBRARY_ROWS, ANY_ROWS, STREAMED,            SUM,           fits_library,    run_library},
+    {"row",             SM_90A,   1, 1,                   STREAMED,            SUM | PRODUCT, fits_row,        run_row},
+    {"skinny",          SM_90A,   1, SKINNY_ROWS,         STREAMED,            SUM | PRODUCT, fits_stream,     run_skinny},
+    {"gemm",            SM_90A,   1, ANY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
+    {"sync_few",        ANY_GPU,  1, SYNC_FEW_ROWS,       STREAMED,            SUM | PRODUCT, fits_stream,     run_sync_few},
+    {"sync_many",       ANY_GPU,  1, ANY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_sync_many},
+    {"fp8_row",         SM_90A,   1, 1,                   OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
+    {"fp8_few",         SM_90A,   1, SKINNY_ROWS,         OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
+    {"fp8_many",        SM_90A,   1, ANY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
+    {"fp8_plain",       PORTABLE, 1, ANY_ROWS,            OF_FP8,              SUM,           NULL,            run_fp8_plain},
+    {"units_few",       SM_90A,   1, UNITS_FEW_ROWS,      IN_UNITS,            SUM | PRODUCT, fits_units_few,  run_units_few},
+    {"units_many",      SM_90A,   1, ANY_ROWS,            IN_UNITS,            SUM | PRODUCT, fits_units,      run_units_many},
+    {"sync_units_few",  ANY_GPU,  1, UNITS_FEW_ROWS,      IN_UNITS,            SUM | PRODUCT, fits_units,      run_sync_units},
+    {"sync_units_many", ANY_GPU,  1, ANY_ROWS,            IN_UNITS,            SUM | PRODUCT, fits_units,      run_sync_panels},
+    {"units_plain",     ANY_GPU,  1, ANY_ROWS,            IN_UNITS,            SUM,           NULL,            run_units_plain},
+    {"twice",           ANY_GPU,  1, ANY_ROWS,            ALL_WEIGHTS,         PRODUCT,       NULL,            run_twice},
+    {"runs",            ANY_GPU,  1, ANY_ROWS,            IN_RUNS,             SUM,           NULL,            run_runs},
+    {"parts",           ANY_GPU,  1, ANY_ROWS,            STREAMED | IN_PARTS, SUM,           NULL,            run_parts},
 };
 
 struct way_name cuda_linear_way(uint32_t row)
