@@ -293,4 +293,4 @@ static void comm_close(void *const *ctxs, uint32_t n_ranks)
 }
 
 const struct comm cuda_comm = {sizeof(struct comm), comm_open, comm_share, cuda_meet, cuda_gather,
-                               comm_check, comm_abort, comm_close, true, 1, LEAST_SHARED_ROWS};
+                               comm_check, comm_abort, comm_close, true, 1, LEAST_SHARED_ROWS, NULL};
