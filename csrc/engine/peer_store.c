@@ -172,10 +172,12 @@ static void move_to(struct peer_store *s, uint32_t item, uint32_t list)
     list_push(&s->table, list, item);
 }
 
-/* Takes an item off all lists, so that nobody finds it. */
+/* Takes an item off all lists, so that nobody finds it. 0: other threads are writing all of them. */
 static uint32_t take(struct peer_store *s)
 {
     bool is_full = list_is_empty(&s->table, s->free);
+    if (is_full && list_is_empty(&s->table, s->used))
+        return 0;
     uint32_t item = s->table.items[is_full ? s->used : s->free].next;
     list_remove(&s->table, item);
     if (is_full)
@@ -196,14 +198,16 @@ void peer_store_save(struct peer_store *s, const struct connector_block *block)
         else
             move_to(s, item, s->used);
         pthread_mutex_unlock(&s->lock);
-        if (!is_new)
+        if (!is_new || !item)
             continue;
         slot_write(&s->memory, item - 1, block, part);
         struct hash own = part_key(&block->key, part);
         pthread_mutex_lock(&s->lock);
-        key_table_add(&s->table, item, &own, block->key.group);
-        list_push(&s->table, s->used, item);
-        s->n_used++;
+        bool was_first = !find(s, &block->key, part); /* another thread may have saved the same block meanwhile */
+        if (was_first)
+            key_table_add(&s->table, item, &own, block->key.group);
+        list_push(&s->table, was_first ? s->used : s->free, item);
+        s->n_used += was_first;
         pthread_mutex_unlock(&s->lock);
     }
 }

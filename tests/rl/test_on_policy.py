@@ -85,10 +85,11 @@ def test_grpo_in_place(open_llm: Callable[..., LLM], model: Any, dtype: str) -> 
         prompts, completions, old = rollout(llm)
         rewards = torch.tensor([float(ids.count(7) + 0.1 * len(set(ids))) for ids in completions]).view(len(PROMPTS), -1)
         advantages = (rewards - rewards.mean(1, keepdim=True)).flatten()
+        old = [row.to(next(model.parameters()).device) for row in old]
         for update in range(2):
             new = policy.logprobs(prompts, completions, temperature=TEMPERATURE)
             ratios = [torch.exp(mine - drawn) for mine, drawn in zip(new, old, strict=True)]
-            gap = compare_logprobs(old, [row.detach() for row in new])
+            gap = compare_logprobs([row.cpu() for row in old], [row.detach().cpu() for row in new])
             assert (update == 0) == all(bool((ratio == 1).all()) for ratio in ratios) == (gap.max == 0 == gap.k3)
             losses = [
                 -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
