@@ -148,7 +148,7 @@ def measure_decode(llm: LLM, texts: list[list[int]], source: Iterator[list[int]]
 
 
 def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
-    """What a host cache costs that nobody needs."""
+    """What a host cache costs while no request needs it."""
     engines = {size: open_engine(chosen.model, chosen.length, chosen.device, host_cache_bytes=size) for size in (0, 4 << 30)}
     steps: dict[str, list[float]] = {"off": [], "on": [], "off again": []}
     prefills: dict[str, list[float]] = {name: [] for name in steps}

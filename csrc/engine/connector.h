@@ -26,7 +26,7 @@ struct connector_stats {
     uint64_t n_errors;             /* calls that failed */
 };
 
-/* A quick store knows at once what it has (has); one that must ask somebody is asked on the loading thread (match). */
+/* A quick store knows at once what it has (has); one that must ask another process is asked on the loading thread (match). */
 struct connector {
     void *ctx;
     /* Quick stores: driver's thread, at once; else NULL. */
@@ -39,7 +39,7 @@ struct connector {
     void (*stats)(void *ctx, struct connector_stats *stats);
     void (*close)(void *ctx);      /* no other call runs */
     bool is_lasting;               /* outlives the engine, so that what the pool and the host have is saved at the end */
-    double deadline_s;             /* nobody waits for a call longer */
+    double deadline_s;             /* the engine waits no longer for a call */
     bool ends_itself;              /* no call takes much longer than the deadline: it may work on slots, and is waited for */
     uint32_t n_threads;            /* of each kind, at most CONNECTOR_MOST_THREADS; 0: one */
 };

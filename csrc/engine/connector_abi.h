@@ -4,7 +4,7 @@
  *
  * Threads. The engine calls match and load from one thread of its own, save and clear from a second one, and counts from a
  * third; one call of each thread at a time, never inside a step. open comes before all other calls and close behind them. A
- * call may take long, but behind one that takes longer than the option deadline_s (10 seconds) nobody waits: the engine goes on
+ * call may take long, but the engine waits no longer than the option deadline_s (10 seconds) for one: it goes on
  * without the store until it has come back, and calls nothing meanwhile on that thread. If the engine closes before that, close
  * comes from that thread. No exception of C++ may leave a function.
  *
@@ -80,7 +80,7 @@ struct connector_table {
     enum rc (*load)(void *ctx, struct connector_block *blocks, uint32_t n, uint8_t *loaded, struct err *err);
     /* Keeps copies of blocks. */
     enum rc (*save)(void *ctx, const struct connector_block *blocks, uint32_t n, struct err *err);
-    /* Removes the blocks of this fingerprint, because somebody has reset the prefix cache. NULL: they stay. */
+    /* Removes the blocks of this fingerprint, after a reset of the prefix cache. NULL: they stay. */
     enum rc (*clear)(void *ctx, struct err *err);
     /* Quick. NULL: all are 0. */
     void (*counts)(void *ctx, struct connector_counts *counts);

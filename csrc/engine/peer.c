@@ -104,7 +104,7 @@ static uint8_t *home_of(const struct peer *p, const struct connector_key *key)
     return &p->homes[key->low % HOMES];
 }
 
-/* Asks a peer for those of p->keys [n] that nobody has yet; notes what it has. */
+/* Asks a peer for those of p->keys [n] that were not found yet; notes what it has. */
 static bool ask_other(struct peer *p, uint32_t number, uint32_t n, uint8_t *found)
 {
     struct other *o = &p->others[number];

@@ -172,7 +172,7 @@ static void move_to(struct peer_store *s, uint32_t item, uint32_t list)
     list_push(&s->table, list, item);
 }
 
-/* Takes an item off all lists, so that nobody finds it. 0: other threads are writing all of them. */
+/* Takes an item off all lists, so that no search finds it. 0: other threads are writing all of them. */
 static uint32_t take(struct peer_store *s)
 {
     bool is_full = list_is_empty(&s->table, s->free);

@@ -43,7 +43,7 @@ struct peer_found {
 
 /* Socket that listens at "unix:NAME" or "HOST:PORT"; the error RC_CONFIG names the address. */
 enum rc peer_listen(const char *address, int *socket, struct err *err);
-/* Connects within so many seconds; -1: nobody is there. */
+/* Connects within so many seconds; -1: nothing answers. */
 int peer_connect(const char *address, double seconds);
 bool peer_is_local(const char *address);
 /* True if the process at the other end of a local socket belongs to this user. */
