@@ -5,7 +5,7 @@ from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "MiMo-7B-Base, -SFT, -RL and -RL-Zero"
+CHECKPOINTS = "MiMo 7B"
 REFERENCE = "transformers, as Qwen2"
 LIMITS = "layers that predict further tokens only draft (`mtp`)"
 
