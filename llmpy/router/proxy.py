@@ -14,7 +14,6 @@ from urllib.parse import quote
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -24,7 +23,7 @@ from .. import __version__
 from ..server.errors import HttpError, answer, ending, log, refusal, unknown_path
 from ..server.frames import DONE, ClientGone, attended
 from ..server.limits import seconds
-from ..server.middleware import Guard
+from ..server.middleware import guard, guarded_service
 from .engines import Engine, poll, watch
 from .handover import PREFILLED, prefill_body
 from .metrics import Counts, text
@@ -464,15 +463,11 @@ def build_router(engines: Sequence[Engine], **options: Any) -> ASGIApp:
     routes += [Route(path, passer, methods=methods) for path, methods in KEPT.items()]
     app = Starlette(routes=routes, lifespan=router.lifespan, exception_handlers={HTTPException: unknown_path})
     app.router.redirect_slashes = False
-    guarded: ASGIApp = Guard(app, router, (), router.check_serves)
-    if router.options.cors_origins:
-        guarded = CORSMiddleware(guarded, allow_origins=router.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
-    return guarded
+    return guard(app, router, (), router.check_serves)
 
 
 def find_router(app: ASGIApp) -> Router:
     """The Router of an application from `build_router`."""
-    while isinstance(app, CORSMiddleware):
-        app = app.app
-    assert isinstance(app, Guard) and isinstance(app._service, Router)
-    return app._service
+    router = guarded_service(app)
+    assert isinstance(router, Router)
+    return router

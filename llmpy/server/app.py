@@ -11,7 +11,6 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -27,7 +26,7 @@ from .errors import HttpError, ending, log, refusal, unknown_path
 from .frames import ClientGone
 from .generate import generate
 from .metrics import metrics
-from .middleware import Guard
+from .middleware import guard, guarded_service
 from .openapi import openapi
 from .service import Options, Service, check_serves
 
@@ -128,18 +127,14 @@ def build_app(engine: AsyncEngine | render.Renderer, **options: Any) -> ASGIApp:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unknown_path})
     app.state.service = service
     app.router.redirect_slashes = False  # a redirect would go to the host that the request names
-    guarded: ASGIApp = Guard(app, service, (*CONTROL_POST, *CONTROL_GET), partial(check_serves, service))
-    if service.options.cors_origins:
-        guarded = CORSMiddleware(guarded, allow_origins=service.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
-    return guarded
+    return guard(app, service, (*CONTROL_POST, *CONTROL_GET), partial(check_serves, service))
 
 
 def find_service(app: ASGIApp) -> Service:
     """The Service of an application from `build_app`."""
-    while isinstance(app, CORSMiddleware):
-        app = app.app
-    assert isinstance(app, Guard) and isinstance(app._service, Service)
-    return app._service
+    service = guarded_service(app)
+    assert isinstance(service, Service)
+    return service
 
 
 class _endpoint:

@@ -11,6 +11,7 @@ from socket import gethostname
 from typing import Protocol
 from urllib.parse import quote
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import HttpError, log, refusal
@@ -114,6 +115,26 @@ class Guard:
             scope["state"]["key"] = hmac.new(b"llmpy", given, "sha256").hexdigest()[:16]
         if scope["method"] == "POST" and not is_control:
             self._check_serves()
+
+
+def guard(app: ASGIApp, service: Guarded, control: Iterable[str], check_serves: Callable[[], None]) -> ASGIApp:
+    """A Guard, behind CORS if the options name origins.
+
+    Args:
+        app, service, control, check_serves: As of Guard.
+    """
+    guarded: ASGIApp = Guard(app, service, control, check_serves)
+    if service.options.cors_origins:
+        guarded = CORSMiddleware(guarded, allow_origins=service.options.cors_origins, allow_methods=["*"], allow_headers=["*"])
+    return guarded
+
+
+def guarded_service(app: ASGIApp) -> Guarded:
+    """The server of an application from `guard`."""
+    while isinstance(app, CORSMiddleware):
+        app = app.app
+    assert isinstance(app, Guard)
+    return app._service
 
 
 def _path(scope: Scope) -> str:
