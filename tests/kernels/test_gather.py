@@ -245,9 +245,8 @@ def test_columns_of_parts(connect: Connect, n_ranks: int, n_rows: int, part: int
         place.check(rank, wanted)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_logits_to_the_first_rank(connect: Connect, n_ranks: int, shape: tuple[int, int]) -> None:
+def gather_logits(connect: Connect, n_ranks: int, shape: tuple[int, int], kind: int) -> tuple[Place, np.ndarray]:
+    """Each rank gives its columns of logits to a gather of a kind; the place, and the whole logits."""
     rng = np.random.default_rng(n_ranks)
     place, wanted, shares = Place(n_ranks, *shape), random_bits(rng, shape), cuts(rng, shape[1], n_ranks)
     for rank, (first, end) in enumerate(shares):
@@ -257,9 +256,16 @@ def test_logits_to_the_first_rank(connect: Connect, n_ranks: int, shape: tuple[i
 
     def work(rank: int) -> None:
         first, end = shares[rank]
-        ranks.gather(rank, TO_FIRST, shape[0], place.view(rank), first=first, n_columns=end - first)
+        ranks.gather(rank, kind, shape[0], place.view(rank), first=first, n_columns=end - first)
 
     run_all(n_ranks, work)
+    return place, wanted
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_logits_to_the_first_rank(connect: Connect, n_ranks: int, shape: tuple[int, int]) -> None:
+    place, wanted = gather_logits(connect, n_ranks, shape, TO_FIRST)
     place.check(0, wanted)
     for rank in range(1, n_ranks):
         place.check(rank, place.rows(place.before[rank]))
@@ -268,18 +274,7 @@ def test_logits_to_the_first_rank(connect: Connect, n_ranks: int, shape: tuple[i
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_logits_to_the_owners_of_rows(connect: Connect, n_ranks: int, shape: tuple[int, int]) -> None:
-    rng = np.random.default_rng(n_ranks)
-    place, wanted, shares = Place(n_ranks, *shape), random_bits(rng, shape), cuts(rng, shape[1], n_ranks)
-    for rank, (first, end) in enumerate(shares):
-        place.rows(place.memory[rank])[:, first:end] = wanted[:, first:end]
-    place.keep()
-    ranks = connect(place, LOGITS)
-
-    def work(rank: int) -> None:
-        first, end = shares[rank]
-        ranks.gather(rank, TO_OWNERS, shape[0], place.view(rank), first=first, n_columns=end - first)
-
-    run_all(n_ranks, work)
+    place, wanted = gather_logits(connect, n_ranks, shape, TO_OWNERS)
     for rank in range(n_ranks):
         mine = slice(shape[0] * rank // n_ranks, shape[0] * (rank + 1) // n_ranks)
         rows = place.rows(place.before[rank]).copy()

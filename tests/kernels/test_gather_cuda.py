@@ -317,18 +317,26 @@ def test_columns_of_parts(make_team: MakeTeam, n_ranks: int, dtype: str) -> None
             place.check(rank, wanted)
 
 
+def gather_logits(
+    team: Team, rng: np.random.Generator, shape: tuple[int, int], step: int, kind: int
+) -> tuple[Place, np.ndarray]:
+    """Each rank gives its columns of logits to a gather of a kind; the place, and the whole logits."""
+    place, wanted = Place(team, *shape, np.uint32), random_bits(rng, shape, np.uint32)
+    shares = cuts(rng, shape[1], team.n, step)
+    for rank, (first, end) in enumerate(shares):
+        place.rows(place.before[rank])[:, first:end] = wanted[:, first:end]
+    place.upload()
+    for rank, (first, end) in enumerate(shares):
+        team.ranks.gather(rank, kind, shape[0], place.view(rank), first=first, n_columns=end - first)
+    team.wait()
+    return place, wanted
+
+
 @N_RANKS
 def test_logits_go_to_the_first_rank(make_team: MakeTeam, n_ranks: int) -> None:
     team, rng = make_team(n_ranks, size_bytes=8 << 20, purpose=LOGITS), np.random.default_rng(n_ranks)
     for n_rows, width, step in ((1, 32000, 64), (7, 333, 1), (64, 5000, 8)):
-        place, wanted = Place(team, n_rows, width, np.uint32), random_bits(rng, (n_rows, width), np.uint32)
-        shares = cuts(rng, width, n_ranks, step)
-        for rank, (first, end) in enumerate(shares):
-            place.rows(place.before[rank])[:, first:end] = wanted[:, first:end]
-        place.upload()
-        for rank, (first, end) in enumerate(shares):
-            team.ranks.gather(rank, TO_FIRST, n_rows, place.view(rank), first=first, n_columns=end - first)
-        team.wait()
+        place, wanted = gather_logits(team, rng, (n_rows, width), step, TO_FIRST)
         place.check(0, wanted)
         for rank in range(1, n_ranks):
             place.check(rank, place.rows(place.before[rank]))
@@ -338,14 +346,7 @@ def test_logits_go_to_the_first_rank(make_team: MakeTeam, n_ranks: int) -> None:
 def test_logits_go_to_the_owners_of_rows(make_team: MakeTeam, n_ranks: int) -> None:
     team, rng = make_team(n_ranks, size_bytes=8 << 20, purpose=LOGITS), np.random.default_rng(n_ranks)
     for n_rows, width, step in ((33, 32000, 64), (7, 333, 1), (64, 5000, 8)):
-        place, wanted = Place(team, n_rows, width, np.uint32), random_bits(rng, (n_rows, width), np.uint32)
-        shares = cuts(rng, width, n_ranks, step)
-        for rank, (first, end) in enumerate(shares):
-            place.rows(place.before[rank])[:, first:end] = wanted[:, first:end]
-        place.upload()
-        for rank, (first, end) in enumerate(shares):
-            team.ranks.gather(rank, TO_OWNERS, n_rows, place.view(rank), first=first, n_columns=end - first)
-        team.wait()
+        place, wanted = gather_logits(team, rng, (n_rows, width), step, TO_OWNERS)
         for rank in range(n_ranks):
             mine = slice(n_rows * rank // n_ranks, n_rows * (rank + 1) // n_ranks)
             rows = place.rows(place.before[rank]).copy()
