@@ -120,7 +120,7 @@ def test_a_client_that_goes_ends_its_request(two):
     until(lambda: metric(client, "vllm:num_requests_running") == 0)
     assert metric(client, "llmpy:router_aborts_total") == 1
     with pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/completions", json=body, timeout=0.2)
+        client.post("/v1/completions", json=body | {"n": 32}, timeout=0.05)
     until(lambda: all(httpx.get(f"{one.url}/load").json()["running"] == 0 for one in servers))
 
 
