@@ -362,8 +362,9 @@ def test_a_step_begins_with_the_drawn_ids_of_all_ranks(make_team: MakeTeam, n_ra
     tasks = [{"logits_row": i, "is_greedy": True} for i in range(20)]
     drawn = logits.argmax(1)
     first = 10 * slot
-    for rank in range(n_ranks):  # two slots: the first half goes to slot 0
-        team.backends[rank].sample(logits if rank == 0 else logits[:, ::-1].copy(), tasks, slots=slot + 1)
+    for rank, backend in enumerate(team.backends):  # two slots: the first half goes to slot 0
+        backend.sample(logits if rank == 0 else logits[:, ::-1].copy(), tasks, slots=slot + 1)
+    for rank in range(n_ranks):  # not before all have drawn: an allocation waits for a kernel that waits for other ranks
         team.ranks.meet(rank, slot, 18 if rank == 0 else 2 if rank == n_ranks - 1 else 0, 0 if rank == 0 else 18)
     team.wait()
     rows = tuple(np.array(one, np.int32) for one in ([-1 - first, 7, -20], [0] * 3, range(3), range(4), range(3)))

@@ -118,7 +118,7 @@ static enum rc attend(void *ctx, const struct row_attention_args *args, square g
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         size_t shared_bytes = (in_fours(longest) + begin) * sizeof(float);
-        allow_shared(row_attention_heads<T>, shared_bytes);
+        allow_shared(row_attention_heads<T>, cuda->shared_bytes); /* the same for all threads with a rank of this device */
         launch(cuda, row_attention_heads<T>, dim3(batch->n_rows, args->n_heads), THREADS, shared_bytes, rows<T>(args->q),
                rows<T>(args->k), rows<T>(args->v), rows<T>(args->out), batch->seq_first_row, batch->n_seqs,
                args->n_heads / args->n_kv_heads, args->head_dim, args->scale, grid);

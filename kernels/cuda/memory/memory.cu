@@ -132,7 +132,10 @@ static void chunk_release(struct cuda *cuda, struct memory_chunk *chunk)
     while (*place != chunk)
         place = &(*place)->next;
     *place = chunk->next;
-    cudaStreamSynchronize(cuda->stream); /* as cudaFree does: enqueued work may still use the memory */
+    if (chunk->use == MEMORY_WEIGHTS)
+        cudaDeviceSynchronize(); /* a trainer that shares them may have used them on its own streams */
+    else
+        cudaStreamSynchronize(cuda->stream); /* as cudaFree does: enqueued work may still use the memory */
     chunk_unmap(cuda, chunk);
     host_free(cuda, chunk);
     driver_get()->unreserve(chunk->base, chunk->size_bytes);
@@ -279,10 +282,7 @@ enum rc cuda_pool_release(void *ctx, uint32_t use, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    bool is_copied = false;
-    for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
-        is_copied |= chunk->use == use && chunk->is_mapped && chunk->is_saved;
-    cudaError_t code = is_copied ? cudaStreamSynchronize(cuda->stream) : cudaSuccess;
+    cudaError_t code = cudaDeviceSynchronize(); /* copies to the host, and a trainer's work with weights that it shares */
     if (code != cudaSuccess)
         return cuda_fail(err, code, "pool_release");
     for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
