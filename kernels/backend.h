@@ -170,6 +170,14 @@ struct lora_args {
 };
 #define LORA_ROWS 1024u
 
+/* As `upload`, but another thread may call it while operations are enqueued: the copy begins after those enqueued so far, no
+ * other one waits for it, and it has ended when the call returns. One call at a time. */
+struct upload_beside_args {
+    void *target;
+    const void *host;
+    size_t size_bytes;
+};
+
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). out may be x. */
 struct rms_norm_args {
     uint32_t n_rows, n_heads;

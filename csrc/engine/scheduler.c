@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define MAX_PASSED 64 /* most waiting sequences that a step passes over */
-#define MAX_OVERTAKEN 64 /* most sequences that overtake one that waits for a slot of adapters */
+#define MAX_OVERTAKEN 64 /* most sequences that overtake one that waits for its adapter */
 
 static uint32_t n_tables(const struct scheduler *s)
 {
@@ -380,13 +380,19 @@ static bool admit_swapped(struct scheduler *s, struct sequence *q, uint32_t slot
     return true;
 }
 
+/* True if the sequence's adapter, if it has one, is there for the step. */
+static bool has_adapter(struct scheduler *s, const struct sequence *q)
+{
+    return !q->request->adapter || adapter_slots_admit(&s->adapters, q->request->adapter, s->others_run);
+}
+
 /* Admits a waiting sequence with its cached blocks, if all its rows fit into the pool. */
 static bool admit(struct scheduler *s, struct sequence *q, double now)
 {
     uint32_t limit = hit_limit(s, q), slot = 0;
     if (config_of(s)->runner.takes_whole_prompts && sequence_goal(q) > s->rows_left)
         return false;
-    if (q->request->adapter && !adapter_slots_have_room(&s->adapters, q->request->adapter))
+    if (!has_adapter(s, q))
         return false;
     if (!is_worth_trying(s, q, limit))
         return false;
@@ -488,10 +494,10 @@ void scheduler_fork(struct scheduler *s, struct sequence *running, struct sequen
     s->n_preempted = s->n_admitted = 0; /* the fork may run behind a victim of the last step */
 }
 
-/* True for a sequence that waits for a slot of adapters while those behind it may be admitted. */
-static bool awaits_adapter(const struct scheduler *s, const struct sequence *q)
+/* True for a sequence that waits for its adapter while those behind it may be admitted. */
+static bool awaits_adapter(struct scheduler *s, const struct sequence *q)
 {
-    return q->request->adapter && q->n_overtaken < MAX_OVERTAKEN && !adapter_slots_have_room(&s->adapters, q->request->adapter);
+    return q->n_overtaken < MAX_OVERTAKEN && !has_adapter(s, q);
 }
 
 /* True for a sequence that is passed over at this step. */
@@ -505,7 +511,7 @@ static bool is_passed_over(struct scheduler *s, struct sequence *q)
 
 static void admit_waiting(struct scheduler *s, double now)
 {
-    struct sequence *overtaken = NULL; /* the first that waits for a slot of adapters */
+    struct sequence *overtaken = NULL; /* the first that waits for its adapter */
     uint32_t n_passed = 0;
     for (uint32_t i = 0; s->waiting.n && i < s->n_running; i++)
         promise_rest(s, s->running[i]);
@@ -557,6 +563,7 @@ static void rows_spend(struct scheduler *s, bool is_in_flight, double now)
 {
     s->n_promised = s->n_preempted = s->n_admitted = s->n_seeking = 0;
     s->awaits_features = false;
+    s->others_run = s->n_running > 0;
     for (uint32_t i = 0; i < s->n_running; i++)
         if (is_decoding(s->running[i]))
             rows_take(s, s->running[i]);

@@ -148,13 +148,33 @@ void lora_destroy(struct model *m)
     mem_free(l->first);
 }
 
+static enum rc load_beside(void *ctx, uint32_t slot, const void *image, struct err *err)
+{
+    const struct lora *first = ctx;
+    enum rc rc = RC_OK;
+    for (uint32_t rank = 0; rank < first->n_ranks && !rc; rank++) {
+        const struct model *m = first->ranks[rank];
+        const struct lora *l = &m->lora;
+        struct upload_beside_args args = {l->slots + slot * l->slot_bytes, (const char *)image + l->image_offset,
+                                          l->slot_bytes};
+        rc = m->backend->upload_beside(m->ctx, &args, err);
+    }
+    return rc;
+}
+
 void lora_join(struct model *const *ranks, uint32_t n_ranks)
 {
     size_t n_bytes = 0;
     for (uint32_t rank = 0; rank < n_ranks; n_bytes += ranks[rank++]->lora.slot_bytes)
         ranks[rank]->lora.image_offset = n_bytes;
-    if (ranks[0]->lora.adapters)
-        adapters_set_image_bytes(ranks[0]->lora.adapters, n_bytes);
+    struct lora *first = &ranks[0]->lora;
+    if (!first->adapters)
+        return;
+    first->ranks = ranks;
+    first->n_ranks = n_ranks;
+    adapters_set_image_bytes(first->adapters, n_bytes);
+    if (ranks[0]->backend->upload_beside)
+        adapters_set_load(first->adapters, load_beside, first);
 }
 
 enum rc lora_load(struct running *run)

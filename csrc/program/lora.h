@@ -35,6 +35,8 @@ struct lora {
     size_t delta_bytes;
     uint32_t delta_rows, delta_stride;
     struct adapters *adapters;   /* what the engine may load */
+    struct model *const *ranks;  /* [n_ranks] of the first rank's */
+    uint32_t n_ranks;
 };
 
 /* The fusions that a model with adapters can have: no fusion hides the input of a linear, and none its output unless linears
@@ -43,7 +45,7 @@ uint32_t lora_fusions(const struct model_options *options, uint32_t fusions);
 /* Lays out the slots, allocates them and the adapters in host memory. */
 enum rc lora_create(struct model *model, struct err *err);
 void lora_destroy(struct model *model);
-/* Lets images have a slot of each rank. */
+/* Lets images have a slot of each rank, and be loaded beside steps. `ranks` stays. */
 void lora_join(struct model *const *ranks, uint32_t n_ranks);
 /* Loads the adapters that the batch brings. */
 enum rc lora_load(struct running *run);

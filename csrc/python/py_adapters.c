@@ -68,20 +68,55 @@ PyObject *py_adapter_places(PyObject *object, PyObject *unused)
     return list ? Py_BuildValue("(nN)", (Py_ssize_t)n_bytes, list) : NULL;
 }
 
+/* An adapter whose image lies at an address that its owner keeps. */
+PyObject *py_lend_adapter(PyObject *object, PyObject *args)
+{
+    unsigned long long number, address;
+    Py_ssize_t n_bytes;
+    int is_pinned;
+    struct team *team;
+    struct err err;
+    if (!PyArg_ParseTuple(args, "KKnp:lend_adapter", &number, &address, &n_bytes, &is_pinned))
+        return NULL;
+    const struct lora *lora = lora_of(object, &team);
+    if (!lora)
+        return NULL;
+    enum rc rc = lora->adapters && (size_t)n_bytes == adapters_image_bytes(lora->adapters)
+                     ? adapters_add(lora->adapters, number, (const void *)(uintptr_t)address, true, is_pinned, &err)
+                     : err_set(&err, RC_INTERNAL, "adapter: wanted an image of another size, have %zd bytes", n_bytes);
+    py_model_return(object);
+    return rc ? py_raise(&err) : Py_NewRef(Py_None);
+}
+
+PyObject *py_holds_adapter(PyObject *object, PyObject *number)
+{
+    struct team *team;
+    unsigned long long which = PyLong_AsUnsignedLongLong(number);
+    const struct lora *lora = PyErr_Occurred() ? NULL : lora_of(object, &team);
+    if (!lora)
+        return NULL;
+    bool holds = lora->adapters && adapters_hold_number(lora->adapters, which);
+    py_model_return(object);
+    return PyBool_FromLong(holds);
+}
+
 PyObject *py_add_adapter(PyObject *object, PyObject *args)
 {
     unsigned long long number;
     Py_buffer image;
+    int is_pinned;
     struct team *team;
     struct err err;
     enum rc rc = RC_OK;
-    if (!PyArg_ParseTuple(args, "Ky*:add_adapter", &number, &image))
+    if (!PyArg_ParseTuple(args, "Ky*p:add_adapter", &number, &image, &is_pinned))
         return NULL;
     const struct lora *lora = lora_of(object, &team);
     if (lora && (!lora->adapters || (size_t)image.len != adapters_image_bytes(lora->adapters)))
         rc = err_set(&err, RC_INTERNAL, "adapter: wanted an image of another size, have %zd bytes", image.len);
-    else if (lora)
-        rc = adapters_add(lora->adapters, number, image.buf, &err);
+    Py_BEGIN_ALLOW_THREADS
+    if (lora && !rc)
+        rc = adapters_add(lora->adapters, number, image.buf, false, is_pinned, &err);
+    Py_END_ALLOW_THREADS
     PyBuffer_Release(&image);
     if (!lora)
         return NULL;

@@ -6,6 +6,7 @@
 
 #include "../base/status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,6 +15,8 @@ struct adapters;
 struct adapter {
     uint64_t number;
     void *image;
+    bool is_borrowed;        /* the image stays its owner's, who keeps it until adapters_hold_number says no */
+    uint32_t keeps_slot;     /* 1: no other adapter takes its slot, until it is removed; atomic */
     uint32_t n_holders;      /* requests and slots; guarded by the lock, as are the fields below */
     uint32_t is_removed;     /* 1: freed with its last holder */
     uint32_t n_running;      /* sequences that run with it */
@@ -25,8 +28,10 @@ void adapters_set_image_bytes(struct adapters *adapters, size_t image_bytes); /*
 void adapters_destroy(struct adapters *adapters); /* all holders are gone */
 uint32_t adapters_n_slots(const struct adapters *adapters); /* most adapters of a step */
 size_t adapters_image_bytes(const struct adapters *adapters);
-/* Copies the image. */
-enum rc adapters_add(struct adapters *adapters, uint64_t number, const void *image, struct err *err);
+/* Copies the image, or borrows it: then it may lie in memory of the device. */
+enum rc adapters_add(struct adapters *adapters, uint64_t number, const void *image, bool is_borrowed, bool is_pinned,
+                     struct err *err);
+bool adapters_hold_number(struct adapters *adapters, uint64_t number); /* false once the adapter is removed and has no holder */
 /* No later request finds the adapter; requests that have it keep it. */
 void adapters_remove(struct adapters *adapters, uint64_t number);
 struct adapter *adapters_find(struct adapters *adapters, uint64_t number); /* a new holder's; NULL: there is none */
@@ -36,5 +41,14 @@ void adapters_run(struct adapters *adapters, struct adapter *adapter); /* one mo
 void adapters_rest(struct adapters *adapters, struct adapter *adapter); /* one fewer */
 /* Fills numbers [most] with the adapters that sequences run with; returns their count, which may be larger than `most`. */
 uint32_t adapters_running(struct adapters *adapters, uint64_t *numbers, uint32_t most);
+
+/* Copies an image into a slot beside the steps, on a thread that may call nothing else of the model. */
+typedef enum rc (*adapter_load)(void *ctx, uint32_t slot, const void *image, struct err *err);
+void adapters_set_load(struct adapters *adapters, adapter_load load, void *ctx); /* before the first load */
+/* Orders a load; no step may read or write the slot until it has ended, and the caller holds the adapter. False: it cannot be
+ * done beside the steps. The driver's thread calls these. */
+bool adapters_load_beside(struct adapters *adapters, uint32_t slot, const struct adapter *adapter);
+enum load_state { LOAD_IS_ON, LOAD_HAS_ENDED, LOAD_HAS_FAILED };
+enum load_state adapters_load_state(struct adapters *adapters, uint32_t slot, bool waits); /* of the slot's last load */
 
 #endif

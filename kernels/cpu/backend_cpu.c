@@ -258,6 +258,11 @@ static enum rc copy_bytes(void *ctx, void *target, const void *source, size_t si
     return RC_OK;
 }
 
+static enum rc cpu_upload_beside(void *ctx, const struct upload_beside_args *args, struct err *err)
+{
+    return copy_bytes(ctx, args->target, args->host, args->size_bytes, err);
+}
+
 static enum rc cpu_synchronize(void *ctx, struct err *err)
 {
     (void)ctx;
@@ -384,6 +389,7 @@ static const struct backend BACKEND = {
 #include "../entries.def"
     .copy_pages = cpu_copy_pages,
     .matrix_borrow = cpu_matrix_borrow,
+    .upload_beside = cpu_upload_beside,
     .comm = &cpu_comm,
     .moves = &cpu_moves,
     .activations = cpu_activations,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
 from ..lora import LoRARequest
+from . import adapter_images
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,12 +30,14 @@ class Adapter(NamedTuple):
         request: Name, number and directory as its loader gave them.
         rank: Largest rank of its linears.
         num_linears: Number of linears that it changes.
+        pinned: Whether it keeps its slot.
     """
 
     number: int
     request: LoRARequest
     rank: int
     num_linears: int
+    pinned: bool = False
 
 
 class Chosen(NamedTuple):
@@ -86,6 +89,8 @@ class Adapters:
         """Held while files are read, so that a name is loaded once. Loaded adapters are found meanwhile."""
         self._numbers = count(1)
         self._by_name: dict[str, Adapter] = {}
+        self._lent: dict[int, Any] = {}
+        """Images in a GPU's memory, by number, while the core may read them. Under `_loading`."""
 
     def choose(self, given: object) -> Chosen | None:
         """The adapter that a request names; loads it if its name is new.
@@ -114,7 +119,9 @@ class Adapters:
             raise _wrong(f"{message}; load_adapter() replaces it", given.name)
         return Chosen(known.number, given)
 
-    def load(self, name: str, source: object, config: Mapping[str, Any] | None, number: int = 1) -> Adapter:
+    def load(
+        self, name: str, source: object, config: Mapping[str, Any] | None, number: int = 1, pinned: bool = False
+    ) -> Adapter:
         """Loads an adapter, or replaces the one of this name for later requests.
 
         Args:
@@ -122,11 +129,15 @@ class Adapters:
             source: A PEFT directory, or tensors by PEFT's names.
             config: With tensors: the content of adapter_config.json.
             number: `lora_int_id`.
+            pinned: Whether it keeps its slot.
         """
         self._check()
         path = str(source) if isinstance(source, str | Path) else ""
         with self._loading:
-            return self._load(LoRARequest(name, number, path), source, config)
+            num_others = sum(one.pinned for one in self.list() if one.request.name != name)
+            if pinned and num_others + 1 >= self._config.max_loras:
+                raise _wrong(f"pinned: wanted fewer pinned adapters than max_loras ({self._config.max_loras}); raise it", name)
+            return self._load(LoRARequest(name, number, path), source, config, pinned)
 
     def equals(self, name: str, source: object, config: Mapping[str, Any] | None) -> bool:
         """Whether the adapter of this name has the bits that `load` would give it."""
@@ -134,7 +145,11 @@ class Adapters:
         known = self._find(name)
         if known is None:
             raise _wrong(f"there is no adapter {name!r}", name)
-        return self._model.adapter_equals(known.number, self._image(*_read(name, source, config)))
+        with self._loading:
+            image, lent = self._image(name, source, config)[0], self._lent.get(known.number)
+            if lent is not None:
+                return adapter_images.equal(lent, image)
+            return self._model.adapter_equals(known.number, image if hasattr(image, "ctypes") else image.cpu().numpy())
 
     def remove(self, name: str) -> None:
         """Forgets an adapter; requests that have it go on with it."""
@@ -165,27 +180,48 @@ class Adapters:
         if not self._config.enable_lora:
             raise _wrong("the engine serves no adapters; make it with enable_lora=True", None)
 
-    def _load(self, request: LoRARequest, source: object, config: Mapping[str, Any] | None) -> Adapter:
-        found, where = _read(request.name, source, config)
-        image = self._image(found, where)
+    def _load(
+        self, request: LoRARequest, source: object, config: Mapping[str, Any] | None, pinned: bool = False
+    ) -> Adapter:
+        image, found = self._image(request.name, source, config)
         stacks = [each for parameters in found.experts.values() for each in parameters]
         all_factors = [*found.matrices.values(), *(one for each in stacks for one in each)]
-        adapter = Adapter(next(self._numbers), request, max(len(one.a) for one in all_factors), len(all_factors))
-        self._model.add_adapter(adapter.number, image)
+        adapter = Adapter(next(self._numbers), request, max(len(one.a) for one in all_factors), len(all_factors), pinned)
+        if hasattr(image, "ctypes"):
+            self._model.add_adapter(adapter.number, image, pinned)
+        else:
+            self._model.lend_adapter(adapter.number, image.data_ptr(), 4 * image.numel(), pinned)
+            self._lent[adapter.number] = image
         with self._lock:
             before = self._by_name.get(request.name)
             self._by_name[request.name] = adapter
         if before is not None:
             self._model.remove_adapter(before.number)
+        self._lent = {number: image for number, image in self._lent.items() if self._model.holds_adapter(number)}
         return adapter
 
-    def _image(self, found: Found, where: str) -> Any:
-        """What a slot of the model's memory holds."""
+    def _image(self, name: str, source: object, config: Mapping[str, Any] | None) -> tuple[Any, Found]:
+        """What a slot of the model's memory holds, as an array or as a tensor on the device, and what it was made of."""
         import numpy as np
 
         size_bytes, tuples = self._model.adapter_places()
-        image = np.zeros(size_bytes // 4, np.float32)
         places = [Place(*each) for each in tuples]
+        device = adapter_images.device_of(source, self._config)
+        if device is not None:
+            found, where = _read(name, source, config, True)
+            if not found.experts:
+                return adapter_images.make(size_bytes, self._pairs(found, places, where), device), found
+        found, where = _read(name, source, config)
+        image = np.zeros(size_bytes // 4, np.float32)
+        for place, factors in self._pairs(found, places, where):
+            _put(image, place, factors, place.source_rows())
+        for module, parameters in found.experts.items():
+            for each in parameters:
+                self._put_experts(image, places, module, each, where)
+        return image, found
+
+    def _pairs(self, found: Found, places: Sequence[Place], where: str) -> Iterator[tuple[Place, Factors]]:
+        """The places of the matrices that an adapter changes, with their factors."""
         by_tensor: dict[str, list[Place]] = {}
         for place in places:
             by_tensor.setdefault(place.tensor, []).append(place)
@@ -196,11 +232,7 @@ class Adapters:
                 self._refuse(tensor, where)
             for place in by_tensor[tensor]:
                 self._check_shapes(place, factors, where)
-                _put(image, place, factors, place.source_rows())
-        for module, parameters in found.experts.items():
-            for each in parameters:
-                self._put_experts(image, places, module, each, where)
-        return image
+                yield place, factors
 
     def _put_experts(self, image: Any, places: Sequence[Place], module: str, factors: Sequence[Factors], where: str) -> None:
         """Writes the factors of a parameter that has the matrices of all experts of a layer."""
@@ -284,7 +316,7 @@ def _layer(name: str) -> str:
     return next((part for part in name.split(".") if part.isdecimal()), "")
 
 
-def _read(name: str, source: object, config: Mapping[str, Any] | None) -> tuple[Found, str]:
+def _read(name: str, source: object, config: Mapping[str, Any] | None, on_device: bool = False) -> tuple[Found, str]:
     """The factors of a directory or of tensors, and where they come from, for errors."""
     from . import peft
 
@@ -292,7 +324,7 @@ def _read(name: str, source: object, config: Mapping[str, Any] | None) -> tuple[
         return peft.read(str(source)), str(source)
     if config is None:
         raise TypeError("config: wanted the content of adapter_config.json (r, lora_alpha) beside tensors")
-    return peft.factors(source, config, f"adapter {name}"), f"adapter {name}"
+    return peft.factors(source, config, f"adapter {name}", on_device), f"adapter {name}"
 
 
 def _wrong(message: str, value: object) -> InvalidRequestError:
@@ -304,7 +336,9 @@ class AdapterCalls:
 
     _frontend: Frontend
 
-    def load_adapter(self, name: str, source: object, config: Mapping[str, Any] | None = None) -> None:
+    def load_adapter(
+        self, name: str, source: object, config: Mapping[str, Any] | None = None, *, pinned: bool = False
+    ) -> None:
         """Loads an adapter for `lora_request=name`, or replaces the one of this name.
 
         Requests in flight keep the adapter that they began with. Cached prefixes of a replaced adapter are not found again.
@@ -313,9 +347,10 @@ class AdapterCalls:
             name: Its name.
             source: A PEFT directory, or a mapping of PEFT's tensor names to arrays or tensors.
             config: With a mapping: the content of adapter_config.json (`r`, `lora_alpha`, ...).
+            pinned: Whether it keeps its slot from its first request on. There must be fewer such adapters than `max_loras`.
 
         Raises:
-            InvalidRequestError: Adapters are off, or the rank is above `max_lora_rank`.
+            InvalidRequestError: Adapters are off, the rank is above `max_lora_rank`, or too many adapters are pinned.
             CheckpointError: A tensor has a wrong name, type or shape.
             UnsupportedError: The adapter changes more than linears.
 
@@ -323,7 +358,7 @@ class AdapterCalls:
             >>> llm.load_adapter("maths", "adapters/maths")
             >>> llm.generate("2 + 2 =", lora_request="maths")
         """
-        self._frontend.adapters.load(name, source, config)
+        self._frontend.adapters.load(name, source, config, pinned=pinned)
 
     def compare_adapter(self, name: str, source: object, config: Mapping[str, Any] | None = None) -> bool:
         """Compares a loaded adapter with a source, bit for bit.

@@ -92,13 +92,14 @@ def read(path: str | Path) -> Found:
     return factors(tensors, read_json(folder / CONFIG), str(folder / TENSORS))
 
 
-def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str) -> Found:
+def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, on_device: bool = False) -> Found:
     """The factors of named tensors.
 
     Args:
         tensors: Arrays under PEFT's names.
         config: The content of adapter_config.json.
         where: Where they come from, for errors.
+        on_device: Whether factors stay torch's tensors where they are.
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be the content of adapter_config.json, but is of type {type(config).__name__}")
@@ -112,7 +113,7 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str) -
         if match[2] in pair:
             message = f"{where}: tensor {name}: wanted one lora_{match[2]} of {match[1]}, have several"
             raise CheckpointError(message, file=where, tensor=name)
-        pair[match[2]] = _float32(name, tensor, where)
+        pair[match[2]] = _float32(name, tensor, where, on_device)
     adapter = Found({}, {})
     for module, pair in found.items():
         holder, is_nested = _NESTED.subn("", module)
@@ -143,11 +144,13 @@ def _refuse_tensor(name: str, where: str) -> NoReturn:
     raise CheckpointError(f"{where}: tensor {name}: wanted a name {wanted}", file=where, tensor=name)
 
 
-def _float32(name: str, tensor: Any, where: str) -> npt.NDArray[np.float32]:
+def _float32(name: str, tensor: Any, where: str, on_device: bool) -> Any:
     kind = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.")
     if kind not in _TYPES:
         message = f"{where}: tensor {name}: wanted {', '.join(_TYPES)}, have {kind}"
         raise CheckpointError(message, file=where, tensor=name)
+    if on_device:
+        return tensor.detach().float()
     if hasattr(tensor, "detach"):  # a tensor of torch: NumPy has no bfloat16
         tensor = tensor.detach().float().cpu().numpy()
     return np.ascontiguousarray(tensor, np.float32)

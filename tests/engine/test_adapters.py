@@ -1,5 +1,6 @@
 """Adapters (LoRA): a row has the bits that its request has alone, beside other adapters, and after preemption."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from modules import load
 from safetensors import safe_open
 
 from llmpy import LLM, LoRARequest, SamplingParams
+from llmpy.engine import adapter_images
 
 files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
 Make = Callable[[str, str], Path]
@@ -138,6 +140,115 @@ def test_samples_share_the_prompt(case: Case) -> None:
         together = llm.generate([prompts()[4]] * 4, each, lora_request=[None, *adapters], use_tqdm=False)
         assert [bits(output) for output in together] == wanted
     assert len({str(one) for one in wanted}) == 4
+
+
+def test_an_arriving_adapter_stops_no_step(case: Case) -> None:
+    """Beside other requests it is copied between steps: the first step after its arrival has their rows alone."""
+    path, device, adapters, wanted = case
+    with open_llm(path, device, max_loras=1) as llm:
+        outputs = {}
+        for first, second in ((0, 1), (3, 2)):  # the second time in the place of the other adapter, which no sample uses
+            running = llm.add_request(prompts()[first], params(first))
+            for _ in range(3):
+                llm.step()
+            arrived = llm.add_request(prompts()[second], params(second), lora_request=adapters[CHOICES[second]])
+            llm.step()
+            assert llm.step_log(1)[-1].rows == 1
+            outputs |= {first: running, second: arrived}
+            found = {}
+            while llm.has_unfinished_requests():
+                found |= {output.request_id: output for output in llm.step() if output.finished}
+            assert all(bits(found[outputs[i]]) == wanted[i] for i in (first, second))
+            llm._driver.engine.check()
+        llm.add_request(prompts()[1], params(1), lora_request=adapters[0])
+        llm.step()
+        assert llm.step_log(1)[-1].prompt_rows  # nobody else runs: the step loads it
+        llm.add_request(prompts()[2], params(2), lora_request=adapters[1])
+    with open_llm(path, device) as llm:  # closed while a load may be on
+        llm.add_request(prompts()[0], params(0))
+        llm.step()
+        for i in (0, 1):
+            llm.add_request(prompts()[i], params(i), lora_request=adapters[i])
+        llm.step()
+
+
+def test_images_in_memory_of_torch(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for tensors on a GPU: torch makes the image, which the core borrows until nobody has the adapter."""
+    torch = pytest.importorskip("torch")
+    path, device, adapters, wanted = case
+    own = adapter_images.device_of
+    with open_llm(path, device, max_loras=1) as llm:
+        for n, i in enumerate((1, 2, 1)):
+            folder = Path(adapters[CHOICES[i]].path)
+            with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            config = json.loads((folder / "adapter_config.json").read_text())
+            monkeypatch.setattr(adapter_images, "device_of", lambda *_: torch.device("cpu"))
+            llm.load_adapter("mine", tensors, config)
+            assert llm.compare_adapter("mine", tensors, config)
+            monkeypatch.setattr(adapter_images, "device_of", own)
+            assert llm.compare_adapter("mine", adapters[CHOICES[i]].path)
+            tensors[sorted(tensors)[0]][0, 0] += 1
+            assert not llm.compare_adapter("mine", tensors, config)
+            running = llm.add_request(prompts()[i], params(i), lora_request="mine")
+            llm.step()
+            assert len(llm._frontend.adapters._lent) == (2 if n else 1)  # a slot has the one before until this step
+            found = {}
+            while llm.has_unfinished_requests():
+                found |= {output.request_id: output for output in llm.step() if output.finished}
+            assert bits(found[running]) == wanted[i]
+
+
+def test_random_arrivals(case: Case) -> None:
+    """Requests come, are aborted, and adapters are replaced and pinned at random; what ends has the bits that it has alone."""
+    path, device, adapters, wanted = case
+    rng, live, finished = np.random.default_rng(1), {}, 0
+    with open_llm(path, device, max_loras=2, max_num_seqs=4, max_num_batched_tokens=40) as llm:
+        for _ in range(100):
+            action = rng.integers(0, 12)
+            if action < 3 and len(live) < 12:
+                i = int(rng.integers(0, len(LENGTHS)))
+                chosen = None if CHOICES[i] is None else adapters[CHOICES[i]]
+                live[llm.add_request(prompts()[i], params(i), lora_request=chosen)] = i
+            elif action == 3 and live:
+                gone = str(rng.choice(list(live)))
+                llm.abort_request(gone)
+                del live[gone]
+            elif action == 4 and llm.list_adapters():
+                one = adapters[int(rng.integers(0, 3))]
+                llm.load_adapter(one.name, one.path, pinned=one is adapters[0])
+            for output in llm.step() if llm.has_unfinished_requests() else []:
+                if output.finished and output.request_id in live:
+                    assert bits(output) == wanted[live.pop(output.request_id)]
+                    finished += 1
+            llm._driver.engine.check()
+        while llm.has_unfinished_requests():
+            for output in llm.step():
+                if output.finished and output.request_id in live:
+                    assert bits(output) == wanted[live.pop(output.request_id)]
+                    finished += 1
+    assert finished > 5 and not live
+
+
+def test_a_pinned_adapter_keeps_its_slot(case: Case) -> None:
+    path, device, adapters, wanted = case
+    with open_llm(path, device, max_loras=2) as llm:
+        llm.load_adapter("mine", adapters[0].path, pinned=True)
+        with pytest.raises(ValueError, match="wanted fewer pinned adapters than max_loras"):
+            llm.load_adapter("another", adapters[1].path, pinned=True)
+        llm.generate(prompts()[1], params(1), lora_request="mine")
+        for i in (2, 4, 2):  # the others take turns in the other slot
+            assert bits(llm.generate([prompts()[i]], params(i), lora_request=adapters[CHOICES[i]])[0]) == wanted[i]
+        llm.add_request(prompts()[0], params(0))
+        llm.step()
+        for name, is_there in (("mine", True), (adapters[2], False)):
+            llm.add_request(prompts()[4], params(4), lora_request=name)
+            llm.step()
+            assert bool(llm.step_log(1)[-1].prompt_rows) == is_there
+        llm.remove_adapter("mine")
+        while llm.has_unfinished_requests():
+            llm.step()
+        llm._driver.engine.check()
 
 
 def test_a_replaced_adapter_is_another(case: Case) -> None:

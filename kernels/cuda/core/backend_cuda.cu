@@ -121,8 +121,8 @@ static enum rc upload(void *ctx, void *target, const void *host, size_t size_byt
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    /* From pageable memory the call returns once the bytes have left it. */
-    return checked(err, cudaMemcpyAsync(target, host, size_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload");
+    /* From pageable memory the call returns once the bytes have left it. Adapters may lie in memory of the device. */
+    return checked(err, cudaMemcpyAsync(target, host, size_bytes, cudaMemcpyDefault, cuda->stream), "upload");
 }
 
 static enum rc download(void *ctx, void *host, const void *source, size_t size_bytes, struct err *err)
@@ -157,6 +157,7 @@ static void cuda_close(void *ctx)
         cuda_experts_close(cuda);
         cuda_sample_close(cuda);
         cuda_uploads_close(cuda);
+        cuda_beside_close(cuda);
         cuda_tensors_close(cuda);
         cuda_give_all(cuda);
         if (cuda->stream)
@@ -221,6 +222,8 @@ static enum rc open_memory(struct cuda *cuda, struct err *err)
         rc = linear_open(cuda, err);
     if (!rc)
         rc = cuda_lora_open(cuda, err);
+    if (!rc && cuda->lora_rows)
+        rc = cuda_beside_open(cuda, err);
     if (!rc)
         rc = cuda_router_open(cuda, err);
     return rc ? rc : cuda_experts_open(cuda, err);
@@ -706,6 +709,7 @@ static struct backend make_table(void)
     b.allocations = cuda_allocations;
     b.tensor_finish = cuda_tensor_finish;
     b.matrix_rows = cuda_matrix_rows;
+    b.upload_beside = cuda_upload_beside;
     b.peers = &cuda_peers;
     b.comm = &cuda_comm;
     b.moves = &cuda_moves;

@@ -63,6 +63,7 @@ struct cuda {
     size_t begun_values;
     struct linear_state *linear; /* linear.cu's own */
     struct experts_state *experts; /* experts.cu's own */
+    struct beside *beside;        /* upload.cu's; NULL: there are no adapters */
     struct lora_rows *lora_rows; /* lora.cu's: rows in the order of their adapters; NULL: there are no adapters */
     float *partials;            /* sums of the splits of long sequences, before they are folded (attention_decode.cuh) */
     size_t partials_bytes;
@@ -163,6 +164,9 @@ void cuda_give(struct cuda *cuda, void *memory);
 void cuda_give_all(struct cuda *cuda);
 /* upload.cu: copies n_rows rows of file_row_bytes from the host to rows row_bytes apart. Returns when the copy has ended. Rows
  * of FP8, of fp8_cols columns, are split (fp8_rows.cuh); target is then the first row's first scale. */
+enum rc cuda_beside_open(struct cuda *cuda, struct err *err);
+void cuda_beside_close(struct cuda *cuda);
+enum rc cuda_upload_beside(void *ctx, const struct upload_beside_args *args, struct err *err);
 enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
                          uint32_t n_rows, struct err *err, uint32_t fp8_cols = 0);
 /* The same for rows that the lanes read themselves. */

@@ -247,3 +247,80 @@ enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, co
     mem_free(rows);
     return rc;
 }
+
+/* ---- beside the operations ----------------------------------------------------------------------------------------------- */
+
+struct beside {
+    cudaStream_t stream;
+    cudaEvent_t ready, copied[2]; /* ready: all operations enqueued before the call */
+    char *pinned[2];
+};
+
+enum rc cuda_beside_open(struct cuda *cuda, struct err *err)
+{
+    struct beside *beside = cuda->beside = (struct beside *)mem_calloc(1, sizeof *beside);
+    if (!beside)
+        return err_set(err, RC_MEMORY, "cuda: out of memory");
+    cudaError_t code = cudaStreamCreateWithFlags(&beside->stream, cudaStreamNonBlocking);
+    for (cudaEvent_t *event : {&beside->ready, &beside->copied[0], &beside->copied[1]})
+        code = code ? code : cudaEventCreateWithFlags(event, cudaEventDisableTiming | cudaEventBlockingSync);
+    if (code != cudaSuccess)
+        return cuda_fail(err, code, "open");
+    enum rc rc = cuda_take(cuda, MEMORY_PINNED, CHUNK_BYTES, &beside->pinned[0], err);
+    return rc ? rc : cuda_take(cuda, MEMORY_PINNED, CHUNK_BYTES, &beside->pinned[1], err);
+}
+
+void cuda_beside_close(struct cuda *cuda)
+{
+    struct beside *beside = cuda->beside;
+    if (!beside)
+        return;
+    for (cudaEvent_t event : {beside->ready, beside->copied[0], beside->copied[1]})
+        if (event)
+            cudaEventDestroy(event);
+    if (beside->stream)
+        cudaStreamDestroy(beside->stream);
+    mem_free(beside);
+    cuda->beside = NULL;
+}
+
+static bool is_on_device(const void *memory)
+{
+    cudaPointerAttributes found;
+    return cudaPointerGetAttributes(&found, memory) == cudaSuccess && found.type == cudaMemoryTypeDevice;
+}
+
+static cudaError_t copy_in_turns(const struct beside *beside, const struct upload_beside_args *args)
+{
+    cudaError_t code = cudaSuccess;
+    for (size_t first = 0, turn = 0; first < args->size_bytes && code == cudaSuccess; first += CHUNK_BYTES, turn++) {
+        const size_t n = args->size_bytes - first < CHUNK_BYTES ? args->size_bytes - first : CHUNK_BYTES;
+        char *pinned = beside->pinned[turn % 2];
+        if (turn >= 2)
+            code = cudaEventSynchronize(beside->copied[turn % 2]);
+        memcpy(pinned, (const char *)args->host + first, n);
+        if (code == cudaSuccess)
+            code = cudaMemcpyAsync((char *)args->target + first, pinned, n, cudaMemcpyHostToDevice, beside->stream);
+        if (code == cudaSuccess)
+            code = cudaEventRecord(beside->copied[turn % 2], beside->stream);
+    }
+    return code;
+}
+
+enum rc cuda_upload_beside(void *ctx, const struct upload_beside_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    struct beside *beside = cuda->beside;
+    device_scope scope(cuda->device);
+    if (!beside)
+        return err_set(err, RC_INTERNAL, "upload_beside: wanted max_loras above 0, have 0");
+    cudaError_t code = cudaEventRecord(beside->ready, cuda->stream);
+    code = code ? code : cudaStreamWaitEvent(beside->stream, beside->ready, 0);
+    if (code == cudaSuccess && is_on_device(args->host))
+        code = cudaMemcpyAsync(args->target, args->host, args->size_bytes, cudaMemcpyDeviceToDevice, beside->stream);
+    else if (code == cudaSuccess)
+        code = copy_in_turns(beside, args);
+    const cudaError_t last = cudaStreamSynchronize(beside->stream);
+    code = code ? code : last;
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "upload_beside");
+}

@@ -58,10 +58,10 @@ class ReplicaModel:
         """Like the core's."""
         return self.models[0].adapter_places()
 
-    def add_adapter(self, number: int, image: Any, /) -> None:
+    def add_adapter(self, number: int, image: Any, is_pinned: bool, /) -> None:
         """Like the core's, for each replica."""
         for model in self.models:
-            model.add_adapter(number, image)
+            model.add_adapter(number, image, is_pinned)
 
     def adapter_equals(self, number: int, image: Any, /) -> bool:
         """Like the core's, of all replicas."""
