@@ -4,8 +4,10 @@
  *
  * EXPERTS_WAYS has the ways of the whole operation, EXPERTS_LINEAR_WAYS those of up and down where each is a launch. The host
  * does not know the routes, so a graph can contain the operation. For more than 8 rows experts_sort has a block an expert,
- * which sorts the expert's routes (stable) and gathers their rows of x; for up to 8 rows each block of the products sorts all
- * routes itself. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB moves 0.3 GB, 80 us on an H200.
+ * which sorts the expert's routes (stable); for up to 8 rows each block of the products sorts all routes itself. The block of
+ * an expert also gathers the rows of x for its routes, unless there can be many: then a launch more, experts_gather, has a
+ * block a place, because most rows may go to a few experts. Sorting 65,536 routes of 128 experts and gathering rows of 4 KB
+ * moves 0.3 GB, 80 us on an H200.
  *
  * FP8 and INT8 weights whose products round x have the arithmetic of linear_fp8.cuh: a launch before up and one before down
  * round the rows (experts_fp8.cuh). Weights in units have that of linear_units.cuh.
@@ -32,6 +34,7 @@
 #include "experts_streamed.cuh"
 
 #define SORTERS 1024u
+#define SORTERS_GATHER_ROWS (SORTERS / 32) /* rows, at most, of which experts_sort gathers: one a warp */
 #define COMBINERS 128u
 
 /* ---- the places of routes ------------------------------------------------------------------------------------------------ */
@@ -41,6 +44,40 @@ struct sort_input {
     struct held_experts held;
     uint32_t part_columns; /* 0, or the columns of a part: route j of a row takes part j of x */
     bool is_scaled;        /* by the route's weight */
+    bool is_late;          /* experts_gather gathers */
+};
+
+/* The row of x that is gathered for a place. */
+template <class T, bool IS_ALIGNED> struct gathered_row {
+    const T *from;
+    T *to;
+    uint32_t n_columns;
+    float weight;
+    bool is_scaled;
+    __device__ __forceinline__ gathered_row(const struct mixture &m, const struct sort_input &input, const rows<T> &x,
+                                            uint32_t width, T *gathered, uint32_t place)
+        : to(gathered + (size_t)place * width), n_columns(width), weight(1), is_scaled(input.is_scaled)
+    {
+        const uint32_t i = m.entries[place];
+        from = x.at(i / m.n_chosen, i % m.n_chosen * input.part_columns);
+        if (is_scaled)
+            weight = route_at(m, i)->weight;
+    }
+    /* Eight columns. */
+    __device__ __forceinline__ void copy(uint32_t column) const
+    {
+        if (IS_ALIGNED && !is_scaled) {
+            if (column < n_columns)
+                *(eight<T> *)(to + column) = *(const eight<T> *)(from + column);
+            return;
+        }
+        float values[8];
+        load_part<IS_ALIGNED>(from, column, n_columns, values);
+#pragma unroll
+        for (uint32_t c = 0; c < 8; c++)
+            values[c] *= weight;
+        store_part<IS_ALIGNED>(to, column, n_columns, values);
+    }
 };
 
 /* Among the routes from first to end, counts the routes of experts before e, and the routes of e. */
@@ -55,7 +92,8 @@ static __device__ __forceinline__ void count_routes(const struct mixture &m, con
     }
 }
 
-/* Block e computes the places of expert e's routes, and gathers their rows of x. Each warp scans a part of all routes. */
+/* Block e computes the places of expert e's routes, and gathers their rows of x unless that is_late. Each warp scans a part of
+ * all routes. */
 template <class T, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(SORTERS)
 experts_sort(struct mixture m, struct sort_input input, rows<T> x, uint32_t n_columns, T *gathered)
@@ -90,20 +128,27 @@ experts_sort(struct mixture m, struct sort_input input, rows<T> x, uint32_t n_co
         if (e == m.n_experts - 1)
             m.offsets[m.n_experts] = first + n;
     }
+    if (input.is_late)
+        return;
     __syncthreads();
     for (uint32_t p = first + warp; p < first + n; p += SORTERS / 32) {
-        uint32_t i = m.entries[p], row = i / m.n_chosen, from = i % m.n_chosen * input.part_columns;
-        float weight = input.is_scaled ? route_at(m, i)->weight : 1.0f;
+        const gathered_row<T, IS_ALIGNED> row(m, input, x, n_columns, gathered, p);
 #pragma unroll 4
-        for (uint32_t column = 8 * lane; column < n_columns; column += 8 * 32) {
-            float values[8];
-            load_part<IS_ALIGNED>(x.at(row, from), column, n_columns, values);
-#pragma unroll
-            for (uint32_t c = 0; c < 8; c++)
-                values[c] *= weight;
-            store_part<IS_ALIGNED>(gathered + (size_t)p * n_columns, column, n_columns, values);
-        }
+        for (uint32_t column = 8 * lane; column < n_columns; column += 8 * 32)
+            row.copy(column);
     }
+}
+
+/* The rows of x of the routes that have places. */
+template <class T, bool IS_ALIGNED>
+static __global__ void __launch_bounds__(COMBINERS)
+experts_gather(struct mixture m, struct sort_input input, rows<T> x, uint32_t n_columns, T *gathered)
+{
+    start_next();
+    wait_for_input();
+    if (blockIdx.x < m.offsets[m.n_experts])
+        gathered_row<T, IS_ALIGNED>(m, input, x, n_columns, gathered, blockIdx.x)
+            .copy(8 * (blockIdx.y * COMBINERS + threadIdx.x));
 }
 
 /* y[r] = the sum of the results of r's routes. Results lie by places. */
@@ -279,13 +324,17 @@ static void sort_all(struct running_mixture *run)
     const bool is_down = args->half == EXPERTS_DOWN;
     const struct view &to = is_down ? run->middle : run->outer;
     const struct sort_input input = {{run->first, run->m.n_experts}, is_down ? run->inner : 0,
-                                     run->m.is_input_scaled && !is_down};
+                                     run->m.is_input_scaled && !is_down, run->m.n_rows > SORTERS_GATHER_ROWS};
     run->m.is_sorted = true;
     visit_type(run->cuda->dtype, [&](auto value) {
         using T = decltype(value);
         bool is_aligned = has_eights<T>(args->x) && (uintptr_t)to.data % 16 == 0 && to.width % 8 == 0;
         launch(run->cuda, is_aligned ? experts_sort<T, true> : experts_sort<T, false>, run->m.n_experts, SORTERS, 0, run->m,
                input, rows<T>(args->x), to.width, (T *)to.data);
+        if (input.is_late)
+            launch(run->cuda, is_aligned ? experts_gather<T, true> : experts_gather<T, false>,
+                   dim3(run->m.n_routes, ceil_div(to.width, 8 * COMBINERS)), COMBINERS, 0, run->m, input, rows<T>(args->x),
+                   to.width, (T *)to.data);
     });
 }
 
