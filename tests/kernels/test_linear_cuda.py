@@ -238,6 +238,28 @@ def test_products(dtype: str, n: int, k: int, opened: Callable[[str], Backend]) 
             assert (y[:, :1] == 5).all() and (y[:, n + 1 :] == 5).all()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_tiles_one_after_another(dtype: str, cuda: str) -> None:
+    """A block that has several large tiles stores each while it multiplies the next: the bits of few rows."""
+    rng, kind, n, k, rows = np.random.default_rng(8), KINDS[dtype], 7264, 640, 2177
+    backend = Backend(cuda, max_rows=rows, dtype=dtype, library=hardware.cuda_library())
+    matrix = backend.matrix([(dtype, n, np.zeros((n, k), np.uint16))], k)
+    backend.matrix_fill(matrix, 0, n + k, dtype, n, k)
+    x = rng.standard_normal((rows, k), np.float32).astype(kind).view(np.uint16)
+    bias = rng.standard_normal(n).astype(np.float32)
+    for width, given, adds in ((n, None, False), (n, bias, True), (n // 2, None, False), (n // 2, bias, False)):
+        before = rng.standard_normal((rows, width + 8), np.float32).astype(kind).view(np.uint16)
+        results = {}
+        for part in ((0, rows), (0, 60), (1000, 1300), (rows - 50, rows)):
+            y, own = before[slice(*part)].copy(), x[slice(*part)]
+            mid = np.empty((len(own), n), np.uint16) if width < n else None
+            target = y[:, :width]
+            backend.linear(matrix, own, target, given, target if adds else None, mid=mid)
+            assert (y[:, width:] == before[slice(*part), width:]).all()
+            results[part] = y
+            assert y.tobytes() == results[0, rows][slice(*part)].tobytes(), (width, adds, part)
+
+
 LARGE = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
 
 

@@ -107,18 +107,59 @@ static __device__ __forceinline__ void gemm_load(const struct gemm_maps &maps, c
     ring.drain(at);
 }
 
+/* A thread that multiplies: its place in the ring, and the barrier at which it releases stages. */
+struct gemm_worker {
+    struct ring ring;
+    struct ring_place at;
+    uint32_t group, free_in, before;
+
+    /* This block releases a stage in every block that fetches for it; lane i in the i-th. */
+    __device__ __forceinline__ gemm_worker(const struct gemm_shape &s, const struct ring &of)
+        : ring(of), at(RING_READ), group(__shfl_sync(~0u, threadIdx.x / 128, 0)), before(0)
+    {
+        const uint32_t lane = threadIdx.x % 32, rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
+        uint32_t beside = lane - s.down, owner = lane + (across << s.down_log2);
+        if (lane >= s.down)
+            owner = down + ((beside + (beside >= across)) << s.down_log2);
+        free_in = lane < s.down + s.across - 1 ? address_in(ring.empty, owner) : 0;
+    }
+    /* Issues the products of a stage. */
+    template <class T, uint32_t GROUPS, uint32_t N> __device__ __forceinline__ void multiply(float (&sum)[N])
+    {
+        ring.wait_full(at);
+        uint64_t a = wgmma_rows(ring.data_of(at) + group * 64 * 128);
+        uint64_t b = wgmma_rows(ring.data_of(at) + GROUPS * 64 * 128);
+        wgmma_begin();
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            wgmma(sum, a + 2 * i, b + 2 * i, T());
+        wgmma_commit();
+    }
+    /* Releases the stage before the one whose products were issued last. */
+    __device__ __forceinline__ void move_on(bool is_first)
+    {
+        wgmma_wait<1>();
+        if (!is_first && free_in)
+            barrier_arrive_in(free_in + 8 * before);
+        before = at.stage;
+        ring.next(at);
+    }
+    template <uint32_t N> __device__ __forceinline__ void finish(float (&sum)[N])
+    {
+        wgmma_wait<0>();
+        if (free_in)
+            barrier_arrive_in(free_in + 8 * before);
+        wgmma_made(sum);
+    }
+};
+
 template <class T, uint32_t GROUPS, uint32_t WIDTH>
 static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, const struct output &out,
                                                     const struct ring &ring, uint32_t pieces)
 {
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
-    /* This block releases a stage in every block that fetches for it; lane i in the i-th. */
-    uint32_t beside = lane - s.down, owner = lane + (across << s.down_log2);
-    if (lane >= s.down)
-        owner = down + ((beside + (beside >= across)) << s.down_log2);
-    uint32_t free_in = lane < s.down + s.across - 1 ? address_in(ring.empty, owner) : 0, before = 0;
-    struct ring_place at = RING_READ;
+    gemm_worker w(s, ring);
     for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
         float sum[WIDTH / 2];
 #pragma unroll
@@ -126,26 +167,10 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
             sum[i] = 0;
         uint32_t block = 0;
         do {
-            ring.wait_full(at);
-            uint64_t a = wgmma_rows(ring.data_of(at) + warp / 4 * 64 * 128);
-            uint64_t b = wgmma_rows(ring.data_of(at) + GROUPS * 64 * 128);
-            wgmma_begin();
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                wgmma(sum, a + 2 * i, b + 2 * i, T());
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (block && free_in)
-                barrier_arrive_in(free_in + 8 * before);
-            before = at.stage;
-            ring.next(at);
+            w.multiply<T, GROUPS>(sum);
+            w.move_on(block == 0);
         } while (++block < s.n_blocks);
-        wgmma_wait<0>();
-        if (free_in)
-            barrier_arrive_in(free_in + 8 * before);
-#pragma unroll
-        for (uint32_t i = 0; i < WIDTH / 2; i++)
-            asm volatile("" : "+f"(sum[i]));
+        w.finish(sum);
         struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
         uint32_t row = place.row + warp * 16;
         wait_for_input(); /* before reading the rows that the sums are added to; x has waited already */
@@ -161,12 +186,102 @@ static __device__ __forceinline__ void gemm_consume(const struct gemm_shape &s, 
     }
 }
 
-template <class T, uint32_t GROUPS, uint32_t WIDTH>
-static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
-linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant__ struct gemm_shape s,
-            const __grid_constant__ struct output out)
+/* The rounded sums of a thread's last tile, which it multiplies and stores while the next tile's products run: a part behind
+ * each of the first stages. So the tensor cores do not wait for the stores, and blocks do not store all at once. */
+template <class T, bool IS_PRODUCT> struct gemm_late {
+    static const uint32_t products = IS_PRODUCT ? 8 : 0, chunks = IS_PRODUCT ? 2 : 4, parts = products + chunks;
+    static const uint32_t pitch = 144; /* gemm_pitch(256) */
+    uint32_t kept[64], row, column, piece; /* column of y */
+
+    __device__ __forceinline__ void keep(const float (&sum)[128], const struct gemm_place &place, uint32_t warp)
+    {
+        row = place.row + warp * 16;
+        column = place.column >> IS_PRODUCT;
+#pragma unroll
+        for (uint32_t i = 0; i < 64; i++)
+            kept[i] = pack(sum[2 * i], sum[2 * i + 1], T());
+    }
+    __device__ __forceinline__ void store(uint32_t chunk, const struct output &out, bool is_wide) const
+    {
+        const uint32_t lane = threadIdx.x % 32, corner = piece + lane % 16 * pitch + lane / 16 * 16;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t *v = kept + chunk * 16 + i * 4;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(corner + 32 * i), "r"(v[0]),
+                         "r"(v[1]), "r"(v[2]), "r"(v[3])
+                         : "memory");
+        }
+        __syncwarp();
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t r = i * 4 + lane / 8, n = column + chunk * 64 + lane % 8 * 8;
+            const uint4 value = load_shared(piece + r * pitch + lane % 8 * 16);
+            if (row + r < out.n_rows && n < out.n_out)
+                store_eight<T>(out, is_wide, row + r, n, value);
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void part(uint32_t i, const struct output &out, bool is_wide)
+    {
+        if (i + 1 > products)
+            return store(i - products, out, is_wide);
+        const act_product product = {ACT_SILU};
+        auto common = [&](float g, float u) { return product.common(g, u); };
+#pragma unroll
+        for (uint32_t h = 4 * i; h < 4 * i + 4; h++)
+            kept[h] = multiply_pairs<T>(kept[h / 2 * 4 + h % 2], kept[h / 2 * 4 + 2 + h % 2], common);
+    }
+};
+
+/* Tiles of 128 by 256 of at least gemm_late::parts stages; no floats, and no activation but SiLU. */
+template <class T, bool IS_PRODUCT>
+static __device__ __forceinline__ void gemm_consume_late(const struct gemm_shape &s, const struct output &out,
+                                                         const struct ring &ring, uint32_t pieces)
 {
-    only_sm_90a();
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const uint32_t rank = cluster_rank(), down = rank & (s.down - 1), across = rank >> s.down_log2;
+    gemm_worker w(s, ring);
+    gemm_late<T, IS_PRODUCT> late;
+    late.row = out.n_rows; /* none yet */
+    late.column = 0;
+    late.piece = pieces + warp * 16 * gemm_pitch(256);
+#pragma unroll
+    for (uint32_t i = 0; i < 64; i++)
+        late.kept[i] = 0;
+    wait_for_input();
+    for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
+        float sum[128];
+#pragma unroll
+        for (uint32_t i = 0; i < 128; i++)
+            sum[i] = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < late.parts; i++) {
+            w.multiply<T, 2>(sum);
+            late.part(i, out, s.is_wide);
+            w.move_on(i == 0);
+        }
+        for (uint32_t block = late.parts; block < s.n_blocks; block++) {
+            w.multiply<T, 2>(sum);
+            w.move_on(false);
+        }
+        w.finish(sum);
+        struct gemm_place place = gemm_place_of(s, turn, 128, 256, down, across);
+        if (out.bias)
+            add_bias(sum, out, IS_PRODUCT, place.column);
+        if (out.delta)
+            add_delta(sum, out, IS_PRODUCT, place.row + warp * 16, place.column);
+        late.keep(sum, place, warp);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < late.parts; i++)
+        late.part(i, out, s.is_wide);
+}
+
+/* consume(ring, pieces) runs in the warps that multiply. */
+template <uint32_t GROUPS, uint32_t WIDTH, class F>
+static __device__ __forceinline__ void gemm_run(const struct gemm_maps &maps, const struct gemm_shape &s,
+                                                const struct output &out, F consume)
+{
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t n_stages = gemm_stages(GROUPS, WIDTH), stage_bytes = (GROUPS * 64 + WIDTH) * 128;
     const uint32_t data = shared_address(shared), pieces = data + n_stages * stage_bytes;
@@ -186,8 +301,30 @@ linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant
     } else {
         if (GROUPS > 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        gemm_consume<T, GROUPS, WIDTH>(s, out, ring, pieces);
+        consume(ring, pieces);
     }
+}
+
+template <class T, uint32_t GROUPS, uint32_t WIDTH>
+static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
+linear_gemm(const __grid_constant__ struct gemm_maps maps, const __grid_constant__ struct gemm_shape s,
+            const __grid_constant__ struct output out)
+{
+    only_sm_90a();
+    gemm_run<GROUPS, WIDTH>(maps, s, out, [&](const struct ring &ring, uint32_t pieces) {
+        gemm_consume<T, GROUPS, WIDTH>(s, out, ring, pieces);
+    });
+}
+
+template <class T, bool IS_PRODUCT>
+static __global__ void __launch_bounds__(384, 1)
+linear_gemm_late(const __grid_constant__ struct gemm_maps maps, const __grid_constant__ struct gemm_shape s,
+                 const __grid_constant__ struct output out)
+{
+    only_sm_90a();
+    gemm_run<2, 256>(maps, s, out, [&](const struct ring &ring, uint32_t pieces) {
+        gemm_consume_late<T, IS_PRODUCT>(s, out, ring, pieces);
+    });
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */
@@ -205,6 +342,21 @@ static const struct gemm_form GEMM_FORMS[] = {GEMM_FORM(1, 64),  GEMM_FORM(1, 72
                                               GEMM_FORM(1, 128), GEMM_FORM(1, 144), GEMM_FORM(2, 72),  GEMM_FORM(2, 104),
                                               GEMM_FORM(2, 128), GEMM_FORM(2, 192), GEMM_FORM(2, 224), GEMM_FORM(2, 256)};
 #undef GEMM_FORM
+
+template <class T> static gemm_kernel late_of(bool is_product)
+{
+    return is_product ? linear_gemm_late<T, true> : linear_gemm_late<T, false>;
+}
+
+/* The kernel that stores late, if it can make the product in tiles of this form; else NULL. */
+static gemm_kernel gemm_late_kernel(uint32_t dtype, const struct gemm_form *form, uint32_t n_blocks, bool is_product,
+                                    const struct output *out)
+{
+    const uint32_t parts = is_product ? gemm_late<__nv_bfloat16, true>::parts : gemm_late<__nv_bfloat16, false>::parts;
+    if (form->groups != 2 || form->width != 256 || n_blocks < parts || out->is_float || (is_product && out->act != ACT_SILU))
+        return NULL;
+    return dtype == DTYPE_F16 ? late_of<__half>(is_product) : late_of<__nv_bfloat16>(is_product);
+}
 
 /* A cluster holds down * across tiles. */
 struct gemm_cluster {
@@ -224,6 +376,8 @@ static cudaError_t gemm_open(uint32_t dtype, uint32_t n_processors, struct gemm_
     for (const struct gemm_form &form : GEMM_FORMS)
         if (code == cudaSuccess)
             code = allow_shared(dtype == DTYPE_F16 ? form.f16 : form.bf16);
+    for (uint32_t i = 0; i < 2 && code == cudaSuccess; i++)
+        code = allow_shared(dtype == DTYPE_F16 ? late_of<__half>(i) : late_of<__nv_bfloat16>(i));
     for (uint32_t n = 1; n <= GEMM_MAX_CLUSTER && code == cudaSuccess; n *= 2)
         code = count_clusters(dtype == DTYPE_F16 ? GEMM_FORMS[0].f16 : GEMM_FORMS[0].bf16, n_processors, n,
                               (GEMM_FORMS[0].groups + 1) * 128, &device->n_clusters[n]);
@@ -326,7 +480,8 @@ static enum rc gemm_launch(const struct cuda *cuda, map_encoder encode, const st
                       cluster->across, &maps.x, &maps.x_edge, &shape.x_edge_rows, err);
     if (rc)
         return rc;
-    launch_clusters(cuda, cuda->dtype == DTYPE_F16 ? form->f16 : form->bf16,
+    gemm_kernel late = gemm_late_kernel(cuda->dtype, form, shape.n_blocks, args->is_product, out);
+    launch_clusters(cuda, late ? late : cuda->dtype == DTYPE_F16 ? form->f16 : form->bf16,
                     dim3(min(shape.n_clusters, device->n_clusters[n_tiles]) * n_tiles), n_tiles, (form->groups + 1) * 128,
                     SHARED_BYTES, maps, shape, *out);
     return RC_OK;
