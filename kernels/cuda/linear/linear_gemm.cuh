@@ -7,7 +7,7 @@
  * rectangle of tiles: blocks beside each other share x, blocks below each other share W. Each block fetches one slice of the
  * shared rows for all blocks that share them, so L2 is read once. W does not wait for the kernel before. Where W is gate | up,
  * a tile alternates between eight rows of gate and eight of up, and the block computes act(gate) * up of its sums, each
- * rounded first.
+ * rounded first. A tile of 128 by 256 is stored while the block multiplies its next one (gemm_late).
  *
  * Bound on an H200, us: by the tensor cores 2 n_rows n_out n_cols / 800e6 (some 760e6 are reached), by the bytes of W
  * 2 n_out n_cols / 4.5e6: for 256 rows and 28,672 x 4,096 75 and 52. Small tiles are bound by the 64 bytes a cycle that a
