@@ -81,7 +81,7 @@ class Shape:
         import random_gguf
 
         sizes = {key: getattr(self, key) for key in random_gguf.SHAPE}
-        return random_gguf.write(folder / f"{self.gguf}.gguf", self.gguf, shape=sizes)
+        return random_gguf.write(folder / f"{self.gguf}.gguf", self.gguf, shape=sizes, is_tied=self.tied)
 
     def config(self) -> dict[str, object]:
         """config.json."""

@@ -56,7 +56,7 @@ def header(writer: gguf.GGUFWriter, shape: dict[str, int]) -> None:
     writer.add_tokenizer_model("no_vocab")
 
 
-def write(path: Path, kind: str, seed: int = 0, shape: dict[str, int] = SHAPE) -> Path:
+def write(path: Path, kind: str, seed: int = 0, shape: dict[str, int] = SHAPE, is_tied: bool = True) -> Path:
     """Writes a model of one weight type, unless the file exists. Returns its path.
 
     Args:
@@ -64,6 +64,7 @@ def write(path: Path, kind: str, seed: int = 0, shape: dict[str, int] = SHAPE) -
         kind: The type of all matrices, one of NAMES.
         seed: Of the weights.
         shape: Sizes under SHAPE's keys. Every layer has the same matrices, so a large model is written quickly.
+        is_tied: The head reads the table of embeddings; otherwise it has a matrix of its own.
     """
     if path.exists():
         return path
@@ -77,6 +78,8 @@ def write(path: Path, kind: str, seed: int = 0, shape: dict[str, int] = SHAPE) -
     vectors = {"attn_norm": hidden, "ffn_norm": hidden, "attn_q_norm": shape["head_dim"], "attn_k_norm": shape["head_dim"]}
     writer.add_tensor("token_embd.weight", random_tensor(rng, shape["vocab"], hidden, kind), raw_dtype=TYPES[kind])
     writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
+    if not is_tied:
+        writer.add_tensor("output.weight", random_tensor(rng, shape["vocab"], hidden, kind), raw_dtype=TYPES[kind])
     matrices = {name: random_tensor(rng, rows, cols, kind) for name, (rows, cols) in sizes.items()}
     for i in range(shape["layers"]):
         for name, matrix in matrices.items():
