@@ -153,8 +153,8 @@ def _fingerprint(loaded: Loaded, weights: Iterable[str | Path], library: str) ->
 
     digest, chosen = hashlib.blake2b(digest_size=16), loaded.model.describe()
     config = loaded.config
-    # Equal devices have equal bytes. Behind a comma stands what is chosen by its speed alone, such as cuBLASLt.
-    device = re.sub(r":\d+\b", "", str(chosen["device"]).split(",")[0], count=1)
+    # Equal devices with the same kernels have equal bytes. cuBLASLt is chosen by its speed alone.
+    device = re.sub(r":\d+\b", "", str(chosen["device"]).split(", cuBLASLt")[0], count=1)
     _feed(digest, (device, *(chosen[key] for key in ("kv_dtype", "activation_dtype", "page_bytes", "state_bytes"))))
     seed = config.seed if config.load_format == "dummy" else None
     _feed(digest, (config.dtype, config.quantization, config.block_size, seed))

@@ -288,5 +288,6 @@ class Described:
 
 def test_equal_devices_of_a_host_share_blocks() -> None:
     names = ["cuda:0 NVIDIA H200, cuBLASLt 130100 for 14 of 40", "cuda:1 NVIDIA H200", "cuda:0 NVIDIA H100 80GB HBM3"]
-    first, second, other = (_fingerprint(Described(name), [], "") for name in names)  # type: ignore[arg-type]
-    assert first == second != other
+    names.append("cuda:0 NVIDIA H200, portable kernels")  # pages of int8 lie in another order there
+    first, second, *others = (_fingerprint(Described(name), [], "") for name in names)  # type: ignore[arg-type]
+    assert first == second not in others
