@@ -1,8 +1,9 @@
 """Time of the CUDA backend's attention and of its fused qkv operation through its C ABI (kernels/backend.h): bfloat16, with
-pages of bfloat16 or of e4m3.
+pages of bfloat16, e4m3 or int8.
 
     python benchmarks/cuda_attention.py [--heads 32] [--kv-heads 8] [--head-dim 128] [--block 16]
-                                        [--pages fp8] [--layers N] [--only "256 x 256"] [decode | step | prefill | qkv ...]
+                                        [--pages fp8 | int8] [--layers N] [--only "256 x 256"]
+                                        [decode | step | prefill | qkv ...]
 
 A CUDA graph of dependent launches of the operation (step: decode that also does the work of qkv) works on random keys and
 values of several layers, more than the L2 cache holds, in turns; the result is the median of several rounds. A line has the
@@ -24,10 +25,12 @@ import numpy as np
 from cuda_linear import BF16, FP8, STRUCTS, Backend, View
 
 Array = np.ndarray
+I8 = 24  # csrc/base/dtype.h
 READ, MATMUL, COLD_BYTES = 4.55e12, 790e12, 400 << 20
 DECODE = [(1, 128), (1, 256), (1, 384), (1, 1024), (1, 8192), (1, 32768), (8, 256), (8, 1024), (32, 128), (32, 256), (32, 384),
           (64, 1024), (128, 384), (256, 256), (256, 1536)]  # fmt: skip
 PREFILL = [(16, 16), (32, 32), (128, 128), (512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (2048, 32768)]
+VALUE_BYTES = {"bfloat16": lambda dim: 2 * dim, "fp8": lambda dim: dim, "int8": lambda dim: dim + 4}  # of a head's key
 QKV = [1, 8, 64, 256, 1024, 8192]
 
 
@@ -55,13 +58,15 @@ class Case:
 
     def __post_init__(self) -> None:
         pages = -(-self.length // self.block)
-        layer = 2 * self.kv_heads * self.block * self.head_dim * (1 if self.pages == "fp8" else 2)
+        layer = 2 * self.kv_heads * self.block * VALUE_BYTES[self.pages](self.head_dim)
         used = self.n_seqs * pages * layer
         self.layers = self.layers or max(1, min(64, -(-COLD_BYTES // used)))
         n_pages = self.n_seqs * pages + 1
         values = random_halves(n_pages * layer // 2, 1)
         if self.pages == "fp8":
             values &= 0xBFBF  # e4m3 from -2 to 2
+        elif self.pages == "int8":
+            values = (values & 0xBEBE) | 0x3000  # as scales: up to 0.2
         pool = self.give(values, self.layers)
         table = np.random.default_rng(2).permutation(n_pages - 1).astype(np.int32) + 1
         positions = np.tile(np.arange(self.length - self.n_rows, self.length, dtype=np.int32), self.n_seqs)
@@ -72,7 +77,7 @@ class Case:
             self.give(self.first), self.block, self.first.ctypes.data, False,
         )  # fmt: skip
         on_device = self.give(table)
-        dtype = FP8 if self.pages == "fp8" else BF16
+        dtype = {"fp8": FP8, "int8": I8, "bfloat16": BF16}[self.pages]
         self.kv = [
             STRUCTS["kv_view"](pool, layer * self.layers, i * layer, on_device, pages, self.kv_heads, self.head_dim, dtype)
             for i in range(self.layers)
@@ -159,7 +164,7 @@ def measure(backend: Backend, what: str, args: argparse.Namespace) -> list[tuple
         if args.only not in name:
             continue
         case = Case(backend, n_seqs, n_rows, length, *sizes)
-        token_bytes = (2 if args.pages == "fp8" else 4) * case.head_dim * case.kv_heads
+        token_bytes = 2 * VALUE_BYTES[args.pages](case.head_dim) * case.kv_heads
         if what == "qkv":
             floor = 4 * case.rows * case.width / READ
             taken = case.seconds(qkv=case.qkv())
@@ -183,7 +188,7 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--block", type=int, default=16)
-    parser.add_argument("--pages", choices=["bfloat16", "fp8"], default="bfloat16")
+    parser.add_argument("--pages", choices=list(VALUE_BYTES), default="bfloat16")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--only", default="")
     args = parser.parse_args()

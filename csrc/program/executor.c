@@ -24,6 +24,15 @@ static void use_arrays(struct running *run, const struct batch_arrays *arrays, u
         run->tables[g] = arrays->tables + (size_t)g * (m->options.max_num_seqs + 1) * m->table_stride;
 }
 
+/* The first position behind all rows of a batch with prompts; 0 for a batch without. */
+static uint32_t end_of_prompts(const struct batch *b)
+{
+    int32_t most = -1;
+    for (uint32_t i = 0; i < b->n_rows && b->n_seqs < b->n_rows; i++)
+        most = b->positions[i] > most ? b->positions[i] : most;
+    return (uint32_t)(most + 1);
+}
+
 /* Copies the batch to the device, unless the device uses host memory and reads the batch there. For a graph it is padded to the
  * graph's rows. captured: NULL: no graph. */
 static enum rc begin_batch(struct running *run, const struct captured *captured)
@@ -37,6 +46,7 @@ static enum rc begin_batch(struct running *run, const struct captured *captured)
                        t->stride);
     run->view.host_seq_first_row = b->seq_first_row;
     run->view.shares_new_keys = b->shares_new_keys;
+    run->view.max_tokens = end_of_prompts(b);
     run->has_adapters = b->has_adapters;
     run->is_carried = b->is_carried;
     run->source_rows = b->source_rows;

@@ -3,6 +3,7 @@
 The library exports two functions for this: the name of a row, and a switch that puts one row of a table first.
 """
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -299,12 +300,13 @@ def test_attention(dim: int, dtype: str, opened: Callable[[str], Backend]) -> No
     ways.check(Pages(backend, dtype, dim, 1, (3, 9)).attend, ["prefill", sync[0]])
     ways.check(partial(Pages(backend, dtype, dim, 8, (1, 1), 700).attend, True), ["decode_qkv"], inner=one)
     ways.check(Pages(backend, dtype, dim, 4, (1, 5), pages="float32").attend, ["plain"])
-    for does_qkv in (False, True):
+    for does_qkv, pages in itertools.product((False, True), ("fp8", "int8")):
+        portable = ["plain_bytes"] if pages == "fp8" else ["plain"] if ways.is_portable else []
         for group in (4, 12):
-            single = Pages(backend, dtype, dim, group, (1,) * 5, pages="fp8")
-            ways.check(partial(single.attend, does_qkv), ["decode_bytes", "plain_bytes"])
-        mixed = Pages(backend, dtype, dim, 4, (1, 7, 1, 40), pages="fp8")
-        ways.check(partial(mixed.attend, does_qkv), ["prefill_bytes", "decode_bytes", "plain_bytes"])
+            single = Pages(backend, dtype, dim, group, (1,) * 5, pages=pages)
+            ways.check(partial(single.attend, does_qkv), ["decode_bytes", *portable])
+        mixed = Pages(backend, dtype, dim, 4, (1, 7, 1, 40), pages=pages)
+        ways.check(partial(mixed.attend, does_qkv), ["prefill_bytes", "decode_bytes", *portable])
     wide = {"plain_tiled"} if dim < 256 else {"sync_prefill", "sync_decode"}
     behind = {"sync_prefill", "sync_decode", *([] if dim < 256 else ["few"])}  # others
     assert ways.unreached() == (wide if ways.is_portable else behind)

@@ -239,7 +239,9 @@ static enum rc run_prefill(const struct attention_problem &p, struct err *)
 {
     return visit_tiled(p, [&](auto value, auto size, auto has_extras) {
         using T = decltype(value);
-        launch_prefill<T, T, size.value, has_extras.value>(p.cuda, p.args);
+        launch_prefill<T, T, size.value, has_extras.value>(p.cuda, p.args, [&](auto &, auto &, uint32_t) {
+            return prefill_wide{0, p.args->kv.n_kv_heads, NULL, NULL, 0};
+        });
         return RC_OK;
     });
 }
@@ -265,13 +267,13 @@ static enum rc run_sync_decode(const struct attention_problem &p, struct err *er
 
 static enum rc run_prefill_bytes(const struct attention_problem &p, struct err *)
 {
-    attend_prefill_bytes(p.cuda, p.args);
+    (p.args->kv.dtype == DTYPE_I8 ? attend_prefill_int8 : attend_prefill_e4m3)(p.cuda, p.args);
     return RC_OK;
 }
 
 static enum rc run_decode_bytes(const struct attention_problem &p, struct err *err)
 {
-    return attend_decode_bytes(p.cuda, p.args, p.n_single, err);
+    return (p.args->kv.dtype == DTYPE_I8 ? attend_decode_int8 : attend_decode_e4m3)(p.cuda, p.args, p.n_single, err);
 }
 
 /* Calls f with a value of the type of pages that lie so, for activations of a type. */

@@ -16,7 +16,6 @@
 #ifndef LLMPY_CUDA_ATTENTION_CUH
 #define LLMPY_CUDA_ATTENTION_CUH
 
-#include "../core/e4m3.cuh"
 #include "../core/wgmma.cuh"
 #include "kv.cuh"
 
@@ -58,6 +57,15 @@ template <class T, class C> struct attended {
         if (chunk)
             return position - position % chunk;
         return window && position >= window ? position - window + 1 : 0;
+    }
+    /* Of pages of bytes: the chunk c of a position's key or value. */
+    template <uint32_t D>
+    __device__ __forceinline__ const uint4 *byte_chunk(uint32_t seq, uint32_t position, uint32_t head, uint32_t is_value,
+                                                       uint32_t c) const
+    {
+        const char *keys = kv.head_in(kv.page_of(seq, position), head);
+        return (const uint4 *)(keys + (is_value * D << kv.block_shift) +
+                               kv_byte_chunk(D, position & (kv.block_tokens - 1), c));
     }
     /* Last key that a row of the step at a position sees. */
     template <bool HAS_EXTRAS> __device__ __forceinline__ uint32_t last_seen(uint32_t row, uint32_t position) const
@@ -102,17 +110,62 @@ static __device__ __forceinline__ float capped(float s, float cap_factor)
     return fmaf(-2.0f, reciprocal(1.0f + power_of_2(s * cap_factor)), 1.0f);
 }
 
-/* Four e4m3 values as two pairs of activations' type, exactly. */
-static __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, __half)
+#define E4M3_NANS 0x7f7f7f7fu  /* four bytes of a key, if that or its value has a NaN */
+#define TWO_NANS 0x7fff7fffu
+
+static __device__ __forceinline__ uint32_t times_two(uint32_t pair, uint32_t factor, __nv_bfloat16)
 {
-    return widen_e4m3(bytes);
+    uint32_t product;
+    asm("mul.rn.bf16x2 %0,%1,%2;" : "=r"(product) : "r"(pair), "r"(factor));
+    return product;
 }
 
-static __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, __nv_bfloat16 type)
+static __device__ __forceinline__ uint32_t times_two(uint32_t pair, uint32_t factor, __half)
 {
-    const uint2 halves = widen_bytes(bytes, __half());
-    const float2 low = __half22float2(*(const __half2 *)&halves.x), high = __half22float2(*(const __half2 *)&halves.y);
-    return make_uint2(pack(low.x, low.y, type), pack(high.x, high.y, type));
+    uint32_t product;
+    asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(product) : "r"(pair), "r"(factor));
+    return product;
+}
+
+/* Two bytes with the sign of each before it. SECOND: bytes 1 and 3, else 0 and 2. */
+template <bool SECOND> static __device__ __forceinline__ uint32_t spread(uint32_t bytes)
+{
+    uint32_t pair;
+    asm("prmt.b32 %0,%1,0,%2;" : "=r"(pair) : "r"(bytes), "n"(SECOND ? 0xb391 : 0xa280));
+    return pair;
+}
+
+/* Four e4m3 values as two pairs of a wider type, of bytes 0 and 2 and of bytes 1 and 3; exact but for NaN. A byte's bits
+ * in the places of the wider sign, exponent and mantissa are the value over a power of two, also where it is subnormal. */
+template <class T> static __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, T type, __nv_fp8_e4m3)
+{
+    const bool is_half = std::is_same_v<T, __half>;
+    const uint32_t shift = is_half ? 7 : 4, kept = is_half ? 0xbf80bf80u : 0x87f087f0u;
+    const uint32_t factor = is_half ? 0x5c005c00u : 0x7b807b80u; /* 2^8, 2^120 */
+    return make_uint2(times_two(spread<false>(bytes) << shift & kept, factor, type),
+                      times_two(spread<true>(bytes) << shift & kept, factor, type));
+}
+
+/* The same of int8 as pages have it, over int8_unit. A magnitude in the lowest bits is a subnormal number. */
+template <class T> static __device__ __forceinline__ uint2 widen_bytes(uint32_t bytes, T type, int8_t)
+{
+    const uint32_t factor = std::is_same_v<T, __half> ? 0x78007800u : 0x7f007f00u, kept = 0x807f807fu; /* 2^15, 2^127 */
+    return make_uint2(times_two(spread<false>(bytes) & kept, factor, type),
+                      times_two(spread<true>(bytes) & kept, factor, type));
+}
+
+/* The factor that scales of INT8 have for it: over that, values of pages are numbers of 16 bits without a sum. */
+template <class T> static constexpr __host__ __device__ float int8_unit(void)
+{
+    return std::is_same_v<T, __half> ? 512 : 64;
+}
+
+/* The type of p as an operand. Beside int8 p is multiplied by scales, which may leave the range of float16. */
+template <class T, class C> using weight_of = std::conditional_t<std::is_same_v<C, int8_t>, __nv_bfloat16, T>;
+#define TILE_SCALES (2 * TILE * 4u) /* bytes of a tile's scales of INT8: of keys, then of values */
+template <class C> static constexpr __host__ __device__ uint32_t scale_bytes_of(void)
+{
+    return std::is_same_v<C, int8_t> ? TILE_SCALES : 0;
 }
 
 /* The value that replaces a maximum of no keys. */

@@ -37,6 +37,7 @@ static __device__ void fetch_items(const attended<T, C> &x, struct decode_walk w
     const uint32_t lane = threadIdx.x % 32, shift = x.kv.block_shift, n_pages = SPLIT >> shift;
     const uint32_t run_bytes = D * sizeof(C) << shift;
     const uint32_t tile_shift = 6 - shift, page_mask = (1 << tile_shift) - 1, chunk_bytes = TILE * D * sizeof(C);
+    const uint32_t scales_run = scale_bytes_of<C>() ? 8 << shift : 0; /* bytes of a page's scales of a head */
     const uint64_t policy = policy_read_once();
     auto page = [&] {
         uint32_t p = (walk.key() >> shift) + lane, first = p << shift;
@@ -50,8 +51,9 @@ static __device__ void fetch_items(const attended<T, C> &x, struct decode_walk w
     int32_t id = turns.left ? page() : -1;
     while (turns.left) {
         const uint32_t low = walk.low_tile(), high = walk.high_tile();
-        const char *source =
-            x.kv.layer + (size_t)id * x.kv.page_bytes + (size_t)(parts == 1 ? walk.unit : walk.unit / parts) * 2 * run_bytes;
+        const uint32_t kv_head = parts == 1 ? walk.unit : walk.unit / parts;
+        const char *scales = x.kv.layer + (size_t)id * x.kv.page_bytes + (size_t)kv_head * (2 * run_bytes + scales_run);
+        const char *source = scales + scales_run;
         const bool is_page = id >= 0;
         for (uint32_t values = 0; values < 2; values++) {
             if (values) {
@@ -66,11 +68,14 @@ static __device__ void fetch_items(const attended<T, C> &x, struct decode_walk w
                 barrier_wait(ring.empty + place.slot * 8, (place.round & 1) ^ 1);
                 uint32_t n_runs = __popc(__ballot_sync(~0u, is_mine));
                 if (lane == 0)
-                    barrier_expect(barrier, n_runs * run_bytes);
+                    barrier_expect(barrier, n_runs * (run_bytes + (values ? 0 : scales_run)));
                 __syncwarp();
                 if (is_mine)
                     copy_bytes(target + (lane & page_mask) * run_bytes, source + values * run_bytes, run_bytes, barrier,
                                policy);
+                if (scales_run && is_mine && !values)
+                    copy_bytes(ring.scales + place.slot * TILE_SCALES + (lane & page_mask) * scales_run, scales, scales_run,
+                               barrier, policy);
             }
         }
     }
@@ -78,12 +83,13 @@ static __device__ void fetch_items(const attended<T, C> &x, struct decode_walk w
 
 /* ---- sums ---------------------------------------------------------------------------------------------------------------- */
 
-/* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by WARPS warps. */
-template <class T, uint32_t D, bool HAS_EXTRAS, uint32_t WARPS = DECODE_WORKERS / 32>
+/* Folds the splits of one unit, of which the blocks from `first` on have left partials, and writes its rows: by WARPS warps. A
+ * thread reads AHEAD values before it folds the first. */
+template <class T, uint32_t D, bool HAS_EXTRAS, uint32_t WARPS = DECODE_WORKERS / 32, uint32_t AHEAD = 32>
 static __device__ void fold_partials(const struct decode_place &place, const struct decode_shares &shares, uint32_t first,
                                      uint32_t end, uint32_t n_heads, float c, const float *sinks, T *out)
 {
-    const uint32_t warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x % 32, n = D / 32, ahead = 32 / n;
+    const uint32_t warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x % 32, n = D / 32, ahead = AHEAD / n;
     for (uint32_t head = warp; head < n_heads; head += WARPS) {
         const float *base = place.partials + head * D + lane * n, *states = place.partials + n_heads * D + head;
         size_t at = ((size_t)first * place.slots + place.slots - 1) * place.stride;
@@ -128,9 +134,9 @@ static __device__ void fold_partials(const struct decode_place &place, const str
 }
 
 /* The sums of the unit at hand, in the group that folds it. */
-template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_sum {
-    typedef decode_worker<T, C, D, BLOCKS, HAS_EXTRAS> worker;
-    typedef decode_shape<C, D, BLOCKS> shape;
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS, uint32_t AT_ONCE> struct decode_sum {
+    typedef decode_worker<T, C, D, BLOCKS, HAS_EXTRAS, AT_ONCE> worker;
+    typedef decode_shape<C, D, BLOCKS, AT_ONCE> shape;
     float o[shape::columns][BLOCKS][4], m[BLOCKS][2], l[BLOCKS][2];
     bool is_new;
     uint32_t first; /* the split where this run of the unit starts */
@@ -219,18 +225,20 @@ struct decode_mail {
 };
 
 /* One pass over the items of a block by one of its two groups. flag: the group's own. */
-template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS, uint32_t AT_ONCE>
 static __device__ __forceinline__ void work_items(const attended<T, C> &x, const qkv_rows<T> &heads,
                                                   const struct decode_place &place,
-                                                  decode_worker<T, C, D, BLOCKS, HAS_EXTRAS> &w, struct decode_walk walk,
-                                                  const struct decode_run &run, const struct decode_shares &shares,
-                                                  uint32_t parts, const struct decode_mail &mail, uint32_t *flag)
+                                                  decode_worker<T, C, D, BLOCKS, HAS_EXTRAS, AT_ONCE> &w,
+                                                  struct decode_walk walk, const struct decode_run &run,
+                                                  const struct decode_shares &shares, uint32_t parts,
+                                                  const struct decode_mail &mail, uint32_t *flag)
 {
-    typedef decode_shape<C, D, BLOCKS> shape;
+    typedef decode_shape<C, D, BLOCKS, AT_ONCE> shape;
     struct decode_chunk ring = {0, 0};
     uint32_t in_q = ~0u, letter_phase = 0; /* the unit whose q is loaded */
-    const bool does_qkv = BLOCKS == 1 && std::is_same_v<C, T> && heads.q.data;
-    decode_sum<T, C, D, BLOCKS, HAS_EXTRAS> sum;
+    constexpr bool has_bytes = !std::is_same_v<C, T>;
+    const bool does_qkv = BLOCKS == 1 && !has_bytes && heads.q.data;
+    decode_sum<T, C, D, BLOCKS, HAS_EXTRAS, AT_ONCE> sum;
     sum.is_new = true;
     run.start(walk);
     for (struct decode_turns turns(run); turns.left; turns.next(walk)) {
@@ -246,12 +254,15 @@ static __device__ __forceinline__ void work_items(const attended<T, C> &x, const
             const bool is_newest = does_qkv && walk.split + 1 == walk.n_splits;
             w.newest = is_newest ? (walk.len - 1) % SPLIT / TILE : TILES;
             w.token = (walk.len - 1) % TILE;
-            if (does_qkv && (in_q != begin || is_newest))
+            if constexpr (has_bytes) {
+                if (in_q != begin)
+                    w.share_q(x.q.at(row, head * D), D, n_heads);
+            } else if (does_qkv && (in_q != begin || is_newest))
                 w.prepare(heads, x.kv, walk.list[walk.seq], head, n_heads, kv_head);
             else if (in_q != begin)
                 w.load_q(x.q.at(row, head * D), D, n_heads);
-            if (HAS_EXTRAS && in_q != begin)
-                w.load_slopes(x.slopes ? x.slopes + head : NULL, n_heads, x.slope_factor);
+            if (w.leans && in_q != begin)
+                w.load_slopes(x.slopes + head, n_heads, x.slope_factor);
             in_q = begin;
             w.split(ring, low, high, (int32_t)(walk.seen - walk.key()), (int32_t)(walk.len - walk.key()));
             ring = ring.after(2 * (high - low), w.ring.depth);
@@ -278,14 +289,14 @@ static __device__ __forceinline__ void work_items(const attended<T, C> &x, const
             uint32_t slot = sum.first ? turns.item - run.begin : place.slots - 1, starter = shares.owner(begin);
             sum.store(w, n_heads, place.partials + ((size_t)blockIdx.x * place.slots + slot) * place.stride);
             if (is_end && arrive_last(place.arrivals + starter, walk.split + 1 - sum.first, walk.n_splits, w.group, flag))
-                fold_partials<T, D, HAS_EXTRAS>(place, shares, starter, begin + walk.n_splits, n_heads, w.c, sinks,
-                                                x.out.at(row, head * D));
+                fold_partials<T, D, HAS_EXTRAS, DECODE_WORKERS / 32, AT_ONCE == 1 ? 32 : 8>(
+                    place, shares, starter, begin + walk.n_splits, n_heads, w.c, sinks, x.out.at(row, head * D));
         }
     }
 }
 
-/* How a block's shared memory is laid out: the ring, p and the states of both groups, the exchange, flags ([16]: sums of
- * warps, first, last, done), the barriers of the exchange and of the ring, and the list. */
+/* How a block's shared memory is laid out: the ring, its scales, p, q and the states of both groups, the exchange, flags ([16]:
+ * sums of warps, first, last, done), the barriers of the exchange and of the ring, and the list. */
 template <class C, uint32_t D, uint32_t BLOCKS> struct decode_memory {
     typedef decode_shape<C, D, BLOCKS> shape;
     char *data, *p;
@@ -294,8 +305,9 @@ template <class C, uint32_t D, uint32_t BLOCKS> struct decode_memory {
     struct decode_span *list;
     uint32_t letters, empty, depth;
     __device__ decode_memory(char *shared, uint32_t depth)
-        : data(shared), p(shared + depth * shape::chunk_bytes), tile_max((float *)(p + 2 * shape::p_bytes)),
-          mail(tile_max + 2 * shape::state_bytes / 4), flag((uint32_t *)(mail + shape::mail_floats * DECODE_WORKERS)),
+        : data(shared), p(shared + depth * (shape::chunk_bytes + shape::scale_bytes)),
+          tile_max((float *)(p + 2 * (shape::p_bytes + shape::q_bytes))), mail(tile_max + 2 * shape::state_bytes / 4),
+          flag((uint32_t *)(mail + shape::mail_floats * DECODE_WORKERS)),
           list((struct decode_span *)(flag + 20 + depth * 6)), letters(shared_address(flag + 16)),
           empty(shared_address(flag + 20)), depth(depth)
     {
@@ -312,17 +324,18 @@ template <class C, uint32_t D, uint32_t BLOCKS> struct decode_memory {
     {
         const uint32_t half = depth / 2, slot = n_items > 1 ? group * half : 0;
         return {shared_address(data) + slot * shape::chunk_bytes, empty + (depth + 2 * slot) * 8, empty + slot * 8,
-                n_items > 1 ? half : depth};
+                n_items > 1 ? half : depth,
+                shared_address(data) + depth * shape::chunk_bytes + slot * shape::scale_bytes};
     }
 };
 
-template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
-static __global__ void __launch_bounds__(DECODE_THREADS, 1)
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS, uint32_t AT_ONCE>
+static __global__ void __launch_bounds__(DECODE_THREADS, AT_ONCE)
 attention_decode(const __grid_constant__ attended<T, C> x, const __grid_constant__ qkv_rows<T> heads,
                  const __grid_constant__ struct decode_place place, uint32_t n_units, uint32_t parts, uint32_t n_single)
 {
     only_sm_90a();
-    typedef decode_shape<C, D, BLOCKS> shape;
+    typedef decode_shape<C, D, BLOCKS, AT_ONCE> shape;
     extern __shared__ __align__(1024) char shared[];
     const decode_memory<C, D, BLOCKS> memory(shared, place.depth);
     const bool has_heads = heads.q.data != NULL, is_few = x.n_seqs <= FEW_SEQS;
@@ -350,37 +363,43 @@ attention_decode(const __grid_constant__ attended<T, C> x, const __grid_constant
         wait_for_input();
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(252 - shape::fetch_registers / 2));
-    decode_worker<T, C, D, BLOCKS, HAS_EXTRAS> worker(memory.p, memory.tile_max, x.factor, x.cap_factor);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(shape::registers));
+    decode_worker<T, C, D, BLOCKS, HAS_EXTRAS, AT_ONCE> worker(memory.p, memory.tile_max, x.factor, x.cap_factor);
     worker.ring = memory.ring(worker.group, i1 - i0);
+    worker.block_shift = x.kv.block_shift;
+    worker.leans = HAS_EXTRAS && x.slopes;
     const struct decode_mail letter = {memory.mail + threadIdx.x % DECODE_WORKERS, memory.letters, memory.letters + 8};
     work_items(x, heads, place, worker, walk, run, shares, parts, letter, memory.flag + 14 + worker.group);
 }
 
 /* n_single: sequences with one row. */
-template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS>
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS, uint32_t AT_ONCE = 1>
 static enum rc launch_decode(const struct cuda *cuda, const struct attention_args *args, uint32_t n_single, struct err *err)
 {
-    typedef decode_shape<C, D, BLOCKS> shape;
+    typedef decode_shape<C, D, BLOCKS, AT_ONCE> shape;
     const struct qkv_args nothing = {};
-    const uint32_t n_blocks = cuda->n_processors;
+    const uint32_t n_blocks = cuda->n_processors * AT_ONCE;
     attended<T, C> x(*args);
     x.is_single = n_single == x.n_seqs;
     const uint32_t parts = ceil_div(x.group, shape::heads), n_heads = x.group < shape::heads ? x.group : shape::heads;
     const uint32_t most = ceil_div(args->kv.table_stride * args->batch->block_tokens, SPLIT);
     const uint32_t list_bytes = (uint32_t)sizeof(struct decode_span) * (x.n_seqs + 1);
     const uint32_t other_bytes = shape::fixed_bytes + list_bytes;
-    const uint32_t depth = other_bytes < SHARED_BYTES ? (SHARED_BYTES - other_bytes) / shape::place_bytes : 0;
+    /* A block takes 1 KB of a processor's 228 itself. */
+    const uint32_t room = (SHARED_BYTES + 1024) / AT_ONCE - 1024;
+    const uint32_t depth = other_bytes < room ? (room - other_bytes) / shape::place_bytes : 0;
     struct decode_place place = {cuda->partials, cuda->arrivals, most + 1, (n_heads * (D + 2) + 3) & ~3u, depth};
     size_t wanted = (size_t)n_blocks * place.slots * place.stride * sizeof(float);
+    if (AT_ONCE == 2 && (wanted > cuda->partials_bytes || depth < 2 * TILES))
+        return launch_decode<T, C, D, BLOCKS, HAS_EXTRAS>(cuda, args, n_single, err);
     if (wanted > cuda->partials_bytes)
         return err_set(err, RC_CONFIG, "attention: wanted %zu bytes for the splits of long sequences, have %zu; lower "
                        "max_model_len", wanted, cuda->partials_bytes);
     if (depth < TILES)
         return err_set(err, RC_CONFIG, "attention: wanted fewer sequences in a step, have %u; lower max_num_seqs", x.n_seqs);
     uint32_t shared_bytes = depth * shape::place_bytes + other_bytes;
-    allow_shared(attention_decode<T, C, D, BLOCKS, HAS_EXTRAS>);
-    launch(cuda, attention_decode<T, C, D, BLOCKS, HAS_EXTRAS>, n_blocks, DECODE_THREADS, shared_bytes, x,
+    allow_shared(attention_decode<T, C, D, BLOCKS, HAS_EXTRAS, AT_ONCE>);
+    launch(cuda, attention_decode<T, C, D, BLOCKS, HAS_EXTRAS, AT_ONCE>, n_blocks, DECODE_THREADS, shared_bytes, x,
            qkv_rows<T>(args->heads ? *args->heads : nothing), place, args->kv.n_kv_heads * parts, parts, n_single);
     return RC_OK;
 }

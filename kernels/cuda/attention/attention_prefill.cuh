@@ -4,10 +4,10 @@
  *
  * The query heads of a kv head are packed: row (token, head of the group) of a sequence is token * group + head. A block takes
  * 128 such rows: two warpgroups of 64 rows (head_dim 256: one of 64, each warpgroup with half the columns of O). A ninth warp
- * streams tiles of keys and values through a ring, each slab an operand in the 128-byte swizzle. Pages of e4m3 are read and
- * widened to 16 bits by four warps instead, on their way into the ring. S of tile j + 1 is issued
- * before P V of tile j, and its softmax runs at the same time; P, the sums of the split and the sums of all splits stay in
- * registers.
+ * streams tiles of keys and values through a ring, each slab an operand in the 128-byte swizzle. Of pages of bytes it streams
+ * the operands that attention_widen.cuh has made; where there are none, four warps widen the pages on their way into the ring.
+ * S of tile j + 1 is issued before P V of tile j, and its softmax runs at the same time; P, the sums of the split and the sums
+ * of all splits stay in registers.
  *
  * The ring is not that of ring.cuh: with its places the compiler orders the loop in another way, which costs 2 to 4 % from 512
  * rows on. */
@@ -30,12 +30,23 @@ struct prefill_list {
     uint32_t tile_end[PREFILL_SEQS], seq[PREFILL_SEQS];
 };
 
-template <uint32_t D> struct prefill_shape {
+/* The kv heads of a launch, and their keys and values as operands: [tile of a sequence][head][keys, values, scales of INT8]. */
+struct prefill_wide {
+    uint32_t first_head, n_heads;
+    uint32_t *places; /* [PREFILL_SEQS] number of an entry's first tile that is seen, or NOT_WIDE; NULL: all are NOT_WIDE */
+    char *chunks;
+    uint32_t n_tiles; /* that there is room for */
+};
+#define NOT_WIDE UINT32_MAX
+
+template <uint32_t D, uint32_t SCALE_BYTES = 0> struct prefill_shape {
     static const bool is_wide = D == 256;
     static const uint32_t rows = is_wide ? 64 : 128, columns = is_wide ? 128 : D;           /* of O in a warpgroup */
     static const uint32_t q_bytes = is_wide ? rows * D * 2 : 0, chunk_bytes = TILE * D * 2; /* q lies in registers or here */
-    static const uint32_t depth = (SHARED_BYTES - q_bytes - 1024) / chunk_bytes / 2 * 2;    /* keys, values, keys, ... */
-    static const uint32_t shared_bytes = q_bytes + depth * chunk_bytes + 2 * depth * 8;
+    /* Keys, values, keys, ...; behind them the scales of each pair. */
+    static const uint32_t depth = (SHARED_BYTES - q_bytes - 1024) / (chunk_bytes + SCALE_BYTES / 2) / 2 * 2;
+    static const uint32_t ring_bytes = depth * (chunk_bytes + SCALE_BYTES / 2), tile_bytes = 2 * chunk_bytes + SCALE_BYTES;
+    static const uint32_t shared_bytes = q_bytes + ring_bytes + 2 * depth * 8;
 };
 
 /* ---- instructions -------------------------------------------------------------------------------------------------------- */
@@ -113,6 +124,7 @@ struct prefill_task {
     uint32_t table_row, first_row, n_rows; /* of the sequence: rows of the step */
     uint32_t start, len;                   /* position of its first row; keys that it has */
     uint32_t packed, n_packed;             /* first packed row of the block; all packed rows */
+    uint32_t entry;                        /* of the list */
     uint32_t seen, n_tiles;                /* first key that a row of the block sees; tiles up to the last one seen */
 };
 
@@ -136,6 +148,7 @@ static __device__ struct prefill_task find_task(const X &x, const struct prefill
     const uint32_t low = prefill_entry(list, tile);
     struct prefill_task task;
     const uint32_t seq = list.seq[low];
+    task.entry = low;
     task.first_row = (uint32_t)x.seq_first_row[seq];
     task.n_rows = (uint32_t)x.seq_first_row[seq + 1] - task.first_row;
     task.table_row = (uint32_t)x.row_seq[task.first_row];
@@ -188,14 +201,70 @@ static __device__ void fetch_tiles(const attended<T, T> &x, const struct prefill
     }
 }
 
+/* The same of operands, by one thread. place: the number of the sequence's tile of keys 0, as if it were there. */
+template <class C, uint32_t D>
+static __device__ void fetch_wide(const struct prefill_wide &wide, const struct prefill_task &task, uint32_t ring,
+                                  uint32_t full, uint32_t empty, uint32_t place)
+{
+    const uint32_t scale_bytes = scale_bytes_of<C>();
+    typedef prefill_shape<D, scale_bytes> shape;
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0,1.0;" : "=l"(policy));
+    uint32_t slot = 0, phase = 1;
+    for (uint32_t tile = task.seen / TILE; tile < task.n_tiles; tile++) {
+        const char *source = wide.chunks + ((size_t)(place + tile) * wide.n_heads + blockIdx.x) * shape::tile_bytes;
+        for (uint32_t values = 0; values < 2; values++) {
+            const uint32_t n_scales = values ? 0 : scale_bytes;
+            barrier_wait(empty + slot * 8, phase);
+            barrier_expect(full + slot * 8, shape::chunk_bytes + n_scales);
+            copy_bytes(ring + slot * shape::chunk_bytes, source + values * shape::chunk_bytes, shape::chunk_bytes,
+                       full + slot * 8, policy);
+            if (n_scales)
+                copy_bytes(ring + shape::depth * shape::chunk_bytes + slot / 2 * scale_bytes, source + 2 * shape::chunk_bytes,
+                           scale_bytes, full + slot * 8, policy);
+            if (++slot == shape::depth) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+    }
+}
+
+/* Widens chunk c of a token's key or value into a tile's operand. */
+template <class T, class C, uint32_t D>
+static __device__ __forceinline__ void widen_chunk(uint4 bytes, bool is_key, char *tile, uint32_t token, uint32_t c)
+{
+    char *row = tile + (token / 8 * (D / 64) + c / 4) * SLAB_BYTES + token % 8 * 128;
+    const uint2 x0 = widen_bytes(bytes.x, T(), C()), x1 = widen_bytes(bytes.y, T(), C());
+    const uint2 x2 = widen_bytes(bytes.z, T(), C()), x3 = widen_bytes(bytes.w, T(), C());
+    uint4 low = make_uint4(x0.x, x1.x, x2.x, x3.x), high = make_uint4(x0.y, x1.y, x2.y, x3.y);
+    if (!std::is_same_v<C, int8_t> && is_key && bytes.x == E4M3_NANS)
+        low = high = make_uint4(TWO_NANS, TWO_NANS, TWO_NANS, TWO_NANS);
+    *(uint4 *)(row + (c * 2 % 8 ^ token % 8) * 16) = low;
+    *(uint4 *)(row + ((c * 2 + 1) % 8 ^ token % 8) * 16) = high;
+}
+
+/* A tile's scales of INT8, times the unit: of keys, then of values, by two threads a token. Where [seen, len) does not reach
+ * they are zeros, because a page may hold anything there. */
+template <class T, class C>
+static __device__ __forceinline__ void copy_scales(const attended<T, C> &x, uint32_t table_row, uint32_t tile, uint32_t head,
+                                                   uint32_t seen, uint32_t len, uint32_t i, float *to)
+{
+    const uint32_t token = i % TILE, position = tile * TILE + token, at = position & (x.kv.block_tokens - 1);
+    const float unit = i < TILE ? int8_unit<T>() : int8_unit<weight_of<T, C>>();
+    to[i] = 0;
+    if (position >= seen && position < len)
+        to[i] = unit * __ldcg(x.kv.scales_in(x.kv.page_of(table_row, position), head) + i / TILE * x.kv.block_tokens + at);
+}
+
 /* Of pages of bytes: two warps widen the tiles of keys, and two those of values. */
-template <class T, uint32_t D>
-static __device__ void widen_tiles(const attended<T, __nv_fp8_e4m3> &x, const struct prefill_task &task, uint32_t head,
+template <class T, class C, uint32_t D>
+static __device__ void widen_tiles(const attended<T, C> &x, const struct prefill_task &task, uint32_t head,
                                    char *ring, uint32_t full, uint32_t empty)
 {
-    typedef prefill_shape<D> shape;
+    typedef prefill_shape<D, scale_bytes_of<C>()> shape;
     const uint32_t values = threadIdx.x / WIDENERS % 2, thread = threadIdx.x % WIDENERS, at_once = 4;
-    const uint32_t shift = x.kv.block_shift, run_bytes = D << shift, chunks = D / 16; /* of a token */
+    const uint32_t shift = x.kv.block_shift, chunks = D / 16; /* of a token */
     uint32_t slot = values, phase = 1;
     for (uint32_t tile = task.seen / TILE; tile < task.n_tiles; tile++) {
 #pragma unroll 1
@@ -207,23 +276,26 @@ static __device__ void widen_tiles(const attended<T, __nv_fp8_e4m3> &x, const st
                 const uint32_t at = first + i * WIDENERS, position = tile * TILE + at / chunks, page = position >> shift;
                 is_seen[i] = page << shift < task.len && (page + 1) << shift > task.seen;
                 if (is_seen[i])
-                    bytes[i] = __ldcg((const uint4 *)(x.kv.page_of(task.table_row, position) + (head * 2 + values) * run_bytes +
-                                                      kv_byte_chunk(D, position & (x.kv.block_tokens - 1), at % chunks)));
+                    bytes[i] = __ldcg(x.template byte_chunk<D>(task.table_row, position, head, values, at % chunks));
             }
             if (first == thread)
                 barrier_wait(empty + slot * 8, phase);
 #pragma unroll
             for (uint32_t i = 0; i < at_once; i++) {
-                const uint32_t at = first + i * WIDENERS, token = at / chunks, c = at % chunks * 2;
-                char *row = ring + slot * shape::chunk_bytes + (token / 8 * (D / 64) + c / 8) * SLAB_BYTES + token % 8 * 128;
-                const uint2 x0 = widen_bytes(bytes[i].x, T()), x1 = widen_bytes(bytes[i].y, T());
-                const uint2 x2 = widen_bytes(bytes[i].z, T()), x3 = widen_bytes(bytes[i].w, T());
+                const uint32_t at = first + i * WIDENERS;
                 if (!is_seen[i])
                     continue;
-                *(uint4 *)(row + (c % 8 ^ token % 8) * 16) = make_uint4(x0.x, x1.x, x2.x, x3.x);
-                *(uint4 *)(row + ((c + 1) % 8 ^ token % 8) * 16) = make_uint4(x0.y, x1.y, x2.y, x3.y);
+                char *tile_of = ring + slot * shape::chunk_bytes;
+                if (values)
+                    widen_chunk<weight_of<T, C>, C, D>(bytes[i], false, tile_of, at / chunks, at % chunks);
+                else
+                    widen_chunk<T, C, D>(bytes[i], true, tile_of, at / chunks, at % chunks);
             }
         }
+        if (scale_bytes_of<C>() && !values)
+            for (uint32_t i = thread; i < 2 * TILE; i += WIDENERS)
+                copy_scales(x, task.table_row, tile, head, task.seen, task.len, i,
+                            (float *)(ring + shape::depth * shape::chunk_bytes + slot / 2 * TILE_SCALES));
         shared_written();
         barrier_arrive(full + slot * 8);
         slot += 2;
@@ -368,6 +440,26 @@ template <class T, uint32_t D> struct prefill_rows {
         for (uint32_t i = 0; i < 16; i++)
             p[i] = pack(s[2 * i], s[2 * i + 1], T());
     }
+
+    /* The same of INT8, times the scales of the tile's values; they lie behind those of the keys. */
+    __device__ __forceinline__ void pack_scaled(const float *scales)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < 16; i++) {
+            const float2 pair = *(const float2 *)(scales + TILE + i / 2 * 8 + threadIdx.x % 4 * 2);
+            p[i] = pack(s[2 * i] * pair.x, s[2 * i + 1] * pair.y, __nv_bfloat16());
+        }
+    }
+
+    __device__ __forceinline__ void scale_keys(const float *scales)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < 16; i++) {
+            const float2 pair = *(const float2 *)(scales + i / 2 * 8 + threadIdx.x % 4 * 2);
+            s[2 * i] *= pair.x;
+            s[2 * i + 1] *= pair.y;
+        }
+    }
 };
 
 /* Zeros rows [from, to) of a tile of values, by a warpgroup. */
@@ -388,7 +480,9 @@ template <class T, class C, uint32_t D, bool HAS_EXTRAS>
 static __device__ void attend_tiles(const attended<T, C> &x, const struct prefill_task &task, uint32_t head, char *shared,
                                     uint32_t full, uint32_t empty)
 {
-    typedef prefill_shape<D> shape;
+    typedef prefill_shape<D, scale_bytes_of<C>()> shape;
+    typedef weight_of<T, C> W;
+    const bool is_int8 = std::is_same_v<C, int8_t>;
     const uint32_t group = uniform(threadIdx.x / 128), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const uint32_t g = lane / 4, t = lane % 4;
     const uint32_t first = task.packed + (shape::is_wide ? 0 : group * 64), depth = shape::depth;
@@ -447,14 +541,24 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
         uint32_t v = unit << 16 | (tiles + slot * (shape::chunk_bytes / 16) + column / 64 * unit);
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-            wgmma_pv<high>(rows.o, rows.p + i * 4, v + i * 2 * slabs * unit, T());
+            wgmma_pv<high>(rows.o, rows.p + i * 4, v + i * 2 * slabs * unit, W());
         wgmma_commit();
     };
     float slope[2] = {0, 0};
     for (uint32_t e = 0; e < 2 && HAS_EXTRAS; e++)
         if (x.slopes)
             slope[e] = x.slopes[head * x.group + (first + warp * 16 + g + e * 8) % x.group] * x.slope_factor;
-    auto soften = [&](uint32_t j) {
+    auto scales = [&](uint32_t slot) { return (const float *)(ring + depth * shape::chunk_bytes + slot / 2 * TILE_SCALES); };
+    /* A place of keys is free: of INT8 only when p is made, because the scales of the values lie there. */
+    auto release = [&](uint32_t slot) {
+        if (is_int8)
+            __syncwarp();
+        if (lane == 0)
+            barrier_arrive(empty + slot * 8, 1);
+    };
+    auto soften = [&](uint32_t j, uint32_t slot) {
+        if (is_int8)
+            rows.scale_keys(scales(slot));
         if (x.cap_factor != 0)
             rows.cap(x.cap_factor);
         if (HAS_EXTRAS && x.slopes) {
@@ -474,6 +578,14 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
         }
         rows.soften();
     };
+    auto pack_p = [&](uint32_t slot) {
+        if (!is_int8) {
+            rows.pack_p();
+            return;
+        }
+        rows.pack_scaled(scales(slot));
+        release(slot);
+    };
     /* Values that no row of the block sees may be anything. */
     auto clear = [&](uint32_t j, uint32_t slot) {
         if (j * TILE < seen)
@@ -487,10 +599,10 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
     issue_qk(0);
     wgmma_wait<0>();
     pin(rows.s);
-    if (lane == 0)
-        barrier_arrive(empty, 1);
-    soften(j0);
-    rows.pack_p();
+    if (!is_int8)
+        release(0);
+    soften(j0, 0);
+    pack_p(0);
     uint32_t k_slot = 0, k_phase = 0, v_slot = 1, v_phase = 0;
     for (uint32_t j = j0; j + 1 < n; j++) {
         k_slot += 2;
@@ -509,11 +621,11 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
         issue_pv(v_slot);
         wgmma_wait<1>();
         pin(rows.s);
-        if (lane == 0)
-            barrier_arrive(empty + k_slot * 8, 1);
+        if (!is_int8)
+            release(k_slot);
         if ((j + 1) % TILES == 0)
             rows.close();
-        soften(j + 1);
+        soften(j + 1, k_slot);
         wgmma_wait<0>();
         pin(rows.s);
         pin(rows.o);
@@ -521,7 +633,7 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
             barrier_arrive(empty + v_slot * 8, 1);
         v_slot = k_slot + 1;
         v_phase = k_phase;
-        rows.pack_p();
+        pack_p(k_slot);
     }
     rows.move_on((n - 1) % TILES == 0);
     barrier_wait(full + v_slot * 8, v_phase);
@@ -549,27 +661,36 @@ static __device__ void attend_tiles(const attended<T, C> &x, const struct prefil
 
 template <class T, class C, uint32_t D, bool HAS_EXTRAS>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
-    attention_prefill(const __grid_constant__ attended<T, C> x, const __grid_constant__ struct prefill_list list)
+    attention_prefill(const __grid_constant__ attended<T, C> x, const __grid_constant__ struct prefill_list list,
+                      const struct prefill_wide wide)
 {
     only_sm_90a();
-    typedef prefill_shape<D> shape;
+    typedef prefill_shape<D, scale_bytes_of<C>()> shape;
     extern __shared__ __align__(1024) char shared[];
-    const uint32_t ring = shared_address(shared) + shape::q_bytes, full = ring + shape::depth * shape::chunk_bytes;
-    const uint32_t empty = full + shape::depth * 8, head = blockIdx.x;
+    const uint32_t ring = shared_address(shared) + shape::q_bytes, full = ring + shape::ring_bytes;
+    const uint32_t empty = full + shape::depth * 8, head = wide.first_head + blockIdx.x;
     start_next();
     const struct prefill_task task = find_task<D, HAS_EXTRAS>(x, list, blockIdx.y);
     const bool is_half = !shape::is_wide && task.packed + 64 >= task.n_packed; /* the second warpgroup has no rows */
     const bool has_bytes = !std::is_same_v<C, T>;
-    barriers_init(full, shape::depth, has_bytes ? WIDENERS : 1);
+    uint32_t place = NOT_WIDE;
+    if (has_bytes && wide.places) {
+        wait_for_input();
+        place = __ldcg(wide.places + task.entry);
+    }
+    barriers_init(full, shape::depth, has_bytes && place == NOT_WIDE ? WIDENERS : 1);
     barriers_init(empty, shape::depth, is_half ? 4 : 8);
     barriers_made();
     __syncthreads();
     wait_for_input();
     if (threadIdx.x >= 256) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(has_bytes ? 40 : 24));
-        if constexpr (has_bytes)
-            widen_tiles<T, D>(x, task, head, shared + shape::q_bytes, full, empty);
-        else if (threadIdx.x < 288)
+        if constexpr (has_bytes) {
+            if (place == NOT_WIDE)
+                widen_tiles<T, C, D>(x, task, head, shared + shape::q_bytes, full, empty);
+            else if (threadIdx.x == 256)
+                fetch_wide<C, D>(wide, task, ring, full, empty, place - x.first_seen(task.start) / TILE);
+        } else if (threadIdx.x < 288)
             fetch_tiles<T, D>(x, task, head, ring, full, empty);
         return;
     }
@@ -607,16 +728,21 @@ template <class F> static void list_prompts(const struct batch_view *batch, uint
     }
 }
 
-/* Starts the kernel for the sequences with several rows. */
-template <class T, class C, uint32_t D, bool HAS_EXTRAS>
-static void launch_prefill(const struct cuda *cuda, const struct attention_args *args)
+/* Starts the kernel for the sequences with several rows, for heads in turn. widen(x, list, first) says which come next, and
+ * makes their operands of pages of bytes. */
+template <class T, class C, uint32_t D, bool HAS_EXTRAS, class F>
+static void launch_prefill(const struct cuda *cuda, const struct attention_args *args, F widen)
 {
-    typedef prefill_shape<D> shape;
+    typedef prefill_shape<D, scale_bytes_of<C>()> shape;
     const attended<T, C> x(*args);
     allow_shared(attention_prefill<T, C, D, HAS_EXTRAS>, shape::shared_bytes);
     list_prompts(args->batch, x.group, shape::rows, [&](const struct prefill_list &list, uint32_t n_tiles) {
-        launch(cuda, attention_prefill<T, C, D, HAS_EXTRAS>, dim3(args->kv.n_kv_heads, n_tiles), PREFILL_THREADS,
-               shape::shared_bytes, x, list);
+        for (uint32_t head = 0; head < args->kv.n_kv_heads;) {
+            const struct prefill_wide wide = widen(x, list, head);
+            launch(cuda, attention_prefill<T, C, D, HAS_EXTRAS>, dim3(wide.n_heads, n_tiles), PREFILL_THREADS,
+                   shape::shared_bytes, x, list, wide);
+            head += wide.n_heads;
+        }
     });
 }
 

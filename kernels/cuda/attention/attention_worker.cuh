@@ -14,15 +14,20 @@
 
 #define P_STRIDE (SPLIT * 2 + 16) /* bytes of a head's p, apart so that no banks collide */
 
-template <class C, uint32_t D, uint32_t BLOCKS> struct decode_shape {
+/* AT_ONCE: blocks that a processor holds. Two hide more of the time that warps wait, with fewer registers each. */
+template <class C, uint32_t D, uint32_t BLOCKS, uint32_t AT_ONCE = 1> struct decode_shape {
     static const uint32_t heads = 8 * BLOCKS, chunk_bytes = TILE * D * sizeof(C), steps = D / 16;
     static const uint32_t octet_bytes = 8 * D * sizeof(C); /* of 8 tokens */
     static const uint32_t columns = D / 64;                  /* blocks of 16 columns of a warp */
-    static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 2 * TILES * heads * 4;
+    static const uint32_t p_bytes = heads * P_STRIDE, state_bytes = 4 * TILES * heads * 4;
     static const uint32_t mail_floats = columns * BLOCKS * 4 + BLOCKS * 4; /* of a thread: o, m, l of a split */
-    static const uint32_t fixed_bytes = 2 * (p_bytes + state_bytes) + mail_floats * DECODE_WORKERS * 4 + 64 + 2 * 8;
-    static const uint32_t fetch_registers = BLOCKS == 1 ? 72 : 56; /* of a thread; computing threads get the rest */
-    static const uint32_t place_bytes = chunk_bytes + 3 * 8;       /* of a place in a ring and its barriers */
+    static const uint32_t q_stride = D * 2 + 16; /* bytes of a head's q, apart so that no banks collide */
+    static const uint32_t q_bytes = sizeof(C) == 1 ? heads * q_stride : 0; /* of 16-bit pages q lies in registers */
+    static const uint32_t fixed_bytes = 2 * (p_bytes + q_bytes + state_bytes) + mail_floats * DECODE_WORKERS * 4 + 64 + 2 * 8;
+    static const uint32_t fetch_registers = AT_ONCE == 2 ? 48 : BLOCKS == 1 ? 72 : 56; /* of a thread */
+    static const uint32_t registers = (AT_ONCE == 2 ? 120 : 252) - fetch_registers / 2; /* of a computing thread */
+    static const uint32_t scale_bytes = scale_bytes_of<C>();
+    static const uint32_t place_bytes = chunk_bytes + scale_bytes + 3 * 8; /* of a place in a ring and its barriers */
 };
 
 /* ---- the ring ------------------------------------------------------------------------------------------------------------ */
@@ -47,7 +52,7 @@ struct decode_chunk {
  * releases a place itself: where one lane does that for its warp behind a __syncwarp, racecheck reports the reads of the other
  * lanes. */
 struct decode_ring {
-    uint32_t data, full, empty, depth;
+    uint32_t data, full, empty, depth, scales; /* scales: of a place of keys, as they lie in pages */
     __device__ __forceinline__ uint32_t full_of(struct decode_chunk place) const
     {
         return full + (place.round % 2 * depth + place.slot) * 8;
@@ -55,31 +60,50 @@ struct decode_ring {
 };
 
 /* The state of a computing thread: addresses in shared memory, and the lane's part of the fragments. */
-template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct decode_worker {
-    typedef decode_shape<C, D, BLOCKS> shape;
-    static const bool has_bytes = !std::is_same_v<C, T>;
+template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS, uint32_t AT_ONCE> struct decode_worker {
+    typedef decode_shape<C, D, BLOCKS, AT_ONCE> shape;
+    typedef weight_of<T, C> W;
+    static const bool has_bytes = !std::is_same_v<C, T>, is_int8 = std::is_same_v<C, int8_t>;
     struct decode_ring ring;
     char *p;
-    float *tile_max, *tile_sum;       /* [TILES][heads] */
+    float *tile_max, *tile_sum;     /* [TILES][heads] */
+    float *tile_most, *tile_factor; /* alike: the maximum of the split up to a tile, and the factor of the sums before it */
     uint32_t group, warp, lane, g, t; /* g = lane / 4, t = lane % 4 */
     float c, cap_factor;
 
-    uint32_t q[shape::steps][BLOCKS][2];
+    uint32_t q[has_bytes ? 1 : shape::steps][BLOCKS][2], shared_q;
     float s[4][BLOCKS][4];              /* keys 16 i + g + j / 2 * 8, heads 8 b + 2 t + j % 2 of the warp's tile */
     float o[shape::columns][BLOCKS][4]; /* columns alike */
-    float a[TILES][BLOCKS][2], m[BLOCKS][2], l[BLOCKS][2];
-    float slope[BLOCKS][2]; /* of heads 8 b + 2 t + j, if HAS_EXTRAS */
+    float m[BLOCKS][2], l[BLOCKS][2];
+    float value_scales[4][2]; /* of INT8, times the unit: of keys 16 i + g + 8 y of the warp's tile */
+    uint32_t block_shift;
+    float slope[BLOCKS][2]; /* of heads 8 b + 2 t + j, if it leans */
+    bool leans;
 
     uint32_t newest, token; /* the split's tile that this launch brings the row's own key and value for, or TILES; the place */
     eight<T> key, value;    /* the lane's part of it, of the value that of the warp's columns */
 
     __device__ decode_worker(char *p_of_both, float *states_of_both, float factor, float cap)
         : p(p_of_both), tile_max(states_of_both), group(threadIdx.x / DECODE_WORKERS), warp(threadIdx.x / 32 % 4),
-          lane(threadIdx.x % 32), g(lane / 4), t(lane % 4), c(factor), cap_factor(cap)
+          lane(threadIdx.x % 32), g(lane / 4), t(lane % 4), c(factor), cap_factor(cap),
+          shared_q(shared_address(p) + 2 * shape::p_bytes + group * shape::q_bytes)
     {
         p += group * shape::p_bytes;
         tile_max += group * (shape::state_bytes / 4);
         tile_sum = tile_max + TILES * shape::heads;
+        tile_most = tile_sum + TILES * shape::heads;
+        tile_factor = tile_most + TILES * shape::heads;
+    }
+
+    /* Reads the lane's number again, so that the compiler keeps no address that it has computed from that: with two blocks a
+     * processor registers are dear. */
+    __device__ __forceinline__ void find_lane(void)
+    {
+        if (AT_ONCE == 1)
+            return;
+        asm volatile("mov.u32 %0,%%laneid;" : "=r"(lane));
+        g = lane / 4;
+        t = lane % 4;
     }
 
     __device__ __forceinline__ void wait_for(struct decode_chunk place)
@@ -98,6 +122,20 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
                 q[k][b][1] = is_head ? from[k * 8 + 4] : 0;
             }
         }
+    }
+
+    /* The same through shared memory, by the group. */
+    __device__ void share_q(const T *first, uint32_t stride, uint32_t n_heads)
+    {
+        for (uint32_t i = threadIdx.x % DECODE_WORKERS; i < shape::heads * D / 8; i += DECODE_WORKERS) {
+            const uint32_t head = i / (D / 8), chunk = i % (D / 8);
+            const T *from = first + (size_t)head * stride + chunk * 8;
+            const uint4 x = head < n_heads ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
+            asm volatile("st.shared.v4.b32 [%0],{%1,%2,%3,%4};" ::"r"(shared_q + head * shape::q_stride + chunk * 16), "r"(x.x),
+                         "r"(x.y), "r"(x.z), "r"(x.w)
+                         : "memory");
+        }
+        meet(1 + group, DECODE_WORKERS);
     }
 
     /* Prepares the unit's row from the output of the linear before: norms and rotates heads of q, through p; for the newest
@@ -165,7 +203,7 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
         for (uint32_t b = 0; b < BLOCKS; b++)
             for (uint32_t e = 0; e < 2; e++) {
                 uint32_t head = b * 8 + t * 2 + e;
-                slope[b][e] = slopes && head < n_heads ? slopes[head] * factor : 0;
+                slope[b][e] = head < n_heads ? slopes[head] * factor : 0;
             }
     }
 
@@ -216,19 +254,50 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
     {
         const uint32_t row = lane / 8 % 2 * shape::octet_bytes;
 #pragma unroll
-        for (uint32_t k = 0; k < shape::steps; k += 2)
+        for (uint32_t k = 0; k < shape::steps; k += 2) {
+            uint32_t heads[BLOCKS][4];
+            for (uint32_t b = 0; b < BLOCKS; b++)
+                load_matrices(heads[b], shared_q + (b * 8 + lane % 8) * shape::q_stride + (k * 2 + lane / 8) * 16);
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 uint32_t bytes[4];
                 load_matrices(bytes, data + i * 2 * shape::octet_bytes + row + kv_byte_chunk(D, lane % 8, k + lane / 16));
 #pragma unroll
                 for (uint32_t step = 0; step < 2; step++) {
-                    const uint2 low = widen_bytes(bytes[step * 2], T()), high = widen_bytes(bytes[step * 2 + 1], T());
+                    uint2 low = widen_bytes(bytes[step * 2], T(), C()), high = widen_bytes(bytes[step * 2 + 1], T(), C());
+                    if (k + step == 0 && !is_int8) {
+                        low.x = bytes[0] == E4M3_NANS ? TWO_NANS : low.x;
+                        high.x = bytes[1] == E4M3_NANS ? TWO_NANS : high.x;
+                    }
                     const uint32_t keys[4] = {low.x, high.x, low.y, high.y};
                     for (uint32_t b = 0; b < BLOCKS; b++)
-                        mma(s[i][b], keys, q[k + step][b], T());
+                        mma(s[i][b], keys, {heads[b][step * 2], heads[b][step * 2 + 1]}, T());
                 }
             }
+        }
+    }
+
+    /* Multiplies S by the scales of the keys of [seen, end), and keeps the scales of their values. */
+    __device__ __forceinline__ void scale_keys(uint32_t scales, int32_t seen, int32_t end)
+    {
+        const uint32_t block = 1u << block_shift; /* a page has those of its keys, then those of its values */
+        scales += g * 4;
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            const uint32_t token = i * 8 + g, at = scales + (i * 8 + (i * 8 & -block)) * 4;
+            float key, value;
+            asm volatile("ld.shared.f32 %0,[%1];" : "=f"(key) : "r"(at) : "memory");
+            asm volatile("ld.shared.f32 %0,[%1];" : "=f"(value) : "r"(at + block * 4) : "memory");
+            for (uint32_t x = 0; x < BLOCKS * 2; x++)
+                s[i / 2][x / 2][i % 2 * 2 + x % 2] *= key * int8_unit<T>();
+            value_scales[i / 2][i % 2] = (int32_t)token >= seen && (int32_t)token < end ? value * int8_unit<W>() : 0;
+        }
+    }
+
+    /* A p as the operand of the values has it, not rounded yet. */
+    __device__ __forceinline__ float weight(uint32_t i, uint32_t b, uint32_t x) const
+    {
+        return is_int8 ? s[i][b][x] * value_scales[i][x / 2] : s[i][b][x];
     }
 
     /* Computes S of the warp's tile, with keys outside [seen, end) of the tile hidden, and shares its maxima. */
@@ -241,18 +310,16 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
                 put_newest(data, key, lane);
             __syncwarp();
         }
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            for (uint32_t x = 0; x < BLOCKS * 4; x++)
-                s[i][x / 4][x % 4] = 0;
         if constexpr (has_bytes)
             multiply_byte_keys(data);
         else
             multiply_keys(data);
+        if constexpr (is_int8)
+            scale_keys(ring.scales + place.slot * TILE_SCALES, seen, end);
         barrier_arrive(ring.empty + place.slot * 8, DECODE_WORKERS / 32);
         if (cap_factor != 0)
             cap();
-        if (HAS_EXTRAS)
+        if (HAS_EXTRAS && leans)
             lean(end - 1);
         if (seen > 0 || end < (int32_t)TILE)
             hide(seen, end);
@@ -271,9 +338,11 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
         }
     }
 
-    /* Computes p of the warp's tile for heads b, and its sum; n is the maximum up to the tile. */
-    __device__ __forceinline__ void weigh(uint32_t b, uint32_t e, float n)
+    /* Computes p of the warp's tile for heads b, and its sum; before is the maximum of the tiles before. */
+    __device__ __forceinline__ void weigh(uint32_t b, uint32_t e, float before)
     {
+        const uint32_t at = warp * shape::heads + b * 8 + t * 2 + e;
+        const float n = fmaxf(before, tile_max[at]);
         float minus = -(anchor(n) * c), r[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
@@ -284,41 +353,35 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
         float sum = (r[0] + r[1]) + (r[2] + r[3]);
         for (uint32_t apart = 4; apart < 32; apart *= 2)
             sum = sum + __shfl_xor_sync(~0u, sum, apart);
-        if (lane < 4)
-            tile_sum[warp * shape::heads + b * 8 + t * 2 + e] = sum;
+        if (lane < 4) {
+            tile_sum[at] = sum;
+            tile_most[at] = n;
+            tile_factor[at] = rescale(before, anchor(n), c);
+        }
     }
 
-    /* Computes maxima and factors of tiles [low, high), and shares the warp's own p. */
-    __device__ void soften(uint32_t low, uint32_t high)
+    /* Shares p of the warp's tile, which is in [low, high). */
+    __device__ void soften(uint32_t low)
     {
-        float own[BLOCKS][2]; /* the maximum up to the warp's tile */
-#pragma unroll
-        for (uint32_t b = 0; b < BLOCKS; b++)
-            for (uint32_t e = 0; e < 2; e++)
-                m[b][e] = own[b][e] = MINUS_INFINITY;
-#pragma unroll
-        for (uint32_t tile = 0; tile < TILES; tile++)
-            if (tile >= low && tile < high)
-#pragma unroll
-                for (uint32_t b = 0; b < BLOCKS; b++)
-                    for (uint32_t e = 0; e < 2; e++) {
-                        float n = fmaxf(m[b][e], tile_max[tile * shape::heads + b * 8 + t * 2 + e]);
-                        a[tile][b][e] = rescale(m[b][e], anchor(n), c);
-                        m[b][e] = n;
-                        own[b][e] = tile == warp ? n : own[b][e];
-                    }
-        if (warp < low || warp >= high)
-            return;
+        float before[BLOCKS][2];
 #pragma unroll
         for (uint32_t i = 0; i < BLOCKS * 2; i++)
-            weigh(i / 2, i % 2, own[i / 2][i % 2]);
+            before[i / 2][i % 2] = MINUS_INFINITY;
+#pragma unroll
+        for (uint32_t tile = 0; tile < TILES - 1; tile++)
+            for (uint32_t i = 0; i < BLOCKS * 2 && tile >= low && tile < warp; i++)
+                before[i / 2][i % 2] = fmaxf(before[i / 2][i % 2], tile_max[tile * shape::heads + i / 2 * 8 + t * 2 + i % 2]);
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS * 2; i++)
+            weigh(i / 2, i % 2, before[i / 2][i % 2]);
         uint32_t to = shared_address(p) + lane % 8 * P_STRIDE + warp * TILE * 2 + lane / 8 * 16;
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++)
             for (uint32_t i = 0; i < 4; i += 2)
-                store_transposed(to + b * 8 * P_STRIDE + i * 32, pack(s[i][b][0], s[i][b][1], T()),
-                                 pack(s[i][b][2], s[i][b][3], T()), pack(s[i + 1][b][0], s[i + 1][b][1], T()),
-                                 pack(s[i + 1][b][2], s[i + 1][b][3], T()));
+                store_transposed(to + b * 8 * P_STRIDE + i * 32, pack(weight(i, b, 0), weight(i, b, 1), W()),
+                                 pack(weight(i, b, 2), weight(i, b, 3), W()),
+                                 pack(weight(i + 1, b, 0), weight(i + 1, b, 1), W()),
+                                 pack(weight(i + 1, b, 2), weight(i + 1, b, 3), W()));
     }
 
     /* Adds the warp's columns of a tile's values to o times factor; if it is cut, keys outside [seen, end) of the split are
@@ -346,6 +409,12 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
             weights[b][0] = from[0];
             weights[b][1] = from[4];
         }
+        mask_keys<IS_CUT>(tile, k, seen, end, keep);
+    }
+
+    template <bool IS_CUT>
+    __device__ __forceinline__ void mask_keys(uint32_t tile, uint32_t k, int32_t seen, int32_t end, uint32_t (&keep)[2])
+    {
         int32_t key = (int32_t)(tile * TILE + k * 16 + t * 2);
         for (uint32_t i = 0; i < 2 && IS_CUT; i++, key += 8)
             keep[i] = (key >= seen && key < end ? 0xffffu : 0) | (key + 1 >= seen && key + 1 < end ? 0xffff0000u : 0);
@@ -358,7 +427,7 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
         for (uint32_t i = 0; i < 4 && IS_CUT; i++)
             values[i] &= keep[i / 2];
         for (uint32_t b = 0; b < BLOCKS; b++)
-            mma(o[f][b], values, weights[b], T());
+            mma(o[f][b], values, weights[b], W());
     }
 
     template <bool IS_CUT>
@@ -379,16 +448,21 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
         }
     }
 
-    /* The same of bytes, 32 keys at a time: a transposed matrix of pairs has 16 columns of 8 keys. The lane's two columns of
-     * each chunk are neighbours. */
+    /* The same of bytes, 32 keys at a time: a transposed matrix of pairs has 16 columns of 8 keys. */
     template <bool IS_CUT>
     __device__ __forceinline__ void multiply_byte_values(uint32_t data, uint32_t tile, int32_t seen, int32_t end)
     {
 #pragma unroll
         for (uint32_t k = 0; k < 4; k += 2) {
             uint32_t weights[2][BLOCKS][2], keep[2][2];
+            for (uint32_t b = 0; b < BLOCKS; b++) {
+                uint32_t four[4];
+                load_matrices(four, shared_address(p) + (b * 8 + lane % 8) * P_STRIDE + (tile * 4 + k) * 32 + lane / 8 * 16);
+                for (uint32_t i = 0; i < 4; i++)
+                    weights[i / 2][b][i % 2] = four[i];
+            }
             for (uint32_t step = 0; step < 2; step++)
-                load_p<IS_CUT>(tile, k + step, seen, end, weights[step], keep[step]);
+                mask_keys<IS_CUT>(tile, k + step, seen, end, keep[step]);
 #pragma unroll
             for (uint32_t f = 0; f < shape::columns; f++) {
                 const uint32_t chunk = kv_byte_chunk(D, lane % 8, warp * (D / 64) + f);
@@ -396,8 +470,8 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
                 load_transposed(bytes, data + (k * 2 + lane / 8) * shape::octet_bytes + chunk);
 #pragma unroll
                 for (uint32_t step = 0; step < 2; step++) {
-                    const uint2 low = widen_bytes(__byte_perm(bytes[step * 2], 0, 0x3120), T());
-                    const uint2 high = widen_bytes(__byte_perm(bytes[step * 2 + 1], 0, 0x3120), T());
+                    const uint2 low = widen_bytes(bytes[step * 2], W(), C());
+                    const uint2 high = widen_bytes(bytes[step * 2 + 1], W(), C());
                     uint32_t values[4] = {low.x, low.y, high.x, high.y};
                     add_columns<IS_CUT>(f, values, weights[step], keep[step]);
                 }
@@ -405,31 +479,27 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
         }
     }
 
-    /* o = the warp's columns of a split whose first chunk of values lies at `place`; keys outside [seen, end) are zeros. */
+    /* m, l, and o = the warp's columns of a split whose first chunk of values lies at `place`; keys outside [seen, end) are
+     * zeros. */
     __device__ void add_values(struct decode_chunk place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
     {
 #pragma unroll
         for (uint32_t b = 0; b < BLOCKS; b++) {
             l[b][0] = l[b][1] = 0;
+            m[b][0] = m[b][1] = MINUS_INFINITY;
             for (uint32_t f = 0; f < shape::columns; f++)
                 for (uint32_t x = 0; x < 4; x++)
                     o[f][b][x] = 0;
         }
 #pragma unroll 1
-        for (uint32_t tile = 0; tile < high; tile++) {
+        for (uint32_t tile = low; tile < high; tile++) {
             float factor[BLOCKS][2];
 #pragma unroll
             for (uint32_t i = 0; i < BLOCKS * 2; i++) {
-                factor[i / 2][i % 2] = a[0][i / 2][i % 2];
-                for (uint32_t next = 1; next < TILES; next++)
-                    a[next - 1][i / 2][i % 2] = a[next][i / 2][i % 2];
-            }
-            if (tile < low)
-                continue;
-#pragma unroll
-            for (uint32_t b = 0; b < BLOCKS; b++) {
-                for (uint32_t e = 0; e < 2; e++)
-                    l[b][e] = fmaf(factor[b][e], l[b][e], tile_sum[tile * shape::heads + b * 8 + t * 2 + e]);
+                const uint32_t b = i / 2, e = i % 2, at = tile * shape::heads + b * 8 + t * 2 + e;
+                factor[b][e] = tile_factor[at];
+                m[b][e] = tile_most[at];
+                l[b][e] = fmaf(factor[b][e], l[b][e], tile_sum[at]);
             }
             uint32_t data = ring.data + place.slot * shape::chunk_bytes;
             wait_for(place);
@@ -451,11 +521,20 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
     /* m, l and o of a split whose first chunk lies at `place`. */
     __device__ void split(struct decode_chunk place, uint32_t low, uint32_t high, int32_t seen, int32_t end)
     {
+        find_lane();
+#pragma unroll
+        for (uint32_t i = 0; i < BLOCKS * 16; i++) /* also where they are not used, or they would be kept from split to split */
+            s[i % 4][i / 16][i / 4 % 4] = 0;
+        for (uint32_t i = 0; i < 8; i++)
+            value_scales[i / 2][i % 2] = 0;
         if (warp >= low && warp < high)
             score(place.after(warp - low, ring.depth), seen - (int32_t)(warp * TILE), end - (int32_t)(warp * TILE));
         meet(1 + group, DECODE_WORKERS);
-        soften(low, high);
+        find_lane();
+        if (warp >= low && warp < high)
+            soften(low);
         meet(1 + group, DECODE_WORKERS);
+        find_lane();
         add_values(place.after(high - low, ring.depth), low, high, seen, end);
     }
 
@@ -487,7 +566,7 @@ template <class T, class C, uint32_t D, uint32_t BLOCKS, bool HAS_EXTRAS> struct
 
     __device__ uint32_t column_of(uint32_t f, uint32_t x) const
     {
-        return warp * (D / 4) + f * 16 + (has_bytes ? g / 2 * 2 + g % 2 * 8 + x / 2 : g + x / 2 * 8);
+        return warp * (D / 4) + f * 16 + g + x / 2 * 8;
     }
     __device__ uint32_t head_of(uint32_t b, uint32_t x) const
     {

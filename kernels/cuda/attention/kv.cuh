@@ -1,11 +1,12 @@
 /* kv.cuh: the layout of keys and values in a layer's part of a page. rope.cu writes it, attention reads it. The configuration
- * alone chooses among three layouts.
+ * chooses among three layouts, and for int8 whether the device runs the kernels of sm_90a.
  *
  *   tiled   [kv head][K, V][token / 8][head_dim / 64 slabs][token % 8][64], the 16-byte chunk c of a token's 128 bytes at
  *           c ^ (token % 8); for 16-bit pages of the type of activations and heads of 64, 128 or 256 values
- *   bytes   the same in e4m3, for 16-bit activations and the same heads: slabs have 128 values a token, or all 64 of such a
- *           head, with chunk c at c ^ (token % 8 / 2). A chunk has 16 values; value 8 h + 2 t + e of them is its byte 4 t + 2 h
- *           + e, which is the order of a thread's values in m16n8k16
+ *   bytes   the same in e4m3, or int8 on sm_90a, for 16-bit activations and such heads: slabs have 128 values a token, or all
+ *           64 of such a head, with chunk c at c ^ (token % 8 / 2). A chunk has 16 values; value 8 h + i is its byte 2 i + h.
+ *           Where a key or value in e4m3 has a NaN, all of the key is NaN, so that a reader finds it in any byte of that.
+ *           INT8 has sign and magnitude, and before a head's keys float32 scales, [of keys, of values][token]
  *   plain   keys [kv head][token][head_dim], then values alike; for all else. INT8 has float32 scales behind them, of keys
  *           [kv head][token], then of values alike
  *
@@ -17,6 +18,7 @@
 #include "../core/common.cuh"
 
 #include <cuda_fp8.h>
+#include <type_traits>
 
 enum kv_layout { KV_TILED = 1, KV_BYTES = 2, KV_PLAIN = 4 };
 
@@ -24,7 +26,9 @@ static inline enum kv_layout kv_layout_of(const struct cuda *cuda, uint32_t dtyp
 {
     if (cuda->dtype == DTYPE_F32 || (head_dim != 64 && head_dim != 128 && head_dim != 256))
         return KV_PLAIN;
-    return dtype == cuda->dtype ? KV_TILED : dtype == DTYPE_FP8 ? KV_BYTES : KV_PLAIN;
+    if (dtype == cuda->dtype)
+        return KV_TILED;
+    return dtype == DTYPE_FP8 || (dtype == DTYPE_I8 && !cuda->is_portable) ? KV_BYTES : KV_PLAIN;
 }
 
 /* Calls f with a value of the type of pages. */
@@ -102,7 +106,7 @@ template <class C> struct cache {
         return key_in(page_of(seq, position), position, head);
     }
     __device__ __forceinline__ size_t values() const { return (size_t)n_kv_heads * block_tokens * head_dim; }
-    /* Of INT8: the scale of a position's key in its page; its value's lies scales() further on. */
+    /* Of INT8, plain: the scale of a position's key in its page; its value's lies scales() further on. */
     __device__ __forceinline__ float *scale_in(char *page, uint32_t position, uint32_t head) const
     {
         return (float *)(page + 2 * values()) + (size_t)head * block_tokens + (position & (block_tokens - 1));
@@ -116,12 +120,24 @@ template <class C> struct cache {
         return (C *)page + row * head_dim + (slab * 8 + token % 8) * 64 + chunk * 8;
     }
     __device__ __forceinline__ size_t tiled_values() const { return (size_t)block_tokens * head_dim; }
-    /* Bytes: the first of the values from 8 * c on of a position's key. The pairs behind it are 4 bytes apart each, and the
-     * value's are tiled_values() further on. */
+    /* Bytes: of a head's scales in a page. */
+    __device__ __forceinline__ uint32_t scale_bytes(void) const { return std::is_same_v<C, int8_t> ? 8 * block_tokens : 0; }
+    /* Bytes: a head's keys in a page. Its values are tiled_values() further on, its scales scale_bytes() before. */
+    __device__ __forceinline__ char *head_in(char *page, uint32_t head) const
+    {
+        return page + head * (2 * tiled_values() + scale_bytes()) + scale_bytes();
+    }
+    /* Of INT8, bytes: the scales of a head's keys in a page; those of its values are block_tokens further on. */
+    __device__ __forceinline__ float *scales_in(char *page, uint32_t head) const
+    {
+        return (float *)(head_in(page, head) - scale_bytes());
+    }
+    /* Bytes: the first of the values from 8 * c on of a position's key. They are 2 bytes apart, and the value's are
+     * tiled_values() further on. */
     __device__ __forceinline__ C *bytes_in(char *page, uint32_t position, uint32_t head, uint32_t c) const
     {
         uint32_t token = position & (block_tokens - 1);
-        return (C *)page + (size_t)head * 2 * tiled_values() + kv_byte_chunk(head_dim, token, c / 2) + c % 2 * 2;
+        return (C *)head_in(page, head) + kv_byte_chunk(head_dim, token, c / 2) + c % 2;
     }
     /* The value d of a position's key, in any layout. */
     template <enum kv_layout L>
@@ -130,7 +146,7 @@ template <class C> struct cache {
         if (L == KV_TILED)
             return tiled_in(page, position, head, d / 8) + d % 8;
         if (L == KV_BYTES)
-            return bytes_in(page, position, head, d / 8) + d % 8 / 2 * 4 + d % 2;
+            return bytes_in(page, position, head, d / 8) + d % 8 * 2;
         return key_in(page, position, head) + d;
     }
 };

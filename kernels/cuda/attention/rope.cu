@@ -88,19 +88,30 @@ static __global__ void kv_write_rows(rows<T> k, rows<T> v, cache<C> kv, const in
     }
 }
 
-/* The scale of a head's key or value in int8, by all threads of the block. Magnitudes are compared as bits, in which infinities
- * and NaN are largest. */
+static __device__ __forceinline__ int8_t sign_and_magnitude(int8_t x)
+{
+    return (int8_t)(x < 0 ? 0x80 | -x : x);
+}
+
+/* The scale in int8 of values of which the largest magnitude has these bits. In bits infinities and NaN are largest. */
+static __device__ __forceinline__ float scale_of(uint32_t most)
+{
+    return most < 0x7f800000u ? __uint_as_float(most) / 127.0f : __uint_as_float(0x7fc00000u);
+}
+
+/* The scale of a head's key or value in int8, by all threads of the block. */
 template <class T> static __device__ float int8_scale(const T *x, uint32_t n)
 {
     uint32_t most = 0;
     for (uint32_t d = threadIdx.x; d < n; d += THREADS)
         most = max(most, __float_as_uint(fabsf(to_float(x[d]))));
     most = block_reduce(most, [](uint32_t a, uint32_t b) { return max(a, b); });
-    return most < 0x7f800000u ? __uint_as_float(most) / 127.0f : __uint_as_float(0x7fc00000u);
+    return scale_of(most);
 }
 
 template <class T>
-static __global__ void kv_write_int8(rows<T> k, rows<T> v, cache<int8_t> kv, const int32_t *positions, const int32_t *row_seq)
+static __global__ void kv_write_int8(rows<T> k, rows<T> v, cache<int8_t> kv, bool is_bytes, const int32_t *positions,
+                                     const int32_t *row_seq)
 {
     start_next();
     uint32_t r = blockIdx.x, head = blockIdx.y, position = (uint32_t)positions[r];
@@ -110,14 +121,21 @@ static __global__ void kv_write_int8(rows<T> k, rows<T> v, cache<int8_t> kv, con
         const T *x = (i ? v : k).at(r, head * kv.head_dim);
         int8_t *to = kv.key_in(page, position, head) + i * kv.values();
         const float scale = int8_scale(x, kv.head_dim), divisor = scale > 0 ? scale : 1;
-        for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS)
-            to[d] = round_to<int8_t>(to_float(x[d]) / divisor);
-        if (threadIdx.x == 0)
+        for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS) {
+            const int8_t rounded = round_to<int8_t>(to_float(x[d]) / divisor);
+            if (is_bytes)
+                kv.bytes_in(page, position, head, d / 8)[i * kv.tiled_values() + d % 8 * 2] = sign_and_magnitude(rounded);
+            else
+                to[d] = rounded;
+        }
+        if (threadIdx.x == 0 && is_bytes)
+            kv.scales_in(page, head)[i * kv.block_tokens + (position & (kv.block_tokens - 1))] = scale;
+        else if (threadIdx.x == 0)
             kv.scale_in(page, position, head)[i * kv.scales()] = scale;
     }
 }
 
-/* Pages in the layouts tiled and bytes. */
+/* Pages in the layouts tiled and bytes. In e4m3 a NaN in a head's key or value makes all of the key NaN. */
 template <class T, class C>
 static __global__ void kv_write_tiles(rows<T> k, rows<T> v, cache<C> kv, const int32_t *positions, const int32_t *row_seq)
 {
@@ -125,10 +143,15 @@ static __global__ void kv_write_tiles(rows<T> k, rows<T> v, cache<C> kv, const i
     uint32_t r = blockIdx.x, head = blockIdx.y, position = (uint32_t)positions[r];
     char *page = kv.page_of((uint32_t)row_seq[r], position);
     wait_for_input();
+    bool has_nan = false;
+    for (uint32_t d = threadIdx.x; d < kv.head_dim && !std::is_same_v<C, T>; d += THREADS)
+        has_nan |= isnan(to_float(*k.at(r, head * kv.head_dim + d))) || isnan(to_float(*v.at(r, head * kv.head_dim + d)));
+    if (!std::is_same_v<C, T>)
+        has_nan = __syncthreads_or(has_nan);
     for (uint32_t d = threadIdx.x; d < kv.head_dim; d += THREADS) {
         C *key = std::is_same_v<C, T> ? kv.tiled_in(page, position, head, d / 8) + d % 8
-                                      : kv.bytes_in(page, position, head, d / 8) + d % 8 / 2 * 4 + d % 2;
-        *key = round_to<C>(to_float(*k.at(r, head * kv.head_dim + d)));
+                                      : kv.bytes_in(page, position, head, d / 8) + d % 8 * 2;
+        *key = round_to<C>(has_nan ? NAN : to_float(*k.at(r, head * kv.head_dim + d)));
         key[kv.tiled_values()] = round_to<C>(to_float(*v.at(r, head * kv.head_dim + d)));
     }
 }
@@ -151,14 +174,14 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
         };
         if (layout == KV_TILED)
             write_tiles(value);
-        else if (layout == KV_BYTES)
+        else if (layout == KV_BYTES && args->kv.dtype == DTYPE_FP8)
             write_tiles(__nv_fp8_e4m3());
         else
             visit_cached(args->kv.dtype, [&](auto cached) {
                 using C = decltype(cached);
                 if constexpr (std::is_same_v<C, int8_t>)
                     launch(cuda, kv_write_int8<T>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
-                           cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
+                           cache<C>(args->kv, batch->block_tokens), layout == KV_BYTES, batch->positions, batch->row_seq);
                 else
                     launch(cuda, kv_write_rows<T, C>, grid, THREADS, 0, rows<T>(args->k), rows<T>(args->v),
                            cache<C>(args->kv, batch->block_tokens), batch->positions, batch->row_seq);
@@ -172,7 +195,7 @@ enum rc cuda_kv_write(void *ctx, const struct kv_write_args *args, struct err *e
 /* Stores values from 8 * c on of a position's key, or of its value. */
 template <class T>
 static __device__ __forceinline__ void store_eight(const cache<T> &kv, char *page, bool is_tiled, uint32_t position,
-                                                   uint32_t head, uint32_t c, bool is_value, const eight<T> &values)
+                                                   uint32_t head, uint32_t c, bool is_value, float, const eight<T> &values)
 {
     T *key = is_tiled ? kv.tiled_in(page, position, head, c) : kv.key_in(page, position, head) + c * 8;
     *(eight<T> *)(key + (!is_value ? 0 : is_tiled ? kv.tiled_values() : kv.values())) = values;
@@ -180,11 +203,56 @@ static __device__ __forceinline__ void store_eight(const cache<T> &kv, char *pag
 
 template <class T>
 static __device__ __forceinline__ void store_eight(const cache<__nv_fp8_e4m3> &kv, char *page, bool, uint32_t position,
-                                                   uint32_t head, uint32_t c, bool is_value, const eight<T> &values)
+                                                   uint32_t head, uint32_t c, bool is_value, float mark, const eight<T> &values)
 {
     __nv_fp8_e4m3 *to = kv.bytes_in(page, position, head, c) + (is_value ? kv.tiled_values() : 0);
     for (uint32_t i = 0; i < 8; i++)
-        to[i / 2 * 4 + i % 2] = round_to<__nv_fp8_e4m3>(to_float(values.values[i]));
+        to[i * 2] = round_to<__nv_fp8_e4m3>(mark != 0 ? mark : to_float(values.values[i]));
+}
+
+template <class T>
+static __device__ __forceinline__ void store_eight(const cache<int8_t> &kv, char *page, bool, uint32_t position, uint32_t head,
+                                                   uint32_t c, bool is_value, float scale, const eight<T> &values)
+{
+    int8_t *to = kv.bytes_in(page, position, head, c) + (is_value ? kv.tiled_values() : 0);
+    const float divisor = scale > 0 ? scale : 1;
+    for (uint32_t i = 0; i < 8; i++)
+        to[i * 2] = sign_and_magnitude(round_to<int8_t>(to_float(values.values[i]) / divisor));
+    if (c == 0)
+        kv.scales_in(page, head)[(is_value ? kv.block_tokens : 0) + (position & (kv.block_tokens - 1))] = scale;
+}
+
+template <class T> static __device__ __forceinline__ bool any_nan(const eight<T> &values)
+{
+    bool is_nan = false;
+    for (uint32_t i = 0; i < 8; i++)
+        is_nan |= isnan(to_float(values.values[i]));
+    return is_nan;
+}
+
+/* What all lanes of a head must know to store it: of 16 bits nothing; of a key in e4m3 a NaN if a lane has one, there or in the
+ * value beside; of int8 the scale. */
+template <uint32_t LANES, class T> static __device__ __forceinline__ float mark_of(const eight<T> &, bool, bool, T)
+{
+    return 0;
+}
+
+template <uint32_t LANES, class T>
+static __device__ __forceinline__ float mark_of(const eight<T> &values, bool is_key, bool has_nan_beside, __nv_fp8_e4m3)
+{
+    const uint32_t found = __ballot_sync(~0u, is_key && (has_nan_beside || any_nan(values)));
+    return found >> threadIdx.x % 32 / LANES * LANES & (~0u >> (32 - LANES)) ? NAN : 0;
+}
+
+template <uint32_t LANES, class T>
+static __device__ __forceinline__ float mark_of(const eight<T> &values, bool, bool, int8_t)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < 8; i++)
+        most = max(most, __float_as_uint(fabsf(to_float(values.values[i]))));
+    for (uint32_t apart = 1; apart < LANES; apart *= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, apart));
+    return scale_of(most);
 }
 
 /* A group of LANES lanes, 8 values each, takes HEADS heads of a row, all read before the first is turned. */
@@ -205,6 +273,7 @@ qkv_heads(struct qkv_rows<T> x, cache<C> kv, bool is_tiled, const int32_t *posit
     char *page = kv.page_of(seq, position);
     wait_for_input();
     eight<T> values[HEADS];
+    bool has_nan_beside[HEADS];
 #pragma unroll
     for (uint32_t h = 0; h < HEADS; h++) {
         uint32_t head = head0 + h * groups;
@@ -213,6 +282,9 @@ qkv_heads(struct qkv_rows<T> x, cache<C> kv, bool is_tiled, const int32_t *posit
             values[h] = *(const eight<T> *)(head < n_q   ? x.q.at(r, head * dim + first)
                                             : head < n_k ? x.k.at(r, (head - n_q) * dim + first)
                                                          : x.v.at(r, (head - n_k) * dim + first));
+        has_nan_beside[h] = false;
+        if (std::is_same_v<C, __nv_fp8_e4m3> && is_mine && head >= n_q && head < n_k)
+            has_nan_beside[h] = any_nan(*(const eight<T> *)x.v.at(r, (head - n_q) * dim + first));
     }
     float2 turns[8];
     load_turns(x, r, first, turns);
@@ -236,12 +308,13 @@ qkv_heads(struct qkv_rows<T> x, cache<C> kv, bool is_tiled, const int32_t *posit
             if (is_q || is_k)
                 values[h] = turned;
         }
+        const float mark = mark_of<LANES>(values[h], is_k, has_nan_beside[h], C());
         if (!is_mine || head >= n_k + kv.n_kv_heads)
             continue;
         if (is_q)
             *(eight<T> *)x.q.at(r, head * dim + first) = values[h];
         else
-            store_eight(kv, page, is_tiled, position, head - (is_k ? n_q : n_k), lane, !is_k, values[h]);
+            store_eight(kv, page, is_tiled, position, head - (is_k ? n_q : n_k), lane, !is_k, mark, values[h]);
     }
 }
 
@@ -294,6 +367,8 @@ enum rc cuda_qkv(void *ctx, const struct qkv_args *args, struct err *err)
     auto prepare_for = [&](auto value) {
         if (args->write.kv.dtype == DTYPE_FP8)
             prepare(value, __nv_fp8_e4m3());
+        else if (args->write.kv.dtype == DTYPE_I8)
+            prepare(value, int8_t());
         else
             prepare(value, value);
     };
