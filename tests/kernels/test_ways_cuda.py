@@ -287,7 +287,7 @@ def test_attention(dim: int, dtype: str, opened: Callable[[str], Backend]) -> No
     backend = opened(dtype)
     ways = Ways(backend, "attention")
     few = ["few", "decode_qkv"] if dim < 256 else ["decode_qkv"]
-    sync, one = (["sync_prefill", "sync_decode"], "sync_decode") if dim < 256 else (["plain_tiled"], "plain_tiled")
+    sync, one = ["sync_prefill", "sync_decode"], "sync_decode"
     for sinks in (False, True):
         narrow, wide = (Pages(backend, dtype, dim, group, (1,) * 5) for group in (4, 12))
         ways.check(partial(narrow.attend, sinks=sinks), ["decode", "decode_wide", one])
@@ -307,6 +307,5 @@ def test_attention(dim: int, dtype: str, opened: Callable[[str], Backend]) -> No
             ways.check(partial(single.attend, does_qkv), ["decode_bytes", *portable])
         mixed = Pages(backend, dtype, dim, 4, (1, 7, 1, 40), pages=pages)
         ways.check(partial(mixed.attend, does_qkv), ["prefill_bytes", "decode_bytes", *portable])
-    wide = {"plain_tiled"} if dim < 256 else {"sync_prefill", "sync_decode"}
-    behind = {"sync_prefill", "sync_decode", *([] if dim < 256 else ["few"])}  # others
-    assert ways.unreached() == (wide if ways.is_portable else behind)
+    behind = {*sync, *([] if dim < 256 else ["few"])}  # others
+    assert ways.unreached() == (set() if ways.is_portable else behind)

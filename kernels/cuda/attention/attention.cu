@@ -210,12 +210,6 @@ static bool fits_few(const struct attention_problem &p)
     return fits_qkv(p) && few_fits(p.cuda, p.args);
 }
 
-/* Heads that no kernel on tensor cores takes where those of sm_90a are missing. */
-static bool is_wide(const struct attention_problem &p)
-{
-    return p.args->kv.head_dim > SYNC_DIM;
-}
-
 /* Calls f with a value of the type of activations, the size of heads, and whether there are slopes, sinks or spans; the last
  * two are types with a constant `value`. */
 template <class F> static enum rc visit_tiled(const struct attention_problem &p, F f)
@@ -282,7 +276,7 @@ template <enum kv_layout L, class T, class F> static void visit_pages(uint32_t d
     if constexpr (L == KV_PLAIN)
         visit_cached(dtype, f);
     else if constexpr (sizeof(T) == 2)
-        f(std::conditional_t<L == KV_BYTES, __nv_fp8_e4m3, T>());
+        f(__nv_fp8_e4m3());
 }
 
 /* All sequences, whatever rows they have. */
@@ -314,9 +308,8 @@ static const struct attention_way ATTENTION_WAYS[] = {
     {"decode_wide",   SM_90A,   ONE_ROW,      KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_decode<2>},
     {"prefill_bytes", SM_90A,   SEVERAL_ROWS, KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_prefill_bytes},
     {"decode_bytes",  SM_90A,   ONE_ROW,      KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_decode_bytes},
-    {"sync_prefill",  ANY_GPU,  SEVERAL_ROWS, KV_TILED, SYNC_DIM,    ANY_GROUP, SCORES,       NULL,     run_sync_prefill},
-    {"sync_decode",   ANY_GPU,  ONE_ROW,      KV_TILED, SYNC_DIM,    ANY_GROUP, SCORES,       NULL,     run_sync_decode},
-    {"plain_tiled",   PORTABLE, ALL_SEQS,     KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       is_wide,  run_plain<KV_TILED>},
+    {"sync_prefill",  ANY_GPU,  SEVERAL_ROWS, KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_sync_prefill},
+    {"sync_decode",   ANY_GPU,  ONE_ROW,      KV_TILED, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_sync_decode},
     {"plain_bytes",   PORTABLE, ALL_SEQS,     KV_BYTES, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_plain<KV_BYTES>},
     {"plain",         ANY_GPU,  ALL_SEQS,     KV_PLAIN, MAX_DIM,     ANY_GROUP, SCORES,       NULL,     run_plain<KV_PLAIN>},
 };

@@ -8,11 +8,8 @@
 template <class F> static enum rc visit(const struct cuda *cuda, const struct attention_args *args, F f)
 {
     return visit_heads(cuda, args, [&](auto value, auto size) {
-        if constexpr (size.value <= SYNC_DIM)
-            return args->slopes || args->sinks || args->visible_end ? f(value, size, std::true_type())
-                                                                    : f(value, size, std::false_type());
-        else
-            return RC_INTERNAL;
+        return args->slopes || args->sinks || args->visible_end ? f(value, size, std::true_type())
+                                                                : f(value, size, std::false_type());
     });
 }
 

@@ -4,8 +4,6 @@
 
 #include "../core/common.cuh"
 
-#define SYNC_DIM 128u /* of heads, at most: those of 64 and 128 values */
-
 void attend_sync_prefill(const struct cuda *cuda, const struct attention_args *args);
 /* n_single: sequences with one row. */
 enum rc attend_sync_decode(const struct cuda *cuda, const struct attention_args *args, uint32_t n_single, struct err *err);

@@ -139,12 +139,10 @@ template <class C> struct cache {
         uint32_t token = position & (block_tokens - 1);
         return (C *)head_in(page, head) + kv_byte_chunk(head_dim, token, c / 2) + c % 2;
     }
-    /* The value d of a position's key, in any layout. */
+    /* The value d of a position's key, in a layout that the plain kernel reads. */
     template <enum kv_layout L>
     __device__ __forceinline__ const C *one_in(char *page, uint32_t position, uint32_t head, uint32_t d) const
     {
-        if (L == KV_TILED)
-            return tiled_in(page, position, head, d / 8) + d % 8;
         if (L == KV_BYTES)
             return bytes_in(page, position, head, d / 8) + d % 8 * 2;
         return key_in(page, position, head) + d;

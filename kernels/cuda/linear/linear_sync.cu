@@ -23,7 +23,7 @@ static struct sync_product product_of(const struct matrix *matrix, const struct 
 {
     const size_t x_row_bytes = (size_t)x->stride * 2;
     return {matrix->data, (const char *)x->data, matrix->parts[0].row_bytes, x_row_bytes, matrix->n_rows, matrix->n_cols / 64,
-            is_product, 0, 0};
+            is_product};
 }
 
 void sync_few(const struct cuda *cuda, const struct matrix *matrix, const struct view *x, bool is_product,

@@ -2,23 +2,23 @@
  * device of compute capability 8.0 or later. W and x have one two-byte type, n_cols is a multiple of 64. Every output is one
  * float32 accumulator over the k16 steps 0, 1, 2, ..., the chain of every kernel of linear.cu.
  *
- * A warp has 16 rows of W and all rows of x. Two more warps of a block copy W and x into a ring of stages, each some blocks of
- * 64 columns: rows of 128 bytes, the 16-byte chunk c of row r at c ^ (r % 8). Operands of a block are loaded under the products
- * of the block before it, because a weight with few rows has two warps a processor. Where W is gate | up, eights of their rows
- * alternate, so a thread has both sums of a product. Bound by the bytes of W. */
+ * A warp has 16 rows of W, which it copies itself, and all rows of x, which the warps of a block copy together. Both go into a
+ * ring of stages, each some blocks of 64 columns: rows in runs of 128 bytes, the 16-byte chunk c of row r at c ^ (r % 8). Where
+ * a weight has few rows, a processor has two or three warps, and their chains of products must not wait. So what copies the
+ * blocks of a later stage and what loads the operands of the next block stands between the products of a block. Where W is
+ * gate | up, eights of their rows alternate, so a thread has both sums of a product. Bound by the bytes of W. */
 #ifndef LLMPY_CUDA_LINEAR_SYNC_CUH
 #define LLMPY_CUDA_LINEAR_SYNC_CUH
 
 #include "../core/copies.cuh"
 #include "../core/launch.cuh"
 #include "../core/mma.cuh"
+#include "../core/streams.cuh"
 #include "../core/wgmma.cuh"
 #include "activation.cuh"
 #include "linear_sync.h"
 
-#define SYNC_MAX_WARPS 8u            /* that multiply */
-#define SYNC_LOADERS 64u             /* threads that copy */
-#define SYNC_STAGE_BYTES (20u << 10) /* of a stage, about */
+#define SYNC_MAX_WARPS 8u /* of a block */
 
 /* A weight and rows of x that cp.async reads. */
 struct sync_product {
@@ -26,7 +26,6 @@ struct sync_product {
     size_t w_row_bytes, x_row_bytes;
     uint32_t n_w_rows, n_blocks; /* n_blocks: of 64 columns */
     bool is_product;
-    uint32_t stage_blocks, n_stages;
 };
 
 /* Row i of the tile of W that begins at row `first` of y's columns; beyond the last the last. */
@@ -63,180 +62,224 @@ static __device__ __forceinline__ void sync_put_product(const struct output &out
     ((T *)out.y)[(size_t)r * out.y_stride + n] = round_to<T>(value * to_float(round_to<T>(up)));
 }
 
-/* What a loader copies of each stage: of a block every eighth row of W and of x. */
-struct sync_copier {
-    const struct sync_product &p;
-    const char *w[2], *x; /* w: eights with even numbers, and with odd ones */
-    uint32_t data, stage_bytes, tile_rows, x_rows, row, to;
-    uint32_t offsets[2 * SYNC_MAX_WARPS];
-
-    __device__ __forceinline__ sync_copier(const struct sync_product &product, uint32_t shared, uint32_t n_tile, uint32_t n_x)
-        : p(product), data(shared), tile_rows(n_tile), x_rows(n_x)
-    {
-        const uint32_t t = threadIdx.x % SYNC_LOADERS, first = blockIdx.x * (p.is_product ? tile_rows / 2 : tile_rows);
-        row = t / 8;
-        to = sync_chunk(0, row, t % 8);
-        stage_bytes = p.stage_blocks * (tile_rows + x_rows) * 128;
-        x = p.x + row * p.x_row_bytes + t % 8 * 16;
-        uint32_t from[2];
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            from[i] = sync_w_row(p, first, row + i * 8);
-            w[i] = p.w + from[i] * p.w_row_bytes + t % 8 * 16;
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 2 * SYNC_MAX_WARPS; i++)
-            offsets[i] = (sync_w_row(p, first, row + i * 8) - from[i % 2]) * (uint32_t)p.w_row_bytes;
-    }
-    /* Starts the copies of a stage whose first block of columns is `block`, and closes their group, which may be empty. */
-    __device__ __forceinline__ void start(uint32_t slot, uint32_t block) const
-    {
-        const uint32_t stage = data + slot * stage_bytes, n = block < p.n_blocks ? min(p.stage_blocks, p.n_blocks - block) : 0;
-        for (uint32_t b = 0; b < n; b++) {
-            const uint32_t w_to = stage + b * tile_rows * 128 + to;
-            const uint32_t x_to = stage + (p.stage_blocks * tile_rows + b * x_rows) * 128 + to;
-            const size_t column = (size_t)(block + b) * 128;
-#pragma unroll
-            for (uint32_t i = 0; i < 2 * SYNC_MAX_WARPS; i++)
-                if (i * 8 < tile_rows)
-                    copy_16(w_to + i * 1024, w[i % 2] + offsets[i] + column);
-            for (uint32_t r = 0; row + r < x_rows; r += 8)
-                copy_16(x_to + r * 128, x + r * p.x_row_bytes + column);
-        }
-        copies_close();
-    }
-    /* A loader's part of the launch: a barrier for each stage. */
-    __device__ __forceinline__ void run(void) const
-    {
-        uint32_t ahead = p.n_stages - 1;
-        for (uint32_t i = 0; i + 1 < p.n_stages; i++)
-            start(i, i * p.stage_blocks);
-        for (uint32_t block = 0; block < p.n_blocks; block += p.stage_blocks) {
-            copies_wait(p.n_stages - 2);
-            __syncthreads();
-            start(ahead, block + (p.n_stages - 1) * p.stage_blocks);
-            ahead = ahead + 1 == p.n_stages ? 0 : ahead + 1;
-        }
-        copies_wait<0>();
-    }
-};
-
 /* Operands of a block of 64 columns. */
 template <uint32_t EIGHTS> struct sync_operands {
     uint32_t a[4][4], b[EIGHTS][2][4];
 };
 
+/* What a lane of a warp that multiplies copies to stages and loads from them. A stage has the rows of x, then the tiles of the
+ * warps. */
+template <uint32_t EIGHTS, uint32_t STAGE> struct sync_lane {
+    const struct sync_product &p;
+    const char *w[4];
+    uint32_t w_to[2], w_from[4], x_from[EIGHTS][2];
+
+    /* first: the block's first row of W, as sync_w_row counts. */
+    __device__ __forceinline__ sync_lane(const struct sync_product &product, uint32_t first, uint32_t x_rows) : p(product)
+    {
+        const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = (x_rows + warp * 16) * STAGE * 128;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t row = i * 4 + lane / 8;
+            w[i] = kept(p.w + sync_w_row(p, first, warp * 16 + row) * p.w_row_bytes + lane % 8 * 16);
+            if (i < 2)
+                w_to[i] = kept(own + sync_chunk(0, row, lane % 8));
+            w_from[i] = kept(own + (sync_chunk(0, lane % 16, lane / 16) ^ i * 32)); /* chunk 2 i + lane / 16 */
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < EIGHTS * 2; i++) {
+            const uint32_t row = min(i / 2 * 8 + lane % 8, x_rows - 1);
+            x_from[i / 2][i % 2] = kept(row * STAGE * 128 + ((lane / 8 ^ row % 8) << 4 ^ i % 2 * 64));
+        }
+    }
+    /* Starts the copy of half of the warp's rows of block b of the stage whose first block is `block`. */
+    __device__ __forceinline__ void copy(uint32_t stage, uint32_t block, uint32_t b, uint32_t half) const
+    {
+        if (block + b < p.n_blocks)
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++)
+                copy_16(stage + w_to[i] + half * 1024 + b * 2048, w[half * 2 + i] + b * 128);
+    }
+    __device__ __forceinline__ void advance(void)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            w[i] += STAGE * 128;
+        copies_close();
+    }
+    __device__ __forceinline__ void load_x(struct sync_operands<EIGHTS> &to, uint32_t stage, uint32_t b) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < EIGHTS * 2; i++)
+            load_matrices(to.b[i / 2][i % 2], stage + x_from[i / 2][i % 2] + b * 128);
+    }
+    __device__ __forceinline__ void load_w(struct sync_operands<EIGHTS> &to, uint32_t stage, uint32_t b, uint32_t j) const
+    {
+        load_matrices(to.a[j], stage + w_from[j] + b * 2048);
+    }
+};
+
+/* The warp that copies x. */
+template <uint32_t EIGHTS, uint32_t STAGE> struct sync_x_copier {
+    static const uint32_t row_lanes = STAGE * 8, at_once = 32 / row_lanes; /* of a row in a stage; rows of a copy */
+    const struct sync_product &p;
+    const char *x;
+    uint32_t x_rows, row, to, block; /* block: of the stage's */
+
+    __device__ __forceinline__ sync_x_copier(const struct sync_product &product, uint32_t n_x) : p(product), x_rows(n_x)
+    {
+        const uint32_t lane = threadIdx.x % 32;
+        row = lane / row_lanes;
+        block = lane % row_lanes / 8;
+        to = kept(sync_chunk(block * 128, row, lane % 8) + row * (STAGE - 1) * 128);
+        x = kept(p.x + row * p.x_row_bytes + lane % row_lanes * 16);
+    }
+    /* Starts the copy of the stage whose first block is `first`, and closes its group. */
+    __device__ __forceinline__ void copy(uint32_t stage, uint32_t first)
+    {
+        const char *from = x;
+#pragma unroll
+        for (uint32_t i = 0; i < EIGHTS * 8 / at_once; i++, from += at_once * p.x_row_bytes)
+            if (row + i * at_once < x_rows && first + block < p.n_blocks)
+                copy_16(stage + (to ^ i * at_once % 8 * 16) + i * 512, from);
+        x += STAGE * 128;
+        copies_close();
+    }
+};
+
 template <class T, uint32_t EIGHTS>
-static __global__ void __launch_bounds__(SYNC_MAX_WARPS * 32 + SYNC_LOADERS, 2)
+static __device__ __forceinline__ void sync_multiply(float (&sum)[EIGHTS][4], const struct sync_operands<EIGHTS> &of, uint32_t j)
+{
+#pragma unroll
+    for (uint32_t e = 0; e < EIGHTS; e++) {
+        const uint32_t b[2] = {of.b[e][j / 2][j % 2 * 2], of.b[e][j / 2][j % 2 * 2 + 1]};
+        mma(sum[e], of.a[j], b, T());
+    }
+}
+
+template <class T, uint32_t EIGHTS>
+static __device__ __forceinline__ void sync_store(const struct sync_product &p, const struct output &out,
+                                                  const float (&sum)[EIGHTS][4])
+{
+    const uint32_t lane = threadIdx.x % 32, row = blockIdx.x * (blockDim.x / 2 - 16) + threadIdx.x / 32 * 16;
+#pragma unroll
+    for (uint32_t i = 0; i < EIGHTS * 2; i++) {
+        const uint32_t r = i / 2 * 8 + lane % 4 * 2 + i % 2, n = (p.is_product ? row / 2 : row) + lane / 4;
+        const float low = sum[i / 2][i % 2], high = sum[i / 2][2 + i % 2];
+        if (p.is_product) {
+            sync_put_product<T>(out, r, n, low, high);
+        } else {
+            put<T>(out, r, n, low);
+            put<T>(out, r, n + 8, high);
+        }
+    }
+}
+
+/* STAGE: blocks of 64 columns of a stage; STAGES: of the ring. */
+template <class T, uint32_t EIGHTS, uint32_t STAGE, uint32_t STAGES>
+static __global__ void __launch_bounds__(SYNC_MAX_WARPS * 32 + 32)
 linear_sync(const __grid_constant__ struct sync_product p, const __grid_constant__ struct output out)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const uint32_t tile_rows = (blockDim.x - SYNC_LOADERS) / 2, x_rows = min(out.n_rows, 8 * EIGHTS);
-    const uint32_t data = shared_address(shared), stage_bytes = p.stage_blocks * (tile_rows + x_rows) * 128;
+    const uint32_t x_rows = min(out.n_rows, 8 * EIGHTS), tile_rows = blockDim.x / 2 - 16, n_blocks = p.n_blocks;
+    const uint32_t data = kept(shared_address(shared)), stage_bytes = kept((x_rows + tile_rows) * STAGE * 128);
+    const uint32_t end = kept(data + STAGES * stage_bytes);
+    uint32_t stage = data, freed = data + (STAGES - 1) * stage_bytes;
+    auto after = [&](uint32_t of) { return of + stage_bytes == end ? data : of + stage_bytes; };
     start_next();
     wait_for_input();
-    if (threadIdx.x >= 2 * tile_rows) {
-        sync_copier(p, data, tile_rows, x_rows).run();
+    if (threadIdx.x >= tile_rows * 2) {
+        sync_x_copier<EIGHTS, STAGE> copier(p, x_rows);
+        for (uint32_t i = 0; i + 1 < STAGES; i++)
+            copier.copy(data + i * stage_bytes, i * STAGE);
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        for (uint32_t block = 0; block + STAGE <= n_blocks; block += STAGE, freed = after(freed)) {
+            copier.copy(freed, block + (STAGES - 1) * STAGE);
+            copies_wait<STAGES - 2>();
+            __syncthreads();
+        }
+        copies_wait<0>();
         return;
+    }
+    sync_lane<EIGHTS, STAGE> lane(p, blockIdx.x * (p.is_product ? tile_rows / 2 : tile_rows), x_rows);
+    for (uint32_t i = 0; i + 1 < STAGES; i++) {
+#pragma unroll
+        for (uint32_t b = 0; b < STAGE * 2; b++)
+            lane.copy(data + i * stage_bytes, i * STAGE, b / 2, b % 2);
+        lane.advance();
     }
     float sum[EIGHTS][4] = {};
     struct sync_operands<EIGHTS> operands[2];
-    uint32_t slot = 0, in_stage = 0, x_at[EIGHTS];
-    const uint32_t w_at = sync_chunk(0, warp * 16 + lane % 16, lane / 16);
+    copies_wait<STAGES - 2>();
+    __syncthreads();
+    lane.load_x(operands[0], data, 0);
 #pragma unroll
-    for (uint32_t e = 0; e < EIGHTS; e++)
-        x_at[e] = sync_chunk(0, min(e * 8 + lane % 8, x_rows - 1), lane / 8);
-    auto load = [&](struct sync_operands<EIGHTS> &to) {
-        if (in_stage == 0)
-            __syncthreads(); /* a stage is there, and the one before has been read */
-        const uint32_t stage = data + slot * stage_bytes, w = stage + in_stage * tile_rows * 128;
-        const uint32_t x = stage + p.stage_blocks * tile_rows * 128 + in_stage * x_rows * 128;
+    for (uint32_t j = 0; j < 4; j++)
+        lane.load_w(operands[0], data, 0, j);
+    for (uint32_t block = 0; block < n_blocks; block += STAGE, freed = after(freed)) {
+        const uint32_t ahead = block + (STAGES - 1) * STAGE, next = after(stage);
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++)
-            load_matrices(to.a[j], w + (w_at ^ j * 32)); /* chunk 2 j + lane / 16 */
-#pragma unroll
-        for (uint32_t e = 0; e < EIGHTS; e++)
-#pragma unroll
-            for (uint32_t j = 0; j < 2; j++)
-                load_matrices(to.b[e][j], x + (x_at[e] ^ j * 64));
-        if (++in_stage == p.stage_blocks) {
-            in_stage = 0;
-            slot = slot + 1 == p.n_stages ? 0 : slot + 1;
-        }
-    };
-    auto multiply = [&](const struct sync_operands<EIGHTS> &of) {
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++)
-#pragma unroll
-            for (uint32_t e = 0; e < EIGHTS; e++) {
-                const uint32_t b[2] = {of.b[e][j / 2][j % 2 * 2], of.b[e][j / 2][j % 2 * 2 + 1]};
-                mma(sum[e], of.a[j], b, T());
+        for (uint32_t b = 0; b < STAGE; b++) {
+            struct sync_operands<EIGHTS> &now = operands[b % 2], &then = operands[(b + 1) % 2];
+            const bool is_last = b + 1 == STAGE; /* of the stage, so the next operands are those of the next stage */
+            const uint32_t from = is_last ? next : stage, i = (b + 1) % STAGE;
+            if (block + b >= n_blocks)
+                break;
+            sync_multiply<T>(sum, now, 0);
+            lane.copy(freed, ahead, b, 0);
+            if (is_last) {
+                lane.copy(freed, ahead, b, 1);
+                lane.advance();
+                copies_wait<STAGES - 2>();
+                __syncthreads(); /* the next stage is there, and this one has been read */
             }
-    };
-    if constexpr (EIGHTS <= 2) {
-        load(operands[0]);
-        for (uint32_t block = 0; block < p.n_blocks; block += 2) {
-            if (block + 1 < p.n_blocks)
-                load(operands[1]);
-            multiply(operands[0]);
-            if (block + 2 < p.n_blocks)
-                load(operands[0]);
-            if (block + 1 < p.n_blocks)
-                multiply(operands[1]);
+            lane.load_x(then, from, i);
+            lane.load_w(then, from, i, 0);
+            sync_multiply<T>(sum, now, 1);
+            if (!is_last)
+                lane.copy(freed, ahead, b, 1);
+            lane.load_w(then, from, i, 1);
+            lane.load_w(then, from, i, 2);
+            sync_multiply<T>(sum, now, 2);
+            lane.load_w(then, from, i, 3);
+            sync_multiply<T>(sum, now, 3);
         }
-    } else {
-        for (uint32_t block = 0; block < p.n_blocks; block++) {
-            load(operands[0]);
-            multiply(operands[0]);
-        }
+        stage = next;
     }
-#pragma unroll
-    for (uint32_t e = 0; e < EIGHTS; e++)
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t r = e * 8 + 2 * t + i, n = blockIdx.x * tile_rows + warp * 16 + g;
-            if (p.is_product) {
-                sync_put_product<T>(out, r, blockIdx.x * (tile_rows / 2) + warp * 8 + g, sum[e][i], sum[e][2 + i]);
-            } else {
-                put<T>(out, r, n, sum[e][i]);
-                put<T>(out, r, n + 8, sum[e][2 + i]);
-            }
-        }
+    copies_wait<0>();
+    sync_store<T>(p, out, sum);
 }
 
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
 typedef void (*sync_kernel)(struct sync_product, struct output);
 
-template <class T> static sync_kernel sync_few_of(uint32_t n_rows)
+/* Rings: blocks of a stage, and stages; the first that fits shared memory is the best. */
+struct sync_ring {
+    uint32_t stage, stages;
+};
+static const struct sync_ring SYNC_RINGS[] = {{4, 4}, {4, 3}, {2, 3}, {1, 3}};
+#define N_SYNC_RINGS (sizeof SYNC_RINGS / sizeof *SYNC_RINGS)
+
+template <class T, uint32_t EIGHTS> static sync_kernel sync_few_with(uint32_t ring)
 {
-    return n_rows <= 8 ? linear_sync<T, 1> : n_rows <= 16 ? linear_sync<T, 2> : linear_sync<T, 4>;
+    const sync_kernel kernels[N_SYNC_RINGS] = {linear_sync<T, EIGHTS, 4, 4>, linear_sync<T, EIGHTS, 4, 3>,
+                                               linear_sync<T, EIGHTS, 2, 3>, linear_sync<T, EIGHTS, 1, 3>};
+    return kernels[ring];
+}
+
+template <class T> static sync_kernel sync_few_of(uint32_t n_rows, uint32_t ring)
+{
+    return n_rows <= 8 ? sync_few_with<T, 1>(ring) : n_rows <= 16 ? sync_few_with<T, 2>(ring) : sync_few_with<T, 4>(ring);
 }
 
 template <class T> static cudaError_t sync_few_open(const struct cuda *cuda)
 {
     cudaError_t code = cudaSuccess;
-    for (uint32_t n_rows = 8; n_rows <= SYNC_FEW_ROWS && code == cudaSuccess; n_rows *= 2)
-        code = allow_shared(sync_few_of<T>(n_rows), cuda->shared_bytes);
+    for (uint32_t i = 0; i < 3 * N_SYNC_RINGS && code == cudaSuccess; i++)
+        code = allow_shared(sync_few_of<T>(8u << i % 3, i / 3), cuda->shared_bytes);
     return code;
-}
-
-/* Warps or panels of a block, at most `most`: those that keep the processors' shares of n_tiles least. Few in a block cost
- * time, too, because each block reads all of x. */
-static inline uint32_t sync_shares(uint32_t n_tiles, uint32_t n_processors, uint32_t most, uint32_t n_rows)
-{
-    uint32_t best = 1;
-    float least = 0;
-    for (uint32_t n = 1; n <= most; n++) {
-        const uint32_t share = ceil_div(ceil_div(n_tiles, n), n_processors) * n;
-        const float cost = (float)share * (1 + (0.25f + (float)n_rows / 64) / (float)n);
-        if (n == 1 || cost <= least) {
-            least = cost;
-            best = n;
-        }
-    }
-    return best;
 }
 
 /* Shared memory that a block can have where `side_by_side` blocks share a processor. */
@@ -247,17 +290,15 @@ static inline uint32_t sync_room(const struct cuda *cuda, uint32_t side_by_side)
 }
 
 template <class T>
-static void sync_few_multiply(const struct cuda *cuda, struct sync_product p, const struct output &out)
+static void sync_few_multiply(const struct cuda *cuda, const struct sync_product &p, const struct output &out)
 {
-    const uint32_t warps = sync_shares(ceil_div(p.n_w_rows, 16), cuda->n_processors, SYNC_MAX_WARPS, out.n_rows);
-    const uint32_t n_blocks = ceil_div(p.n_w_rows, warps * 16), block_bytes = (warps * 16 + out.n_rows) * 128;
-    const uint32_t room = sync_room(cuda, n_blocks > cuda->n_processors ? 2 : 1);
-    p.stage_blocks = 4;
-    while (p.stage_blocks > 1 && (p.stage_blocks * block_bytes > SYNC_STAGE_BYTES || p.stage_blocks * block_bytes * 3 > room))
-        p.stage_blocks /= 2;
-    p.n_stages = min(COPIES_MOST + 1, room / (p.stage_blocks * block_bytes));
-    launch(cuda, sync_few_of<T>(out.n_rows), dim3(n_blocks), warps * 32 + SYNC_LOADERS,
-           p.n_stages * p.stage_blocks * block_bytes, p, out);
+    const uint32_t n_tiles = ceil_div(p.n_w_rows, 16), warps = n_tiles <= 6 * cuda->n_processors ? 2 : 7;
+    const uint32_t block_bytes = (warps * 16 + out.n_rows) * 128;
+    uint32_t ring = 0;
+    while (ring + 1 < N_SYNC_RINGS && SYNC_RINGS[ring].stage * SYNC_RINGS[ring].stages * block_bytes > cuda->shared_bytes)
+        ring++;
+    launch(cuda, sync_few_of<T>(out.n_rows, ring), dim3(ceil_div(n_tiles, warps)), warps * 32 + 32,
+           SYNC_RINGS[ring].stage * SYNC_RINGS[ring].stages * block_bytes, p, out);
 }
 
 #endif

@@ -150,7 +150,7 @@ static void sync_units_many_multiply(const struct cuda *cuda, const struct matri
                                      bool is_product, const struct output &out)
 {
     const uint32_t dtype = matrix->parts[0].dtype, eights = sync_units_eights(out.n_rows);
-    const struct sync_units f = {units_of(matrix), (const char *)x->data, (size_t)x->stride * 2, is_product, matrix->n_cols, 0};
+    const struct sync_units f = sync_units_args(matrix, x, is_product);
     const struct sync_tiles tiles = {ceil_div(out.n_rows, 8 * eights),
                                      ceil_div(f.w.n_panels(), 4 * sync_panels(unit_type_of(dtype).as))};
     launch(cuda, sync_units_many_of(dtype, eights), dim3(tiles.n_down * tiles.n_across), SYNC_MANY_THREADS,

@@ -148,7 +148,10 @@ template <> struct unit_reader<DTYPE_Q4_K> {
     {
         const uint32_t from = unit + unit_numbers_bytes(DTYPE_Q4_K), g = threadIdx.x % 32 / 4;
         unit_load(bytes, from + g * 16);
-        const uint2 both = unit_load_two(from + 128 + g * 8);
+        set_scales(unit_load_two(from + 128 + g * 8));
+    }
+    __device__ __forceinline__ void set_scales(uint2 both)
+    {
         d[0] = unit_half(both.x, false);
         d[1] = unit_half(both.y, false);
         dmin[0] = unit_half(both.x, true);
@@ -182,9 +185,12 @@ template <> struct unit_reader<DTYPE_Q6_K> {
 
     __device__ __forceinline__ void begin(uint32_t unit)
     {
-        const uint32_t from = unit + unit_numbers_bytes(DTYPE_Q6_K), g = threadIdx.x % 32 / 4,
-                       both = load_word(from + 128 + g * 4);
+        const uint32_t from = unit + unit_numbers_bytes(DTYPE_Q6_K), g = threadIdx.x % 32 / 4;
+        set_scales(load_word(from + 128 + g * 4));
         unit_load(bytes, from + g * 16);
+    }
+    __device__ __forceinline__ void set_scales(uint32_t both)
+    {
         d[0] = unit_half(both, false);
         d[1] = unit_half(both, true);
     }
