@@ -66,6 +66,16 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
         sync = ["sync_few", "sync_many"] if rows <= 32 else ["sync_many"]
         ways.check(partial(sums, rows), [*few, "gemm", *sync, "parts"])
         ways.check(partial(products, rows), [*few, "gemm", *sync, "twice"])
+    wide, short = backend.matrix([(dtype, 13000, draw(rng, kind, 13000, 320))], 320), draw(rng, kind, 32, 320)
+
+    def wide_sums(rows: int) -> Array:
+        y = np.zeros((rows, 13000), np.uint16)
+        backend.linear(wide, short[:rows], y)
+        return y
+
+    for rows in (1, 16, 32):
+        few = ["row", "skinny"] if rows == 1 else ["skinny"]
+        ways.check(partial(wide_sums, rows), [*few, "gemm", "sync_few", "sync_many", "parts"])
     router = backend.matrix([(dtype, 40, weights[:40].copy())], 1088, LINEAR | ROUTER)
     other = backend.matrix([("float32", 40, np.ones((40, 1088), np.float32))], 1088)
     large = backend.matrix([(dtype, 5120, draw(rng, kind, 5120, 2048))], 2048)

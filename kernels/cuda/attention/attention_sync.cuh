@@ -2,8 +2,8 @@
  * of compute capability 8.0 or later. Bits, shares and partials are those of attention_decode.cuh.
  *
  * A block takes its splits one after the other. All its threads copy pieces of keys, then of values, into a ring. A warp scores
- * 16 keys of every second tile; where all keys of a split are scored, p of all goes to shared memory, and each warp adds a block
- * of 16 columns, with heads of 256 two. Bound by the bytes of the keys and values. */
+ * 16 keys of every second tile; where all keys of a split are scored, p of all goes to shared memory, and each warp adds a
+ * block of 16 columns, with heads of 256 two. Bound by the bytes of the keys and values. */
 #ifndef LLMPY_CUDA_ATTENTION_SYNC_CUH
 #define LLMPY_CUDA_ATTENTION_SYNC_CUH
 
@@ -16,7 +16,8 @@
 template <uint32_t D> struct sync_shape {
     static const uint32_t heads = 8, keys = D == 256 ? 32 : TILE; /* of a unit; of a piece */
     static const uint32_t piece_bytes = keys * D * 2, octet_bytes = 8 * D * 2;
-    static const uint32_t tile_pieces = TILE / keys, pieces = SPLIT / keys, groups = keys / 16; /* groups: of 16 keys, of a piece */
+    static const uint32_t tile_pieces = TILE / keys, pieces = SPLIT / keys;
+    static const uint32_t groups = keys / 16;         /* of 16 keys, of a piece */
     static const uint32_t columns = D == 256 ? 2 : 1; /* blocks of 16 columns of a warp */
     static const uint32_t p_bytes = heads * P_STRIDE, part_bytes = SPLIT / 16 * 32 * 8, most_bytes = SPLIT / 16 * heads * 4;
     static const uint32_t fixed_bytes = p_bytes + part_bytes + most_bytes + 64;

@@ -77,6 +77,16 @@ enum rc cuda_find_device(const char *name, int *device, struct err *err)
     return RC_DEVICE;
 }
 
+/* Was this file compiled for sm_90a, too? */
+static bool has_sm_90a(void)
+{
+    const uint32_t compiled[] = {__CUDA_ARCH_LIST__};
+    for (uint32_t arch : compiled)
+        if (arch == 900)
+            return true;
+    return false;
+}
+
 static enum rc device_describe(const char *name, bool wants_free, struct device_info *info, struct err *err)
 {
     int device;
@@ -97,11 +107,12 @@ static enum rc device_describe(const char *name, bool wants_free, struct device_
     memset(info, 0, sizeof *info);
     snprintf(info->name, sizeof info->name, "%.127s", properties.name);
     info->total_bytes = properties.totalGlobalMem;
-    if (properties.major == 9 && properties.minor == 0)
-        snprintf(info->kernels, sizeof info->kernels, "sm_90a");
+    const char *from = "portable; from PTX for compute capability 8.0";
+    const bool is_seen = properties.major == 9 && properties.minor == 0;
+    if (is_seen)
+        snprintf(info->kernels, sizeof info->kernels, "%s", has_sm_90a() ? "sm_90a" : from);
     else
-        snprintf(info->kernels, sizeof info->kernels,
-                 "portable; from PTX for compute capability 8.0, never run on a device of %d.%d", properties.major,
+        snprintf(info->kernels, sizeof info->kernels, "%s, never run on a device of %d.%d", from, properties.major,
                  properties.minor);
     char *at = info->uuid + snprintf(info->uuid, sizeof info->uuid, "GPU");
     for (int i = 0; i < 16; i++)

@@ -148,7 +148,8 @@ template <uint32_t EIGHTS, uint32_t STAGE> struct sync_x_copier {
 };
 
 template <class T, uint32_t EIGHTS>
-static __device__ __forceinline__ void sync_multiply(float (&sum)[EIGHTS][4], const struct sync_operands<EIGHTS> &of, uint32_t j)
+static __device__ __forceinline__ void sync_multiply(float (&sum)[EIGHTS][4], const struct sync_operands<EIGHTS> &of,
+                                                     uint32_t j)
 {
 #pragma unroll
     for (uint32_t e = 0; e < EIGHTS; e++) {
@@ -180,6 +181,7 @@ template <class T, uint32_t EIGHTS, uint32_t STAGE, uint32_t STAGES>
 static __global__ void __launch_bounds__(SYNC_MAX_WARPS * 32 + 32)
 linear_sync(const __grid_constant__ struct sync_product p, const __grid_constant__ struct output out)
 {
+    static_assert(STAGE % 2 == 0, "operands alternate");
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t x_rows = min(out.n_rows, 8 * EIGHTS), tile_rows = blockDim.x / 2 - 16, n_blocks = p.n_blocks;
     const uint32_t data = kept(shared_address(shared)), stage_bytes = kept((x_rows + tile_rows) * STAGE * 128);
@@ -259,13 +261,13 @@ typedef void (*sync_kernel)(struct sync_product, struct output);
 struct sync_ring {
     uint32_t stage, stages;
 };
-static const struct sync_ring SYNC_RINGS[] = {{4, 4}, {4, 3}, {2, 3}, {1, 3}};
+static const struct sync_ring SYNC_RINGS[] = {{4, 4}, {4, 3}, {2, 4}, {2, 3}};
 #define N_SYNC_RINGS (sizeof SYNC_RINGS / sizeof *SYNC_RINGS)
 
 template <class T, uint32_t EIGHTS> static sync_kernel sync_few_with(uint32_t ring)
 {
     const sync_kernel kernels[N_SYNC_RINGS] = {linear_sync<T, EIGHTS, 4, 4>, linear_sync<T, EIGHTS, 4, 3>,
-                                               linear_sync<T, EIGHTS, 2, 3>, linear_sync<T, EIGHTS, 1, 3>};
+                                               linear_sync<T, EIGHTS, 2, 4>, linear_sync<T, EIGHTS, 2, 3>};
     return kernels[ring];
 }
 
@@ -292,7 +294,7 @@ static inline uint32_t sync_room(const struct cuda *cuda, uint32_t side_by_side)
 template <class T>
 static void sync_few_multiply(const struct cuda *cuda, const struct sync_product &p, const struct output &out)
 {
-    const uint32_t n_tiles = ceil_div(p.n_w_rows, 16), warps = n_tiles <= 6 * cuda->n_processors ? 2 : 7;
+    const uint32_t n_tiles = ceil_div(p.n_w_rows, 16), warps = n_tiles <= 6 * cuda->n_processors ? 2 : out.n_rows <= 16 ? 7 : 6;
     const uint32_t block_bytes = (warps * 16 + out.n_rows) * 128;
     uint32_t ring = 0;
     while (ring + 1 < N_SYNC_RINGS && SYNC_RINGS[ring].stage * SYNC_RINGS[ring].stages * block_bytes > cuda->shared_bytes)

@@ -1,8 +1,8 @@
 /* linear_sync_units.cuh: the linears of linear_units.cuh for 1 to 16 rows of x, with mma.sync and cp.async alone. The words of
- * a unit go from global memory to the registers of the lane that multiplies them, some units ahead. x comes to shared memory,
- * all of it or in parts of some slabs that alternate between two places. SPLIT warps of a block share a panel and take its slabs in
- * turn. One warp adds what it has multiplied itself. Where several share a panel, because a weight has few, the sums of their
- * slabs pass through shared memory to the threads that own the outputs, which add them in order, a part of x later. */
+ * a unit go from global memory to the registers of the lane that multiplies them, two units ahead. x comes to shared memory,
+ * all of it or in parts of some slabs that alternate between two places. SPLIT warps of a block share a panel and take its
+ * slabs in turn. One warp adds what it has multiplied itself. Where several share a panel, because a weight has few, the sums
+ * of their slabs pass through shared memory to the threads that own the outputs, which add them in order, a part of x later. */
 #ifndef LLMPY_CUDA_LINEAR_SYNC_UNITS_CUH
 #define LLMPY_CUDA_LINEAR_SYNC_UNITS_CUH
 
@@ -11,13 +11,6 @@
 #include "unit_held.cuh"
 
 #define SYNC_UNIT_WARPS 8u /* of a block */
-#define SYNC_AHEAD 2u      /* units of a warp on their way */
-
-/* Blocks of a processor: as many as have registers. */
-static constexpr __host__ __device__ uint32_t sync_unit_blocks(uint32_t dtype)
-{
-    return dtype == DTYPE_INT4_G128 ? 3 : 2;
-}
 
 struct sync_units {
     struct matrix_units w;
@@ -34,47 +27,49 @@ static constexpr __host__ __device__ uint32_t sync_mail_bytes(uint32_t eights)
     return eights * 512 + 64;
 }
 
-/* The sums of a unit, and of groups of 128 the scales of both rows. x: the address of its slab; x_at: what a lane reads there,
- * of each eight of rows. */
-template <uint32_t DTYPE, uint32_t EIGHTS>
-static __device__ __forceinline__ void sync_multiply_unit(float (&v)[EIGHTS][4], float (&scales)[2],
-                                                          const unit_held<DTYPE> &unit, uint32_t x,
-                                                          const uint32_t (&x_at)[EIGHTS])
+/* The sums of UNITS units, step by step in turn, and of groups of 128 the scales of both rows. x: the address of the first
+ * unit's slab, `apart` bytes before the next one's; x_at: what a lane reads of a slab, of each eight of rows. */
+template <uint32_t DTYPE, uint32_t EIGHTS, uint32_t UNITS>
+static __device__ __forceinline__ void sync_multiply_units(float (&v)[UNITS][EIGHTS][4], float (&scales)[UNITS][2],
+                                                           const unit_held<DTYPE> *units, uint32_t x, uint32_t apart,
+                                                           const uint32_t (&x_at)[EIGHTS])
 {
     const uint32_t groups = unit_groups(DTYPE);
-    unit_reader<DTYPE> w;
-    float p[EIGHTS][4] = {}, total[EIGHTS][4] = {};
-    uint32_t ones[4], b[EIGHTS][2][4];
+    unit_reader<DTYPE> w[UNITS];
+    float p[UNITS][EIGHTS][4] = {}, total[UNITS][EIGHTS][4] = {};
+    uint32_t ones[4], b[UNITS][EIGHTS][2][4];
     units_ones(ones);
-    unit.begin(w);
 #pragma unroll
-    for (uint32_t step = 0; step < 8; step++) {
+    for (uint32_t i = 0; i < 8 * UNITS; i++) {
+        const uint32_t step = i / UNITS, u = i % UNITS;
         uint32_t a[4];
+        if (step == 0)
+            units[u].begin(w[u]);
         if (step % 4 == 0) {
-            unit.load(w, step / 4);
+            units[u].load(w[u], step / 4);
 #pragma unroll
-            for (uint32_t i = 0; i < EIGHTS * 2; i++)
-                load_matrices(b[i / 2][i % 2], x + step / 4 * 128 + (x_at[i / 2] ^ i % 2 * 64));
+            for (uint32_t j = 0; j < EIGHTS * 2; j++)
+                load_matrices(b[u][j / 2][j % 2], x + u * apart + step / 4 * 128 + (x_at[j / 2] ^ j % 2 * 64));
         }
         if (step * groups % 8 == 0)
-            unit.enter(w, step * groups / 8);
-        w.unpack(step % 4, a);
-        scales[0] = w.scale(false);
-        scales[1] = w.scale(true);
+            units[u].enter(w[u], step * groups / 8);
+        w[u].unpack(step % 4, a);
+        scales[u][0] = w[u].scale(false);
+        scales[u][1] = w[u].scale(true);
 #pragma unroll
         for (uint32_t e = 0; e < EIGHTS; e++) {
-            const uint32_t *both = &b[e][step % 4 / 2][step % 2 * 2], pair[2] = {both[0], both[1]};
-            mma(groups == 1 ? v[e] : p[e], a, pair, __nv_bfloat16());
-            if (w.has_minima)
-                mma(total[e], ones, pair, __nv_bfloat16());
+            const uint32_t *both = &b[u][e][step % 4 / 2][step % 2 * 2], pair[2] = {both[0], both[1]};
+            mma(groups == 1 ? v[u][e] : p[u][e], a, pair, __nv_bfloat16());
+            if (w[u].has_minima)
+                mma(total[u][e], ones, pair, __nv_bfloat16());
             if (groups == 1 || (step + 1) * groups % 8)
                 continue;
-            units_add(v[e], p[e], scales[0], scales[1]);
-            if (w.has_minima)
-                units_add(v[e], total[e], -w.minimum(false), -w.minimum(true));
+            units_add(v[u][e], p[u][e], scales[u][0], scales[u][1]);
+            if (w[u].has_minima)
+                units_add(v[u][e], total[u][e], -w[u].minimum(false), -w[u].minimum(true));
 #pragma unroll
             for (uint32_t q = 0; q < 4; q++)
-                p[e][q] = total[e][q] = 0;
+                p[u][e][q] = total[u][e][q] = 0;
         }
     }
 }
@@ -152,8 +147,9 @@ static __device__ __forceinline__ void sync_copy_part(const struct sync_units &f
     copies_close();
 }
 
-template <uint32_t DTYPE, uint32_t EIGHTS, uint32_t SPLIT>
-static __global__ void __launch_bounds__(SYNC_UNIT_WARPS * 32, sync_unit_blocks(DTYPE))
+/* UNITS: of a warp that are multiplied in turn, AHEAD: that are on their way, BLOCKS: of a processor. */
+template <uint32_t DTYPE, uint32_t EIGHTS, uint32_t SPLIT, uint32_t UNITS, uint32_t AHEAD, uint32_t BLOCKS>
+static __global__ void __launch_bounds__(SYNC_UNIT_WARPS * 32, BLOCKS)
 linear_sync_units(const __grid_constant__ struct sync_units f, const __grid_constant__ struct output out)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -166,10 +162,10 @@ linear_sync_units(const __grid_constant__ struct sync_units f, const __grid_cons
     uint8_t *const mail = shared + f.n_parts * part_bytes + (own << f.part_shift) * mail_bytes;
     const uint8_t *unit = f.w.data + ((size_t)min(panel, f.w.n_panels() - 1) * n_slabs + turn) * unit_bytes(DTYPE);
     const uint8_t *header = kept(unit + unit_held<DTYPE>::header_of(lane)), *numbers = kept(unit + lane * 16);
-    unit_held<DTYPE> held[SYNC_AHEAD];
+    unit_held<DTYPE> held[AHEAD];
     start_next();
 #pragma unroll
-    for (uint32_t i = 0; i < SYNC_AHEAD; i++, numbers += step_bytes, header += step_bytes)
+    for (uint32_t i = 0; i < AHEAD; i++, numbers += step_bytes, header += step_bytes)
         if (turn + i * SPLIT < n_slabs)
             held[i].fetch(numbers, header);
     wait_for_input();
@@ -194,36 +190,39 @@ linear_sync_units(const __grid_constant__ struct sync_units f, const __grid_cons
         part = slab;
     };
     sync_copy_part(f, x_rows, data, 0);
-    for (uint32_t first = 0; first < n_slabs; first += SYNC_AHEAD * SPLIT) {
+    for (uint32_t first = 0; first < n_slabs; first += AHEAD * SPLIT) {
 #pragma unroll
-        for (uint32_t i = 0; i < SYNC_AHEAD; i++) {
+        for (uint32_t i = 0; i < AHEAD; i += UNITS) {
             const uint32_t slab = first + i * SPLIT;
-            float v[EIGHTS][4] = {}, scales[2];
+            float v[UNITS][EIGHTS][4] = {}, scales[UNITS][2];
             if (slab >= n_slabs)
                 break;
             if (left == 0)
                 enter(slab);
             uint8_t *const to = mail + (place * boxes + part_slabs - left + turn) * mail_bytes;
-            left -= SPLIT;
-            if (SPLIT > 1 && slab + turn >= n_slabs)
-                continue;
-            sync_multiply_unit<DTYPE, EIGHTS>(v, scales, held[i], x, x_at);
-            if (slab + turn + SYNC_AHEAD * SPLIT < n_slabs)
-                held[i].fetch(numbers, header);
-            numbers += step_bytes;
-            header += step_bytes;
-            x += SPLIT * 256;
+            left -= UNITS * SPLIT;
+            sync_multiply_units<DTYPE, EIGHTS, UNITS>(v, scales, held + i, x, SPLIT * 256, x_at);
+            x += UNITS * SPLIT * 256;
 #pragma unroll
-            for (uint32_t e = 0; e < EIGHTS; e++)
-                if constexpr (SPLIT > 1)
-                    *(float4 *)(to + e * 512 + lane * 16) = make_float4(v[e][0], v[e][1], v[e][2], v[e][3]);
-                else if constexpr (unit_groups(DTYPE) == 1)
-                    units_add(sum[0][e], v[e], scales[0], scales[1]);
-                else
-                    for (uint32_t q = 0; q < 4; q++)
-                        sum[0][e][q] = sum[0][e][q] + v[e][q];
-            if (SPLIT > 1 && unit_groups(DTYPE) == 1 && lane % 4 < 2)
-                *(float *)(to + EIGHTS * 512 + (lane / 4 + lane % 4 * 8) * 4) = lane % 4 ? scales[1] : scales[0];
+            for (uint32_t u = 0; u < UNITS; u++, numbers += step_bytes, header += step_bytes) {
+                if (slab + turn + (u + AHEAD) * SPLIT < n_slabs)
+                    held[i + u].fetch(numbers, header);
+                if (slab + turn + u * SPLIT >= n_slabs)
+                    continue;
+#pragma unroll
+                for (uint32_t e = 0; e < EIGHTS; e++)
+                    if constexpr (SPLIT > 1)
+                        *(float4 *)(to + u * SPLIT * mail_bytes + e * 512 + lane * 16) =
+                            make_float4(v[u][e][0], v[u][e][1], v[u][e][2], v[u][e][3]);
+                    else if constexpr (unit_groups(DTYPE) == 1)
+                        units_add(sum[0][e], v[u][e], scales[u][0], scales[u][1]);
+                    else
+                        for (uint32_t q = 0; q < 4; q++)
+                            sum[0][e][q] = sum[0][e][q] + v[u][e][q];
+                if (SPLIT > 1 && unit_groups(DTYPE) == 1 && lane % 4 < 2)
+                    *(float *)(to + u * SPLIT * mail_bytes + EIGHTS * 512 + (lane / 4 + lane % 4 * 8) * 4) =
+                        lane % 4 ? scales[u][1] : scales[u][0];
+            }
         }
     }
     if (SPLIT > 1) {
@@ -239,24 +238,36 @@ linear_sync_units(const __grid_constant__ struct sync_units f, const __grid_cons
 
 typedef void (*sync_units_kernel)(struct sync_units, struct output);
 
-static inline sync_units_kernel sync_units_of(uint32_t dtype, uint32_t eights, bool is_split)
+/* A kernel, and what it was made with. */
+struct sync_units_form {
+    sync_units_kernel kernel;
+    uint32_t split, units, blocks;
+};
+
+template <uint32_t DTYPE, uint32_t EIGHTS, uint32_t SPLIT, uint32_t UNITS, uint32_t AHEAD, uint32_t BLOCKS>
+static struct sync_units_form sync_units_form_of(void)
 {
-    sync_units_kernel kernel = NULL;
+    return {linear_sync_units<DTYPE, EIGHTS, SPLIT, UNITS, AHEAD, BLOCKS>, SPLIT, UNITS, BLOCKS};
+}
+
+static inline struct sync_units_form sync_units_of(uint32_t dtype, uint32_t eights, bool is_split)
+{
+    struct sync_units_form form = {};
     visit_unit_type(dtype, [&](auto type) {
-        constexpr uint32_t split = SYNC_UNIT_WARPS;
-        if (is_split)
-            kernel = eights == 1 ? linear_sync_units<type(), 1, split> : linear_sync_units<type(), 2, split>;
+        constexpr uint32_t as = type(), split = SYNC_UNIT_WARPS, blocks = as == DTYPE_INT4_G128 ? 3 : 2;
+        if (eights == 1)
+            form = is_split ? sync_units_form_of<as, 1, split, 1, 2, blocks>() : sync_units_form_of<as, 1, 1, 1, 2, blocks>();
         else
-            kernel = eights == 1 ? linear_sync_units<type(), 1, 1> : linear_sync_units<type(), 2, 1>;
+            form = is_split ? sync_units_form_of<as, 2, split, 1, 2, blocks>() : sync_units_form_of<as, 2, 1, 1, 2, blocks>();
     });
-    return kernel;
+    return form;
 }
 
 static cudaError_t sync_units_open(const struct cuda *cuda)
 {
     cudaError_t code = cudaSuccess;
     for (uint32_t i = 0; i < 4 * N_UNIT_TYPES && code == cudaSuccess; i++)
-        code = allow_shared(sync_units_of(unit_type_at(i / 4).dtype, 1 + i % 2, i / 2 % 2), cuda->shared_bytes);
+        code = allow_shared(sync_units_of(unit_type_at(i / 4).dtype, 1 + i % 2, i / 2 % 2).kernel, cuda->shared_bytes);
     return code;
 }
 
@@ -265,29 +276,28 @@ static struct sync_units sync_units_args(const struct matrix *matrix, const stru
     return {units_of(matrix), (const char *)x->data, (size_t)x->stride * 2, is_product, matrix->n_cols, 0, 1};
 }
 
-/* Starts a kernel whose blocks have panels of `split` warps each; parts of x are as large as shared memory allows. */
-static void sync_units_start(const struct cuda *cuda, sync_units_kernel kernel, uint32_t dtype, uint32_t split,
-                             struct sync_units f, const struct output &out)
+/* Parts of x are as large as shared memory allows. */
+static void sync_units_start(const struct cuda *cuda, const struct sync_units_form &form, struct sync_units f,
+                             const struct output &out)
 {
-    const uint32_t panels = SYNC_UNIT_WARPS / split, n_blocks = ceil_div(f.w.n_panels(), panels);
-    const uint32_t side_by_side = min(ceil_div(n_blocks, cuda->n_processors), sync_unit_blocks(unit_type_of(dtype).as));
-    const uint32_t mail_bytes = split > 1 ? panels * sync_mail_bytes(out.n_rows <= 8 ? 1 : 2) : 0;
-    const uint32_t slab_bytes = out.n_rows * 256 + mail_bytes, room = sync_room(cuda, side_by_side);
+    const uint32_t panels = SYNC_UNIT_WARPS / form.split, n_blocks = ceil_div(f.w.n_panels(), panels);
+    const uint32_t room = sync_room(cuda, min(ceil_div(n_blocks, cuda->n_processors), form.blocks));
+    const uint32_t mail_bytes = form.split > 1 ? panels * sync_mail_bytes(out.n_rows <= 8 ? 1 : 2) : 0;
+    const uint32_t slab_bytes = out.n_rows * 256 + mail_bytes;
     auto parts = [&](uint32_t shift) { return (1u << shift) < f.w.n_slabs ? 2u : 1u; };
-    f.part_shift = (uint32_t)__builtin_ctz(split);
+    f.part_shift = (uint32_t)__builtin_ctz(form.split * form.units);
     while (parts(f.part_shift) > 1 && parts(f.part_shift + 1) * slab_bytes << (f.part_shift + 1) <= room)
         f.part_shift++;
     f.n_parts = parts(f.part_shift);
-    launch(cuda, kernel, dim3(n_blocks), SYNC_UNIT_WARPS * 32, f.n_parts * slab_bytes << f.part_shift, f, out);
+    launch(cuda, form.kernel, dim3(n_blocks), SYNC_UNIT_WARPS * 32, f.n_parts * slab_bytes << f.part_shift, f, out);
 }
 
 static void sync_units_multiply(const struct cuda *cuda, const struct matrix *matrix, const struct view *x, bool is_product,
                                 const struct output &out)
 {
-    const uint32_t dtype = matrix->parts[0].dtype;
     const struct sync_units f = sync_units_args(matrix, x, is_product);
     const bool is_split = f.w.n_panels() < 8 * cuda->n_processors;
-    sync_units_start(cuda, sync_units_of(dtype, out.n_rows <= 8 ? 1 : 2, is_split), dtype, is_split ? SYNC_UNIT_WARPS : 1, f, out);
+    sync_units_start(cuda, sync_units_of(matrix->parts[0].dtype, out.n_rows <= 8 ? 1 : 2, is_split), f, out);
 }
 
 #endif
