@@ -248,6 +248,7 @@ LONG_CLASSES = {
     "llmpy/text/tokenizer.py Tokenizer": "the public calls of a tokenizer",
     "llmpy/weights/updates.py WeightUpdate": "one transaction; every method needs its state",
     "kernels/cuda/attention/attention_few.cuh few_worker": "the registers of one warp",
+    "kernels/cuda/attention/attention_sync.cuh sync_worker": "the registers of one warp",
     "kernels/cuda/attention/attention_worker.cuh decode_worker": "the registers of one warp",
 }
 

@@ -1,9 +1,9 @@
 /* attention_sync.cuh: attention of sequences that have one row in the step, with mma.sync and cp.async alone, for every device
  * of compute capability 8.0 or later. Bits, shares and partials are those of attention_decode.cuh.
  *
- * A block takes its splits one after the other. All its threads copy pieces of keys, then of values, into a ring. A warp scores
- * 16 keys of every second tile; where all keys of a split are scored, p of all goes to shared memory, and each warp adds a
- * block of 16 columns, with heads of 256 two. Bound by the bytes of the keys and values. */
+ * A block takes its splits one after the other. All its threads copy pieces of keys, then of values, into a ring. Two pieces
+ * are a step. Each of eight warps (of four with heads of 256) scores 16 keys of a step; where all keys of a split are scored, p
+ * of all goes to shared memory, and each warp adds a block of 16 columns, or two. Bound by the bytes of the keys and values. */
 #ifndef LLMPY_CUDA_ATTENTION_SYNC_CUH
 #define LLMPY_CUDA_ATTENTION_SYNC_CUH
 
@@ -15,10 +15,10 @@
 
 template <uint32_t D> struct sync_shape {
     static const uint32_t heads = 8, keys = D == 256 ? 32 : TILE; /* of a unit; of a piece */
-    static const uint32_t piece_bytes = keys * D * 2, octet_bytes = 8 * D * 2;
-    static const uint32_t tile_pieces = TILE / keys, pieces = SPLIT / keys;
-    static const uint32_t groups = keys / 16;         /* of 16 keys, of a piece */
-    static const uint32_t columns = D == 256 ? 2 : 1; /* blocks of 16 columns of a warp */
+    static const uint32_t piece_bytes = keys * D * 2, octet_bytes = 8 * D * 2, tile_pieces = TILE / keys;
+    static const uint32_t pieces = SPLIT / keys, steps = pieces / 2; /* of a split */
+    static const uint32_t columns = D == 256 ? 2 : 1;                /* blocks of 16 columns of a warp */
+    static const uint32_t groups = 2 * keys / 16;                    /* of 16 keys, of a step */
     static const uint32_t p_bytes = heads * P_STRIDE, part_bytes = SPLIT / 16 * 32 * 8, most_bytes = SPLIT / 16 * heads * 4;
     static const uint32_t fixed_bytes = p_bytes + part_bytes + most_bytes + 64;
 };
@@ -81,29 +81,34 @@ template <class T, uint32_t D, bool HAS_EXTRAS> struct sync_worker {
     char *p;
     float *most;  /* [SPLIT / 16][heads]: of 16 keys */
     float2 *part; /* [SPLIT / 16][32]: of a lane's two heads, p of keys g and g + 8 of sixteen */
-    uint32_t data, depth, slot, n_under_way;
-    bool is_freed; /* the place before was read */
+    uint32_t data, depth, slot, n_freed, n_under_way; /* n_freed: places read in the step before */
     uint32_t warp, lane, g, t;
     float c, cap_factor;
     uint32_t q[D / 16][2];
-    float s[SPLIT / 16 / SYNC_WARPS][4], o[shape::columns][4], a[TILES][2], m[2], l[2], slope[2];
+    float s[shape::steps][4], o[shape::columns][4], a[TILES][2], m[2], l[2], slope[2];
     float all[shape::columns][4], all_m[2], all_l[2]; /* sums of the unit */
 
     __device__ __forceinline__ uint32_t column(uint32_t f) const { return (warp + f * SYNC_WARPS) * 16; }
 
-    /* Waits for the next piece, and asks for one more where the piece before has been read. Returns its address. */
-    __device__ __forceinline__ uint32_t next_piece(void)
+    /* Waits for the next n pieces, and asks for more where the step before has been read. Returns the first one's place. */
+    __device__ __forceinline__ uint32_t step(uint32_t n)
     {
-        const uint32_t at = slot;
-        copies_wait(--n_under_way);
+        const uint32_t first = slot;
+        n_under_way -= n;
+        copies_wait(n_under_way);
         __syncthreads();
-        if (is_freed) {
-            fetcher.start(at ? at - 1 : depth - 1);
-            n_under_way++;
+        for (uint32_t i = 0; i < n_freed; i++) {
+            const uint32_t back = n_freed - i;
+            fetcher.start(first >= back ? first - back : first + depth - back);
         }
-        is_freed = true;
-        slot = at + 1 == depth ? 0 : at + 1;
-        return data + at * shape::piece_bytes;
+        n_under_way += n_freed;
+        n_freed = n;
+        slot = first + n >= depth ? first + n - depth : first + n;
+        return first;
+    }
+    __device__ __forceinline__ uint32_t place(uint32_t first, uint32_t i) const
+    {
+        return data + (first + i >= depth ? first + i - depth : first + i) * shape::piece_bytes;
     }
 
     __device__ void load_q(const T *first, uint32_t n_heads)
@@ -183,13 +188,14 @@ template <class T, uint32_t D, bool HAS_EXTRAS> struct sync_worker {
                 a[tile][e] = rescale(m[e], anchor(n[e]), c);
                 m[e] = n[e];
             }
-            if (warp / 4 == tile % 2)
-                weigh(s[tile / 2], (tile * 4 + warp % 4) * 16, n);
+            const uint32_t step = tile * 4 / shape::groups, group = warp + step * shape::groups;
+            if (warp < shape::groups && group / 4 == tile)
+                weigh(s[step], group * 16, n);
         }
     }
 
     /* The sum of p of a tile, of both heads: a tree that joins bits 3, 4, 5, 0, 1, 2 of the key's number. */
-    __device__ __forceinline__ void add_weights(uint32_t tile, const float (&factor)[2])
+    __device__ __forceinline__ void add_weights(uint32_t tile)
     {
         float2 r[4];
 #pragma unroll
@@ -200,7 +206,7 @@ template <class T, uint32_t D, bool HAS_EXTRAS> struct sync_worker {
             for (uint32_t e = 0; e < 2; e++)
                 sum[e] = sum[e] + __shfl_xor_sync(~0u, sum[e], apart);
         for (uint32_t e = 0; e < 2; e++)
-            l[e] = fmaf(factor[e], l[e], sum[e]);
+            l[e] = fmaf(a[tile][e], l[e], sum[e]);
     }
 
     /* Adds the warp's columns of a piece's values; keys outside [seen, end) of the split are zeros. first: the piece's key. */
@@ -231,43 +237,45 @@ template <class T, uint32_t D, bool HAS_EXTRAS> struct sync_worker {
     /* m, l and o of a split; low, high: its tiles that hold keys in [seen, end). */
     __device__ __forceinline__ void split(uint32_t low, uint32_t high, int32_t seen, int32_t end)
     {
+        const uint32_t first_piece = low * shape::tile_pieces, end_piece = high * shape::tile_pieces;
 #pragma unroll
-        for (uint32_t i = 0; i < shape::pieces; i++) {
-            const uint32_t tile = i / shape::tile_pieces, group = i * shape::groups, own = (warp - group) % SYNC_WARPS;
-            if (tile < low || tile >= high)
+        for (uint32_t i = 0; i < shape::steps; i++) {
+            const uint32_t begin = max(2 * i, first_piece), stop = min(2 * i + 2, end_piece);
+            if (begin >= stop)
                 continue;
-            const uint32_t keys = next_piece();
-            if (own < shape::groups)
-                score(s[tile / 2], keys + own * 2 * shape::octet_bytes, (group + own) * 16, seen, end);
+            const uint32_t first = step(stop - begin), group = warp + i * shape::groups, piece = group * 16 / shape::keys;
+            if (warp < shape::groups && piece >= begin && piece < stop)
+                score(s[i], place(first, piece - begin) + group * 16 % shape::keys / 8 * shape::octet_bytes, group * 16, seen,
+                      end);
         }
         __syncthreads();
         soften(low, high);
         for (uint32_t i = 0; i < shape::columns * 4; i++)
             o[i / 4][i % 4] = 0;
         l[0] = l[1] = 0;
-#pragma unroll 1
-        for (uint32_t i = 0; i < high * shape::tile_pieces; i++) {
-            const uint32_t tile = i / shape::tile_pieces, key = i * shape::keys;
-            float factor[2] = {a[0][0], a[0][1]};
-            if (i % shape::tile_pieces == shape::tile_pieces - 1)
 #pragma unroll
-                for (uint32_t next = 1; next < TILES; next++)
-                    for (uint32_t e = 0; e < 2; e++)
-                        a[next - 1][e] = a[next][e];
-            if (tile < low)
+        for (uint32_t i = 0; i < shape::steps; i++) {
+            const uint32_t begin = max(2 * i, first_piece), stop = min(2 * i + 2, end_piece);
+            if (begin >= stop)
                 continue;
-            const uint32_t values = next_piece();
-            if (i % shape::tile_pieces == 0) {
-                add_weights(tile, factor);
-                for (uint32_t f = 0; f < shape::columns * 4; f++)
-                    o[f / 4][f % 4] *= factor[f % 2];
+            const uint32_t first = step(stop - begin);
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++) {
+                const uint32_t piece = 2 * i + j, tile = piece / shape::tile_pieces, key = piece * shape::keys;
+                if (piece < begin || piece >= stop)
+                    continue;
+                if (piece % shape::tile_pieces == 0) {
+                    add_weights(tile);
+                    for (uint32_t f = 0; f < shape::columns * 4; f++)
+                        o[f / 4][f % 4] *= a[tile][f % 2];
+                }
+                if (D < 128 && warp * 16 >= D)
+                    continue;
+                if ((int32_t)key < seen || (int32_t)(key + shape::keys) > end)
+                    add_values<true>(place(first, piece - begin), key, seen, end);
+                else
+                    add_values<false>(place(first, piece - begin), key, seen, end);
             }
-            if (D < 128 && warp * 16 >= D)
-                continue;
-            if ((int32_t)key < seen || (int32_t)(key + shape::keys) > end)
-                add_values<true>(values, key, seen, end);
-            else
-                add_values<false>(values, key, seen, end);
         }
     }
 
@@ -366,7 +374,7 @@ attention_sync(const __grid_constant__ attended<T, T> x, const __grid_constant__
     const struct decode_run run(walk, i0, i1, ends.first, ends.last);
     sync_fetcher<T, D> fetcher(x, run, walk, parts, shared_address(shared));
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    sync_worker<T, D, HAS_EXTRAS> w = {fetcher, p, most, part, shared_address(shared), place.depth, 0, place.depth, false,
+    sync_worker<T, D, HAS_EXTRAS> w = {fetcher, p, most, part, shared_address(shared), place.depth, 0, 0, place.depth,
                                        warp, lane, lane / 4, lane % 4, x.factor, x.cap_factor};
     for (uint32_t i = 0; i < place.depth; i++)
         fetcher.start(i);

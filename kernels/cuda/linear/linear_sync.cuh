@@ -181,7 +181,7 @@ template <class T, uint32_t EIGHTS, uint32_t STAGE, uint32_t STAGES>
 static __global__ void __launch_bounds__(SYNC_MAX_WARPS * 32 + 32)
 linear_sync(const __grid_constant__ struct sync_product p, const __grid_constant__ struct output out)
 {
-    static_assert(STAGE % 2 == 0, "operands alternate");
+    static_assert(STAGE == 2 || STAGE == 4, "operands alternate; a warp copies whole rows of x");
     extern __shared__ __align__(1024) uint8_t shared[];
     const uint32_t x_rows = min(out.n_rows, 8 * EIGHTS), tile_rows = blockDim.x / 2 - 16, n_blocks = p.n_blocks;
     const uint32_t data = kept(shared_address(shared)), stage_bytes = kept((x_rows + tile_rows) * STAGE * 128);
@@ -257,17 +257,18 @@ linear_sync(const __grid_constant__ struct sync_product p, const __grid_constant
 
 typedef void (*sync_kernel)(struct sync_product, struct output);
 
-/* Rings: blocks of a stage, and stages; the first that fits shared memory is the best. */
+/* Rings: blocks of a stage, and stages. */
 struct sync_ring {
     uint32_t stage, stages;
 };
-static const struct sync_ring SYNC_RINGS[] = {{4, 4}, {4, 3}, {2, 4}, {2, 3}};
-#define N_SYNC_RINGS (sizeof SYNC_RINGS / sizeof *SYNC_RINGS)
+enum sync_ring_name { RING_4X6, RING_4X4, RING_4X3, RING_2X4, RING_2X3, N_SYNC_RINGS };
+static const struct sync_ring SYNC_RINGS[N_SYNC_RINGS] = {{4, 6}, {4, 4}, {4, 3}, {2, 4}, {2, 3}};
 
 template <class T, uint32_t EIGHTS> static sync_kernel sync_few_with(uint32_t ring)
 {
-    const sync_kernel kernels[N_SYNC_RINGS] = {linear_sync<T, EIGHTS, 4, 4>, linear_sync<T, EIGHTS, 4, 3>,
-                                               linear_sync<T, EIGHTS, 2, 4>, linear_sync<T, EIGHTS, 2, 3>};
+    const sync_kernel kernels[N_SYNC_RINGS] = {linear_sync<T, EIGHTS, 4, 6>, linear_sync<T, EIGHTS, 4, 4>,
+                                               linear_sync<T, EIGHTS, 4, 3>, linear_sync<T, EIGHTS, 2, 4>,
+                                               linear_sync<T, EIGHTS, 2, 3>};
     return kernels[ring];
 }
 
@@ -284,6 +285,23 @@ template <class T> static cudaError_t sync_few_open(const struct cuda *cuda)
     return code;
 }
 
+/* Warps of a block and a ring, of at most 96 KB. By tiles a processor, the fastest on an H200. */
+struct sync_few_form {
+    uint32_t warps;
+    enum sync_ring_name ring;
+};
+static inline struct sync_few_form sync_few_choose(uint32_t n_tiles, uint32_t n_processors, uint32_t n_rows)
+{
+    const bool is_tall = n_rows > 16;
+    if (n_tiles <= 2 * n_processors)
+        return {1, is_tall ? RING_4X4 : RING_4X6};
+    if (n_tiles <= 6 * n_processors)
+        return {2, is_tall ? RING_4X3 : RING_4X4};
+    if (is_tall || n_tiles <= 8 * n_processors)
+        return {4, RING_2X4};
+    return {7, RING_2X3};
+}
+
 /* Shared memory that a block can have where `side_by_side` blocks share a processor. */
 static inline uint32_t sync_room(const struct cuda *cuda, uint32_t side_by_side)
 {
@@ -294,13 +312,11 @@ static inline uint32_t sync_room(const struct cuda *cuda, uint32_t side_by_side)
 template <class T>
 static void sync_few_multiply(const struct cuda *cuda, const struct sync_product &p, const struct output &out)
 {
-    const uint32_t n_tiles = ceil_div(p.n_w_rows, 16), warps = n_tiles <= 6 * cuda->n_processors ? 2 : out.n_rows <= 16 ? 7 : 6;
-    const uint32_t block_bytes = (warps * 16 + out.n_rows) * 128;
-    uint32_t ring = 0;
-    while (ring + 1 < N_SYNC_RINGS && SYNC_RINGS[ring].stage * SYNC_RINGS[ring].stages * block_bytes > cuda->shared_bytes)
-        ring++;
-    launch(cuda, sync_few_of<T>(out.n_rows, ring), dim3(ceil_div(n_tiles, warps)), warps * 32 + 32,
-           SYNC_RINGS[ring].stage * SYNC_RINGS[ring].stages * block_bytes, p, out);
+    const uint32_t n_tiles = ceil_div(p.n_w_rows, 16);
+    const struct sync_few_form form = sync_few_choose(n_tiles, cuda->n_processors, out.n_rows);
+    const struct sync_ring ring = SYNC_RINGS[form.ring];
+    launch(cuda, sync_few_of<T>(out.n_rows, form.ring), dim3(ceil_div(n_tiles, form.warps)), form.warps * 32 + 32,
+           ring.stage * ring.stages * (form.warps * 16 + out.n_rows) * 128, p, out);
 }
 
 #endif
