@@ -2,7 +2,7 @@
  * device of compute capability 8.0 or later. W and x have one two-byte type, n_cols is a multiple of 64. Every output is one
  * float32 accumulator over the k16 steps 0, 1, 2, ..., the chain of every kernel of linear.cu.
  *
- * A warp has 16 rows of W, which it copies itself, and all rows of x, which the warps of a block copy together. Both go into a
+ * A warp has 16 rows of W, which it copies itself, and all rows of x, which one more warp of the block copies. Both go into a
  * ring of stages, each some blocks of 64 columns: rows in runs of 128 bytes, the 16-byte chunk c of row r at c ^ (r % 8). Where
  * a weight has few rows, a processor has two or three warps, and their chains of products must not wait. So what copies the
  * blocks of a later stage and what loads the operands of the next block stands between the products of a block. Where W is
