@@ -1,26 +1,30 @@
 """How long an image takes before it reaches the engine, in processor time of one core, beside Pillow; and in the engine.
 
     python benchmarks/images.py [--height 1080] [--width 1920]
-    python benchmarks/images.py --engine [--device cuda] [--layers 28] [--images 32]
+    python benchmarks/images.py --engine [--model llava] [--device cuda] [--layers 28] [--images 32] [--rates 1,4] [--profile]
 
 The image is a smooth one with noise, as a JPEG of quality 90. Times are the least of --runs.
 
 --engine: an engine of Qwen2.5-VL-7B's shape with random weights in bfloat16, images of 1024 x 1024 pixels, all different, from
 arrays to the first token, their preparation included. One image alone, beside a text of as many tokens: the difference is the
-tower's and the preparation's. Then images a second, and the first token of a text of 128 tokens alone and while four requests
-with an image are in flight at any time. Medians over rounds.
+tower's and the preparation's. Then images a second, beside the bound by the operations of tower and text at --peak TFLOP/s.
+Then the first token of a text of 128 tokens: alone, beside images that come at random at each of --rates a second, and
+while four requests with an image are in flight at any time. Medians over rounds.
+
+--model llava: LLaVA 1.5's shape and images of 336 x 336 pixels. --profile prints the kernels' times of --images at once.
 """
 
 import argparse
 import asyncio
 import io
+import itertools
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -57,9 +61,8 @@ def least(call: Callable[[], object], runs: int) -> float:
     return min(times) * 1e3
 
 
-SIDE, FEATURES, ID = 1024, 37 * 37, 151655
-SHAPE: dict[str, Any] = {
-    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "image_token_id": ID,
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "image_token_id": 151655,
     "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vocab_size": 152064, "hidden_size": 3584,
     "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28,
     "max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu",
@@ -69,24 +72,77 @@ SHAPE: dict[str, Any] = {
         "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "spatial_merge_size": 2, "temporal_patch_size": 2,
         "hidden_act": "silu"},
 }  # fmt: skip
-PROCESSOR = {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 3136, "longest_edge": 12845056}}
+LLAVA: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 32000,
+    "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "projector_hidden_act": "gelu",
+    "text_config": {
+        "model_type": "llama", "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "rope_theta": 1e4, "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    "vision_config": {
+        "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "image_size": 336, "patch_size": 14, "hidden_act": "quick_gelu"},
+}  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """A model; side of its images in pixels; features and floating-point operations of one, the latter by the tower."""
+
+    config: dict[str, Any]
+    processor: dict[str, Any]
+    side: int
+    features: int
+    token: int
+    tower_flop: float
+
+    def with_layers(self, n: int) -> dict[str, Any]:
+        changed: dict[str, Any] = {"num_hidden_layers": n}
+        if "text_config" in self.config:
+            changed = {"text_config": {**self.config["text_config"], **changed}}
+        return {**self.config, **changed}
+
+    def text_flop(self, n_layers: int) -> float:
+        """Of the linears of a prompt with an image; the few tokens around it and the text's attention left out."""
+        text = self.config.get("text_config", self.config)
+        kv = text["hidden_size"] // text["num_attention_heads"] * text["num_key_value_heads"]
+        layer = 2 * text["hidden_size"] * (text["hidden_size"] + kv) + 3 * text["hidden_size"] * text["intermediate_size"]
+        return float(2 * self.features * n_layers * layer)
+
+
+ROWS = 74 * 74  # patches of an image of 1024 x 1024, which becomes one of 1036 x 1036
+TOWER = ROWS * 32 * (2 * (4 * 1280**2 + 3 * 1280 * 3420)) + 4 * 1280 * ROWS * (4 * ROWS + 28 * 64) + ROWS // 2 * 5120 * 8704
+CLIP = 577 * 23 * (2 * 12 * 1024**2 + 4 * 1024 * 577) + 576 * 2 * 4096 * (1024 + 4096)
+SHAPES = {
+    "qwen2.5-vl": Shape(
+        QWEN,
+        {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 3136, "longest_edge": 12845056}},
+        1024, ROWS // 4, 151655, TOWER),
+    "llava": Shape(
+        LLAVA,
+        {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336},
+         "crop_size": {"height": 336, "width": 336}},
+        336, 576, 32000, CLIP),
+}  # fmt: skip
 ONE = SamplingParams(temperature=0, max_tokens=1)
+Traffic = Coroutine[Any, Any, None]
 
 
 class Prompts:
-    """Prompts that all differ."""
+    """Prompts that all differ; images come again after 256 others."""
 
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
-        self.base = self.rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    def __init__(self, shape: Shape) -> None:
+        self.rng, self.shape = np.random.default_rng(0), shape
+        base = self.rng.integers(0, 256, (shape.side, shape.side, 3), dtype=np.uint8)
+        rolls = self.rng.integers(shape.side, size=(256, 2))
+        self.images = itertools.cycle([np.roll(base, roll, (0, 1)) ^ np.uint8(i) for i, roll in enumerate(rolls)])
 
     def text(self, n: int) -> list[int]:
-        return self.rng.integers(1000, 100000, n).tolist()
+        return [int(each) for each in self.rng.integers(1000, 30000, n)]
 
     def image(self) -> Any:
         """An image and some text."""
-        pixels = np.roll(self.base, self.rng.integers(SIDE, size=2), (0, 1)) ^ np.uint8(self.rng.integers(256))
-        return {"prompt_token_ids": [*self.text(4), *[ID] * FEATURES, *self.text(16)], "multi_modal_data": {"image": pixels}}
+        ids = [*self.text(4), *[self.shape.token] * self.shape.features, *self.text(16)]
+        return {"prompt_token_ids": ids, "multi_modal_data": {"image": next(self.images)}}
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -96,57 +152,106 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-async def first_tokens(engine: AsyncEngine, prompts: Prompts, rounds: int, beside: int) -> list[float]:
-    """Seconds to the first token of texts of 128 tokens, while so many requests with an image are in flight."""
+async def answer(engine: AsyncEngine, prompts: Prompts) -> None:
+    await engine.generate(prompts.image(), ONE)
 
-    async def keep() -> None:
+
+async def keep(engine: AsyncEngine, prompts: Prompts) -> None:
+    """A request with an image is in flight at any time."""
+    while True:
+        await answer(engine, prompts)
+
+
+async def send(engine: AsyncEngine, prompts: Prompts, rate: float) -> None:
+    """Requests with an image come at random."""
+    async with asyncio.TaskGroup() as group:
         while True:
-            await engine.generate(prompts.image(), ONE)
+            await asyncio.sleep(prompts.rng.exponential(1 / rate))
+            group.create_task(answer(engine, prompts))
 
-    tasks = [asyncio.create_task(keep()) for _ in range(beside)]
-    await asyncio.sleep(1 if beside else 0)
-    found = []
-    for _ in range(rounds):
+
+async def first_tokens(engine: AsyncEngine, prompts: Prompts, seconds: float, *traffic: Traffic) -> list[float]:
+    """Milliseconds to the first token of texts of 128 tokens, one after the other, while there is traffic."""
+    await engine.generate(prompts.text(128), ONE)
+    tasks = [asyncio.create_task(each) for each in traffic]
+    await asyncio.sleep(0.5 if tasks else 0)
+    found, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end:
         start = time.perf_counter()
         await engine.generate(prompts.text(128), ONE)
-        found.append(time.perf_counter() - start)
-        await asyncio.sleep(0.02)
+        found.append(1e3 * (time.perf_counter() - start))
+        await asyncio.sleep(prompts.rng.uniform(0.01, 0.04))
     for task in tasks:
+        if task.done():
+            raise RuntimeError("the traffic ended") from task.exception()
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     return found
 
 
-async def beside_texts(options: dict[str, Any], prompts: Prompts, rounds: int) -> None:
+async def beside_texts(options: dict[str, Any], prompts: Prompts, chosen: argparse.Namespace) -> None:
     async with AsyncEngine.create(**options) as engine:
-        await first_tokens(engine, prompts, 3, 1)
-        alone, beside = [await first_tokens(engine, prompts, 3 * rounds, n) for n in (0, 4)]
-    a, b = statistics.median(alone), statistics.median(beside)
-    print(f"first token of a text of 128 tokens: alone {a * 1e3:.1f} ms, beside images {b * 1e3:.1f} ms "
-          f"(largest {max(beside) * 1e3:.1f}): {b / a:.2f} x")  # fmt: skip
+        await engine.generate(prompts.image(), ONE)
+        alone = statistics.median(await first_tokens(engine, prompts, chosen.seconds))
+        print(f"first token of a text of 128 tokens: alone {alone:.1f} ms", flush=True)
+        kinds = [(f"beside {rate:g} images a second", [send(engine, prompts, rate)]) for rate in chosen.rates]
+        for name, traffic in [*kinds, ("beside four images at any time", [keep(engine, prompts) for _ in range(4)])]:
+            found = sorted(await first_tokens(engine, prompts, chosen.seconds, *traffic))
+            median, mean = statistics.median(found), statistics.mean(found)
+            print(f"  {name}: median {median:.1f} ms, {median / alone:.2f} x; mean {mean:.1f}, "
+                  f"95 % below {found[len(found) * 95 // 100]:.1f} ms ({len(found)} texts)", flush=True)  # fmt: skip
 
 
 def in_engine(chosen: argparse.Namespace) -> None:
     """The figures of --engine."""
-    prompts = Prompts()
+    shape = SHAPES[chosen.model]
+    n_layers = chosen.layers or shape.config.get("text_config", shape.config)["num_hidden_layers"]
+    prompts = Prompts(shape)
     with tempfile.TemporaryDirectory() as folder:
-        config = {**SHAPE, "num_hidden_layers": chosen.layers}
-        Path(folder, "config.json").write_text(json.dumps(config))
-        Path(folder, "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+        Path(folder, "config.json").write_text(json.dumps(shape.with_layers(n_layers)))
+        Path(folder, "preprocessor_config.json").write_text(json.dumps(shape.processor))
         options = {"model": folder, "device": chosen.device, "dtype": "bfloat16", "load_format": "dummy", "max_num_seqs": 64,
                    "skip_tokenizer_init": True, "max_model_len": 4096, "max_num_batched_tokens": 8192}  # fmt: skip
         with LLM(**options) as llm:
+            several = [prompts.image() for _ in range(chosen.images)]
+
+            def at_once() -> None:
+                llm.generate(several, ONE, use_tqdm=False)
+
             llm.generate([prompts.image() for _ in range(3)], ONE, use_tqdm=False)
+            if chosen.profile:
+                return profile(at_once, chosen.images)
             images = [timed(lambda: llm.generate([prompts.image()], ONE, use_tqdm=False)) for _ in range(chosen.runs)]
-            texts = [timed(lambda: llm.generate([prompts.text(FEATURES + 20)], ONE, use_tqdm=False)) for _ in images]
+            texts = [timed(lambda: llm.generate([prompts.text(shape.features + 20)], ONE, use_tqdm=False)) for _ in images]
             image, text = (statistics.median(each) * 1e3 for each in (images, texts))
             print(f"one image alone: {image:.1f} ms, a text of as many tokens: {text:.1f} ms")
             rates = []
             for _ in range(3):
                 several = [prompts.image() for _ in range(chosen.images)]
-                rates.append(chosen.images / timed(lambda several=several: llm.generate(several, ONE, use_tqdm=False)))
-            print(f"{chosen.images} images of {SIDE} x {SIDE} at once: {statistics.median(rates):.1f} images/s")
-        asyncio.run(beside_texts(options, prompts, chosen.runs))
+                rates.append(chosen.images / timed(at_once))
+            flop = shape.tower_flop, shape.text_flop(n_layers)
+            print(f"{chosen.images} images of {shape.side} x {shape.side} at once: {statistics.median(rates):.1f} images/s; "
+                  f"bound {1e12 * chosen.peak / sum(flop):.1f} by {flop[0] / 1e12:.2f} + {flop[1] / 1e12:.2f} TFLOP "
+                  f"at {chosen.peak:g} TFLOP/s", flush=True)  # fmt: skip
+        if chosen.seconds:
+            asyncio.run(beside_texts(options, prompts, chosen))
+
+
+def profile(call: Callable[[], object], n: int) -> None:
+    """Times of the kernels by torch's profiler, an image."""
+    import torch
+    from cuda import print_kernels
+    from torch.profiler import ProfilerActivity
+
+    torch.cuda.init()
+    call()
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
+        seconds = timed(call)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        recorded.export_chrome_trace(str(trace))
+        print_kernels(json.loads(trace.read_text())["traceEvents"], n)
+    print(f"{1e6 * seconds / n:.0f} us of wall time an image while recorded")
 
 
 def main() -> None:
@@ -156,8 +261,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--layers", type=int, default=28, help="of the text")
+    parser.add_argument("--model", choices=SHAPES, default="qwen2.5-vl")
+    parser.add_argument("--layers", type=int, help="of the text; default: all")
     parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--rates", type=lambda text: [float(each) for each in text.split(",")], default=[1, 4])
+    parser.add_argument("--seconds", type=float, default=5, help="of texts for each traffic; 0: none")
+    parser.add_argument("--peak", type=float, default=790, help="of the device, in TFLOP/s")
+    parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args()
     if chosen.engine:
         return in_engine(chosen)

@@ -500,10 +500,18 @@ static bool awaits_adapter(struct scheduler *s, const struct sequence *q)
     return q->n_overtaken < MAX_OVERTAKEN && !has_adapter(s, q);
 }
 
+/* True for a sequence with images where another one's are not computed in this step; those without images are not held up. */
+static bool awaits_features(const struct scheduler *s, const struct sequence *q)
+{
+    return s->awaits_features && q->request->spec.n_items;
+}
+
 /* True for a sequence that is passed over at this step. */
 static bool is_passed_over(struct scheduler *s, struct sequence *q)
 {
     bool may_hit = s->rows_left && !q->swapped;
+    if (awaits_features(s, q))
+        return true;
     if (s->n_state_pages && may_hit && recurrent_is_awaited(s, q, hit_limit(s, q)))
         return true;
     return awaits_adapter(s, q) || (s->outer && may_hit && seek_is_on(s, q, hit_limit(s, q)));
@@ -516,7 +524,7 @@ static void admit_waiting(struct scheduler *s, double now)
     for (uint32_t i = 0; s->waiting.n && i < s->n_running; i++)
         promise_rest(s, s->running[i]);
     for (struct sequence *q = queue_first(&s->waiting), *next;
-         q && s->n_running < config_of(s)->max_num_seqs && !s->awaits_features; q = next) {
+         q && s->n_running < config_of(s)->max_num_seqs; q = next) {
         struct sequence *lead = q->swapped ? NULL : fork_source(q);
         next = queue_next(q);
         q->is_blocked = !lead && n_passed < MAX_PASSED && is_passed_over(s, q);
@@ -524,7 +532,7 @@ static void admit_waiting(struct scheduler *s, double now)
             if (!overtaken && awaits_adapter(s, q))
                 overtaken = q;
             n_passed++;
-        } else if (lead ? !fork_from(s, lead, q) : !s->rows_left || !admit(s, q, now)) {
+        } else if (lead ? !fork_from(s, lead, q) : !s->rows_left || awaits_features(s, q) || !admit(s, q, now)) {
             break;
         } else if (overtaken) {
             overtaken->n_overtaken++;

@@ -145,7 +145,7 @@ struct sequence {
     uint32_t last_due, leaves_at;  /* recurrent state: position of the prompt's last snapshot, and the position up to which
                                     * other sequences have published the same blocks */
     uint32_t passed_block;         /* number of blocks before its newest temporary snapshot; 0: none */
-    bool is_blocked;               /* passed over at admission: a running prompt is about to make a snapshot for it */
+    bool is_blocked;               /* passed over at admission, as scheduler.c says */
     uint32_t first_block[BATCH_MAX_GROUPS]; /* first block of each group's table that is still in the window */
     struct sequence *next_fork;    /* next sequence that draws from the same row in this step */
     struct sequence *left, *right, *parent; /* links in the waiting queue */

@@ -1,4 +1,5 @@
 #include "running.h"
+#include "tower_join.h"
 
 #include "../base/mem.h"
 
@@ -11,17 +12,13 @@ struct tower {
     char *features;            /* [encoder_cache_tokens][feature_stride] items: the feature pool */
     uint32_t feature_stride;
     bool is_staged;            /* steps cannot read host memory */
-    char *bytes;               /* device memory for a piece, if is_staged: its bytes, its tables, ... */
+    char *bytes;               /* device memory for what a run computes, if is_staged: its bytes, its tables, ... */
     int32_t *tables[PIECE_TABLES], *feature_rows;
-    int32_t *placed;           /* [encoder_cache_tokens] in host memory: rows of a piece's features that do not lie together */
+    struct piece_join join;    /* what the next run computes */
+    int32_t *placed;           /* [encoder_cache_tokens] in host memory: rows of its features */
     int32_t *visual, *visible_end, *rope_positions; /* ... and for the arrays of a step's rows */
     size_t bytes_size, table_values[PIECE_TABLES];
 };
-
-uint32_t piece_rows(const struct item_piece *piece, uint32_t list)
-{
-    return list ? piece->tables[PIECE_LIST + list].n : piece->n_rows;
-}
 
 /* ---- what a program wants of a piece ----------------------------------------------------------------------------------- */
 
@@ -273,6 +270,9 @@ enum rc tower_make_buffers(struct model *text, struct err *err)
         rc = buffer(t, pool_bytes(t), &t->features, err);
     if (!rc && !(t->placed = mem_calloc(text->options.encoder_cache_tokens + 1, sizeof *t->placed)))
         rc = err_set(err, RC_MEMORY, "tower: out of memory");
+    if (!rc)
+        rc = join_make(&t->join, t->m.program, t->m.options.max_num_batched_tokens, t->is_staged ? 0 : t->bytes_size,
+                       t->table_values, err);
     return rc || !t->is_staged ? rc : make_staging(t, err);
 }
 
@@ -292,6 +292,7 @@ void tower_destroy(struct model *text)
     b->buffer_destroy(t->m.ctx, t->visible_end, rows_bytes(t, 1));
     b->buffer_destroy(t->m.ctx, t->rope_positions, rows_bytes(t, program_n_axes(text->program)));
     mem_free(t->placed);
+    join_clear(&t->join);
     model_free_ropes(&t->m);
     entries_clear(&t->m.entries);
     plan_clear(&t->m.plan);
@@ -317,15 +318,17 @@ struct batch_view tower_segments(const struct running *run, uint32_t table, uint
     return view;
 }
 
-/* Brings a piece to the device: `on_device` gets the places of its bytes and tables there. */
+/* Brings joined pieces to the device: `on_device` gets the places of their bytes and tables there. */
 static enum rc stage(struct tower *t, const struct item_piece *piece, struct item_piece *on_device, struct err *err)
 {
     const struct backend *b = t->m.backend;
+    enum rc rc = RC_OK;
     *on_device = *piece;
     if (!t->is_staged)
         return RC_OK;
     on_device->bytes = (const uint8_t *)t->bytes;
-    enum rc rc = b->upload(t->m.ctx, t->bytes, piece->bytes, (size_t)piece->n_rows * row_bytes(t->m.program), err);
+    for (size_t i = 0, at = 0; i < t->join.n_pieces && !rc; at += t->join.pieces[i++]->n_bytes)
+        rc = b->upload(t->m.ctx, t->bytes + at, t->join.pieces[i]->bytes, t->join.pieces[i]->n_bytes, err);
     for (uint32_t i = 0; i < PIECE_TABLES && !rc; i++) {
         on_device->tables[i].values = t->tables[i];
         if (piece->tables[i].n && t->tables[i]) /* the program reads the table */
@@ -334,19 +337,41 @@ static enum rc stage(struct tower *t, const struct item_piece *piece, struct ite
     return rc;
 }
 
-static enum rc encode(struct tower *t, const struct item_piece *piece, const int32_t *feature_rows, struct err *err)
+/* Computes the features of the joined pieces. */
+static enum rc encode(struct tower *t, struct err *err)
 {
+    if (!t->join.n_pieces)
+        return RC_OK;
+    const struct item_piece *piece = join_all(&t->join);
     struct item_piece on_device;
-    struct running run = {.m = &t->m, .err = err, .piece = &on_device, .host_piece = piece, .feature_rows = feature_rows};
+    struct running run = {.m = &t->m, .err = err, .piece = &on_device, .host_piece = piece, .feature_rows = t->placed};
     enum rc rc = stage(t, piece, &on_device, err);
     if (!rc && t->is_staged) {
         run.feature_rows = t->feature_rows;
-        rc = t->m.backend->upload(t->m.ctx, t->feature_rows, feature_rows, piece->n_features * sizeof *feature_rows, err);
+        rc = t->m.backend->upload(t->m.ctx, t->feature_rows, t->placed, piece->n_features * sizeof *t->placed, err);
     }
     run.view.n_rows = run.n_wanted_rows = piece->n_rows;
     run.view.positions = run.rope_positions = on_device.tables[PIECE_POSITIONS].values;
     run.axis_stride = piece->n_rows;
-    return rc ? rc : program_run(&run);
+    rc = rc ? rc : program_run(&run);
+    join_end(&t->join);
+    return rc;
+}
+
+/* Adds a piece to the next run; runs those before it if it does not go with them. rows: of its item's features, or its own. */
+static enum rc add_piece(struct tower *t, const struct item_piece *piece, const int32_t *rows, struct err *err)
+{
+    enum rc rc = RC_OK;
+    uint32_t first = t->join.all.n_features;
+    if (!join_add(&t->join, piece)) {
+        rc = encode(t, err);
+        join_add(&t->join, piece);
+        first = 0;
+    }
+    const int32_t *places = piece->tables[PIECE_PLACES].n ? piece->tables[PIECE_PLACES].values : NULL;
+    for (uint32_t f = 0; f < piece->n_features; f++)
+        t->placed[first + f] = rows[places ? (uint32_t)places[f] : f];
+    return rc;
 }
 
 void tower_use(struct running *run)
@@ -392,12 +417,11 @@ enum rc tower_begin(struct running *run)
         const struct prompt_item *item = b->encodings[i].item;
         const int32_t *rows = b->feature_rows + b->encodings[i].first;
         for (uint32_t p = 0; p < item->n_pieces && !rc; p++) {
-            const struct item_piece *piece = &item->pieces[p];
-            for (uint32_t f = 0; f < piece->tables[PIECE_PLACES].n; f++)
-                t->placed[f] = rows[piece->tables[PIECE_PLACES].values[f]];
-            rc = encode(t, piece, piece->tables[PIECE_PLACES].n ? t->placed : rows, run->err);
-            rows += piece->tables[PIECE_PLACES].n ? 0 : piece->n_features;
+            rc = add_piece(t, &item->pieces[p], rows, run->err);
+            rows += item->pieces[p].tables[PIECE_PLACES].n ? 0 : item->pieces[p].n_features;
         }
     }
+    rc = rc ? rc : encode(t, run->err);
+    join_end(&t->join);
     return rc ? rc : begin_rows(run);
 }

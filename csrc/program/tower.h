@@ -27,7 +27,10 @@ enum rc tower_begin(struct running *run);
 enum rc tower_check_piece(const struct model *model, const struct item_piece *piece, struct err *err);
 
 /* Rows of a tower's value (enum row_list). */
-uint32_t piece_rows(const struct item_piece *piece, uint32_t list);
+static inline uint32_t piece_rows(const struct item_piece *piece, uint32_t list)
+{
+    return list ? piece->tables[PIECE_LIST + list].n : piece->n_rows;
+}
 /* The segments of an attention over n_rows rows, as sequences. */
 struct batch_view tower_segments(const struct running *run, uint32_t table, uint32_t n_rows);
 /* The columns of the feature pool from `first` on. */

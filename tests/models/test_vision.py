@@ -274,6 +274,22 @@ def test_llm_takes_images_beside_texts(vision):
     assert both in [event.images for event in events if event.kind == 0]  # a block with tokens of two images names both
 
 
+def test_a_text_passes_images_that_wait_for_the_tower(vision):
+    """A step computes one image; the text behind three of them is in the first step all the same."""
+    model = vision("llava")
+    prompts = []
+    for parts in [[image, 3] for image in model.images(3)] + [[5, 9, 77]]:
+        ids, placed = model.prompt(parts)
+        prompts.append(Prompt(None, np.array(ids, np.int32)))
+        prompts[-1].images = placed
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "max_encoder_rows": 16}
+    with LLM(model.directory, encoder_cache_tokens=64, max_num_batched_tokens=128, **options) as llm:
+        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1))
+        rows = [step.rows for step in llm.step_log()]
+    one = len(prompts[0].ids)
+    assert rows == [one + 3, one, one]
+
+
 def test_inspect_prints_towers(vision, capsys):
     from llmpy.cli import main
 
