@@ -86,6 +86,30 @@ def test_device_types(dtype: str, cuda: str) -> None:
     assert np.abs(out.astype(np.float64) - exact(q, k, v, LENGTHS, heads, 0.18)).max() <= tolerance * 4
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((3, 3), 64), ((4, 2), 72), ((2, 2), 80), ((2, 1), 128), ((3, 3), 88), ((5, 5), 40)]
+)
+def test_on_tensor_cores(dtype: str, heads: tuple[int, int], head_dim: int, cuda: str) -> None:
+    """Segments of one row to many tiles; equal bits of each alone, and of columns of one wide value."""
+    lengths = [1, 63, 64, 65, 17, 700, 128, *[3] * 300, 129]
+    rng, n, kind = np.random.default_rng(head_dim), sum(lengths), TYPES[dtype]
+    backend = Backend(cuda, dtype=dtype, library=hardware.cuda_library())
+    widths = [heads[0] * head_dim, heads[1] * head_dim, heads[1] * head_dim]
+    every = rng.standard_normal((n, sum(widths))).astype(kind)
+    q, k, v = (np.ascontiguousarray(part) for part in np.split(every, np.cumsum(widths)[:-1], 1))
+    scale, out = 2 * head_dim**-0.5, np.zeros((n, widths[0]), kind)
+    backend.row_attention(starts(lengths), q.view("i2"), k.view("i2"), v.view("i2"), out.view("i2"), *heads, scale)
+    tolerance = {"float16": 3e-3, "bfloat16": 2.5e-2}[dtype]
+    assert np.abs(out.astype(np.float64) - exact(q, k, v, lengths, heads, scale)).max() <= tolerance
+    at = starts(lengths)
+    for s in (0, 1, 3, 4, 5, 8, len(lengths) - 1):
+        part, alone = slice(at[s], at[s + 1]), np.zeros((lengths[s], widths[0]), kind)
+        own = [x[part].view("i2") for x in (q, k, v)]
+        backend.row_attention(starts(lengths[s : s + 1]), *own, alone.view("i2"), *heads, scale)
+        assert alone.tobytes() == out[part].tobytes(), lengths[s]
+
+
 def test_squares_and_distances(open_backend: Open) -> None:
     """Scores with two tables of distances, whose rows are shared out; and rows that do not depend on other squares."""
     rng, side, heads, head_dim, n = np.random.default_rng(8), 5, 3, 20, 4

@@ -1,11 +1,13 @@
-/* out[i][h] = sum over all rows j of i's sequence of p[j] v[j][h'], p = softmax of scale * (q[i][h] . k[j][h']), h' the head of
- * k and v that head h reads; float32, rounded once. A block a row and head. A score is one chain over head_dim; thread t has
- * the rows t, t + THREADS, ...; the sum of the p is a chain over these, then block_reduce's tree; a column of out is one chain
- * over j, divided by that sum at the end. So a row's bits depend on its sequence alone. The scores of a row lie in shared
- * memory, which bounds a sequence's length. Bound by operations: 4 n^2 heads head_dim for n rows, which is little for the short
- * texts that encoders take: 256 rows of 12 heads of 32 are 0.1 GFLOP, some us; not tuned. grid_attention adds what depends on
- * the distances in a square (tower_args.h), a chain over head_dim for each line and column. */
+/* out[i][h] = sum over all rows j of i's sequence of p[j] v[j][h'], p = softmax of scale * (q[i][h] . k[j][h']), h' the head
+ * of k and v that head h reads; float32, rounded once. Types of two bytes with heads of up to 128 values go to the tensor
+ * cores (row_attention_tiles.cuh); here a block has a row and head. A score is one chain over head_dim; thread t has the rows
+ * t, t + THREADS, ...; the sum of the p is a chain over these, then block_reduce's tree; a column of out is one chain over j,
+ * divided by that sum at the end. So a row's bits depend on its sequence alone. The scores of a row lie in shared memory,
+ * which bounds a sequence's length. Bound by operations: 4 n^2 heads head_dim for n rows, which is little for the short texts
+ * that encoders take: 256 rows of 12 heads of 32 are 0.1 GFLOP, some us; not tuned. grid_attention adds what depends on the
+ * distances in a square (tower_args.h), a chain over head_dim for each line and column. */
 #include "../core/launch.cuh"
+#include "row_attention_tiles.cuh"
 
 #define THREADS 128u
 #define MAX_ROWS 49152u  /* scores of a row, at most */
@@ -126,9 +128,31 @@ static enum rc attend(void *ctx, const struct row_attention_args *args, square g
     return launched(err, name);
 }
 
+/* On the tensor cores, for a type of two bytes. */
+template <class T> static void attend_tiles(const struct cuda *cuda, const struct row_attention_args *args)
+{
+    if (args->head_dim <= 64)
+        launch_row_tiles<T, 64>(cuda, args);
+    else if (args->head_dim <= 80)
+        launch_row_tiles<T, 80>(cuda, args);
+    else if (args->head_dim <= 96)
+        launch_row_tiles<T, 96>(cuda, args);
+    else
+        launch_row_tiles<T, 128>(cuda, args);
+}
+
+/* The way depends on the type, the heads and where they lie, not on the rows. */
 enum rc cuda_row_attention(void *ctx, const struct row_attention_args *args, struct err *err)
 {
-    return attend(ctx, args, square{}, "row_attention", err);
+    struct cuda *cuda = (struct cuda *)ctx;
+    if (cuda->dtype == DTYPE_F32 || !row_tiles_fit(args))
+        return attend(ctx, args, square{}, "row_attention", err);
+    device_scope scope(cuda->device);
+    if (cuda->dtype == DTYPE_BF16)
+        attend_tiles<__nv_bfloat16>(cuda, args);
+    else
+        attend_tiles<__half>(cuda, args);
+    return launched(err, "row_attention");
 }
 
 enum rc cuda_grid_attention(void *ctx, const struct grid_attention_args *grid, struct err *err)
