@@ -696,9 +696,11 @@ static bool take_commands(struct engine *e)
     return true;
 }
 
+/* A step behind one with images is scheduled when they are computed: so what arrives meanwhile is in it. */
 static bool may_start(struct engine *e)
 {
-    if (!in_flight(e) || in_flight(e) == e->max_in_flight)
+    const struct batch *last = &e->flights[(e->n_started - 1) % 2].batch;
+    if (!in_flight(e) || in_flight(e) == e->max_in_flight || last->n_encodings)
         return !in_flight(e);
     if (scheduler_can_overlap(&e->scheduler))
         return true;

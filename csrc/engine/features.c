@@ -20,6 +20,7 @@ struct features {
     uint64_t n_steps;
     struct batch *batch;    /* of the step being built */
     uint32_t n_feature_rows; /* of the batch */
+    bool holds;             /* the step being built computes no item */
     struct features_counts counts;
 };
 
@@ -68,11 +69,17 @@ const struct features_counts *features_counts(const struct features *f)
     return &f->counts;
 }
 
-void features_begin_step(struct features *f, struct batch *batch)
+void features_release(struct features *f)
+{
+    f->holds = false;
+}
+
+void features_begin_step(struct features *f, struct batch *batch, bool holds)
 {
     if (!f)
         return;
     f->n_steps++;
+    f->holds = holds;
     f->batch = batch;
     f->rows_left = f->max_rows;
     f->n_feature_rows = batch->n_encodings = 0;
@@ -146,7 +153,7 @@ static bool encode(struct features *f, const struct prompt_item *item)
     uint64_t n_rows = 0;
     for (uint32_t i = 0; i < item->n_pieces; i++)
         n_rows += item->pieces[i].n_rows;
-    if ((n_rows > f->rows_left && f->batch->n_encodings) || !make_room(f, n_pages))
+    if (f->holds || (n_rows > f->rows_left && f->batch->n_encodings) || !make_room(f, n_pages))
         return false;
     f->rows_left -= n_rows < f->rows_left ? (uint32_t)n_rows : f->rows_left;
     f->batch->encodings[f->batch->n_encodings++] = (struct encoding){item, f->n_feature_rows};

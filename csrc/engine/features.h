@@ -17,7 +17,9 @@ struct features_counts {
 /* n_features, max_rows: as in struct runner. */
 enum rc features_create(uint32_t n_features, uint32_t max_rows, struct features **features, struct err *err);
 void features_destroy(struct features *features);
-void features_begin_step(struct features *features, struct batch *batch);
+/* holds: the step computes no item, until features_release. */
+void features_begin_step(struct features *features, struct batch *batch, bool holds);
+void features_release(struct features *features);
 /* How many of the next n rows of a sequence the step can compute: its items are in the pool, or the step computes them. */
 uint32_t features_take(struct features *features, const struct sequence *sequence, uint32_t n);
 /* Fills the pool's row of each position first .. first + n; -1: it stands for no feature. Returns whether one does. */

@@ -597,19 +597,36 @@ static bool park_idle(struct scheduler *s)
     return false;
 }
 
+/* True if a prompt without images waits: it need not wait for a tower, too. Never in two steps one after the other. */
+static bool holds_images(const struct scheduler *s)
+{
+    uint32_t n = 0;
+    if (!s->features || s->holds_images || s->n_running == config_of(s)->max_num_seqs)
+        return false;
+    for (struct sequence *q = queue_first(&s->waiting); q && n < MAX_PASSED; q = queue_next(q), n++)
+        if (!q->request->spec.n_items)
+            return true;
+    return false;
+}
+
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
 {
     s->batch = batch;
     s->n_steps++;
     block_manager_begin_step(s->blocks);
     batch->shares_new_keys = false;
-    features_begin_step(s->features, batch);
+    s->holds_images = holds_images(s);
+    features_begin_step(s->features, batch, s->holds_images);
     batch->adapter_images = s->adapters.images;
     batch->n_adapter_slots = s->adapters.n;
     s->rows_left = config_of(s)->max_num_batched_tokens;
     if (s->tier)
         block_manager_store_ahead(s->blocks, s->n_store_ahead);
     rows_spend(s, is_in_flight, now);
+    if (s->holds_images && s->rows_left == config_of(s)->max_num_batched_tokens) {
+        features_release(s->features);
+        rows_spend(s, is_in_flight, now);
+    }
     while (s->rows_left == config_of(s)->max_num_batched_tokens && !is_in_flight && s->waiting.n && park_idle(s))
         rows_spend(s, is_in_flight, now);
     bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;

@@ -54,6 +54,7 @@ struct scheduler {
     struct adapter_slots adapters;
     struct features *features;       /* NULL: the model has no tower */
     bool others_run;                 /* sequences ran before the step admits more */
+    bool holds_images;               /* the step computes no image before the prompts without images that wait */
     bool awaits_features;            /* a sequence has fewer rows in the step than it owes, because its image is not computed */
     struct copy_owner *copy_owners;  /* [scheduler_max_copies] owner of each of batch->copies */
     struct hash *seen_keys;          /* [N_SEEN_KEYS] keys of recently published blocks; NULL without recurrent state */
