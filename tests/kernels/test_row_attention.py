@@ -36,7 +36,7 @@ def exact(q: Array, k: Array, v: Array, lengths: Sequence[int], heads: tuple[int
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [((12, 12), 32), ((4, 2), 24), ((2, 1), 100), ((3, 3), 5)])
+@pytest.mark.parametrize(("heads", "head_dim"), [((12, 12), 32), ((4, 2), 24), ((2, 1), 100), ((3, 3), 5), ((2, 1), 300)])
 def test_values_and_rows(heads: tuple[int, int], head_dim: int, open_backend: Open) -> None:
     rng, n = np.random.default_rng(head_dim), sum(LENGTHS)
     width, kv_width, scale = heads[0] * head_dim, heads[1] * head_dim, head_dim**-0.5
