@@ -213,10 +213,9 @@ def in_engine(chosen: argparse.Namespace) -> None:
         options = {"model": folder, "device": chosen.device, "dtype": "bfloat16", "load_format": "dummy", "max_num_seqs": 64,
                    "skip_tokenizer_init": True, "max_model_len": 4096, "max_num_batched_tokens": 8192}  # fmt: skip
         with LLM(**options) as llm:
-            several = [prompts.image() for _ in range(chosen.images)]
 
             def at_once() -> None:
-                llm.generate(several, ONE, use_tqdm=False)
+                llm.generate([prompts.image() for _ in range(chosen.images)], ONE, use_tqdm=False)
 
             llm.generate([prompts.image() for _ in range(3)], ONE, use_tqdm=False)
             if chosen.profile:
@@ -225,10 +224,7 @@ def in_engine(chosen: argparse.Namespace) -> None:
             texts = [timed(lambda: llm.generate([prompts.text(shape.features + 20)], ONE, use_tqdm=False)) for _ in images]
             image, text = (statistics.median(each) * 1e3 for each in (images, texts))
             print(f"one image alone: {image:.1f} ms, a text of as many tokens: {text:.1f} ms")
-            rates = []
-            for _ in range(3):
-                several = [prompts.image() for _ in range(chosen.images)]
-                rates.append(chosen.images / timed(at_once))
+            rates = [chosen.images / timed(at_once) for _ in range(3)]
             flop = shape.tower_flop, shape.text_flop(n_layers)
             print(f"{chosen.images} images of {shape.side} x {shape.side} at once: {statistics.median(rates):.1f} images/s; "
                   f"bound {1e12 * chosen.peak / sum(flop):.1f} by {flop[0] / 1e12:.2f} + {flop[1] / 1e12:.2f} TFLOP "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .loading import Loaded
 
 MAX_PROMPT_LOGPROBS_BYTES = 1 << 30
+_IMAGE_THREADS = 8
+"""Most threads that prepare the images of one call."""
 
 
 def one_each(params: object, length: int, name: str = "params") -> list[Any]:
@@ -67,18 +70,41 @@ class Frontend:
         given = list(items)
         for index, item in enumerate(given):
             try:
-                prompt = item if isinstance(item, Prompt | LlmpyError) else parse(item)
-                if isinstance(prompt, Prompt) and prompt.media is not None and not prompt.items:
-                    self._with_images().add(prompt)
-                found.append(prompt)
+                found.append(item if isinstance(item, Prompt | LlmpyError) else parse(item))
             except LlmpyError as error:
                 found.append(at(error, index))
             except TypeError as error:
                 raise TypeError(f"prompt {index}: {error}" if len(given) > 1 else str(error)) from None
+        self._add_images(found)
         texts = [item for item in found if isinstance(item, Prompt) and item.ids is None and self._can_fit(item)]
         if texts:
             self._tokenize(texts, special_tokens)
         return found
+
+    def _add_images(self, prompts: list[Prompt | LlmpyError]) -> None:
+        """Prepares the images of prompts, those of several prompts on several threads; a bad prompt becomes its error."""
+        waiting = [index for index, prompt in enumerate(prompts)
+                   if isinstance(prompt, Prompt) and prompt.media is not None and not prompt.items]  # fmt: skip
+
+        def add(index: int) -> None:
+            prompt = prompts[index]
+            assert isinstance(prompt, Prompt)
+            try:
+                self._with_images().add(prompt)
+            except LlmpyError as error:
+                prompts[index] = at(error, index)
+            except TypeError as error:
+                raise TypeError(f"prompt {index}: {error}" if len(prompts) > 1 else str(error)) from None
+
+        if len(waiting) < 2:
+            for index in waiting:
+                add(index)
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(min(len(waiting), len(os.sched_getaffinity(0)), _IMAGE_THREADS)) as pool:
+            for _ in pool.map(add, waiting):
+                pass
 
     def _with_images(self) -> Images:
         """What prepares images, or UnsupportedError."""
