@@ -68,7 +68,7 @@ static void print_sum(const char *name, const float *values, size_t n)
 /* One block with finite values of moderate size. */
 static void draw_block(const struct dtype_info *info, uint32_t dtype, uint8_t *block)
 {
-    float values[256];
+    float values[512]; /* of the largest block */
     bool is_good = false;
     for (uint32_t attempt = 0; !is_good; attempt++) {
         for (uint32_t i = 0; i < info->block_bytes; i++)
