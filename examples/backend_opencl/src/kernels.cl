@@ -361,7 +361,7 @@ kernel void attention(global char *layers, ulong page_bytes, global const int *t
                       uint item_bytes, uint block_tokens, global const int *positions, global const int *row_seq,
                       global const float *q, uint q_stride, global float *out, uint out_stride, uint n_kv_heads, uint head_dim,
                       uint heads_a_kv_head, uint window, uint chunk, float scale, float softcap, global const float *slopes,
-                      uint has_slopes, global const float *sinks, uint has_sinks)
+                      uint has_slopes, global const float *sinks, uint has_sinks, global const int *ends, uint has_ends)
 {
     local float values[TILE], weights[TILE];
     local ulong tokens[TILE];
@@ -370,15 +370,16 @@ kernel void attention(global char *layers, ulong page_bytes, global const int *t
     global const float *query = q + (size_t)row * q_stride + (size_t)head * head_dim;
     global const int *pages = table + (size_t)row_seq[row] * table_stride;
     float sums[MAX_HEAD_DIM / TILE], most = -INFINITY, total = 0;
+    uint last = has_ends ? ends[row] - 1 : position;
     for (uint i = 0; i < MAX_HEAD_DIM / TILE; i++)
         sums[i] = 0;
     if (chunk)
         first = position / chunk * chunk;
     else if (window && position >= window)
         first = position - window + 1;
-    for (uint tile = first / TILE * TILE; tile <= position; tile += TILE) {
+    for (uint tile = first / TILE * TILE; tile <= last; tile += TILE) {
         uint j = tile + lane;
-        bool is_visible = j >= first && j <= position;
+        bool is_visible = j >= first && j <= last;
         float score = -INFINITY;
         if (is_visible) {
             global char *token = token_of(layers, page_bytes, pages, block_tokens, row_bytes, j);
@@ -397,7 +398,7 @@ kernel void attention(global char *layers, ulong page_bytes, global const int *t
         float before = exponential(most - larger_most);
         total = before * total + sum_of_group(values, lane, weights[lane]);
         most = larger_most;
-        uint begin = max(first, tile) - tile, end = min(position - tile + 1, (uint)TILE);
+        uint begin = max(first, tile) - tile, end = min(last - tile + 1, (uint)TILE);
         for (uint i = 0; i * TILE + lane < head_dim; i++) {
             float sum = before * sums[i];
             for (uint n = begin; n < end; n++)

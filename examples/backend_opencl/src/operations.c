@@ -165,11 +165,12 @@ static enum rc attention(void *ctx, const struct attention_args *args, struct er
 {
     const struct kv_view *kv = &args->kv;
     return launch(ctx, KERNEL_attention, (size_t)args->n_heads * GROUP, args->batch->n_rows, GROUP, err,
-                  "pzpuuuupppupuuuuuuffpupu", (char *)kv->pool + kv->layer_offset, kv->page_bytes, kv->table, kv->table_stride,
+                  "pzpuuuupppupuuuuuuffpupupu", (char *)kv->pool + kv->layer_offset, kv->page_bytes, kv->table, kv->table_stride,
                   kv->dtype, host->dtype_info(kv->dtype)->block_bytes, args->batch->block_tokens, args->batch->positions,
                   args->batch->row_seq, args->q.data, args->q.stride, args->out.data, args->out.stride, kv->n_kv_heads,
                   kv->head_dim, args->n_heads / kv->n_kv_heads, args->window, args->chunk, args->scale, args->softcap,
-                  args->slopes, args->slopes != NULL, args->sinks, args->sinks != NULL);
+                  args->slopes, args->slopes != NULL, args->sinks, args->sinks != NULL, args->visible_end,
+                  args->visible_end != NULL);
 }
 
 /* ---- the table ----------------------------------------------------------------------------------------------------------- */
@@ -182,7 +183,7 @@ static const char *describe(void *ctx)
 static uint32_t fusions(void *ctx)
 {
     (void)ctx;
-    return 0;
+    return FUSION_VISIBLE_END;
 }
 
 static uint32_t activations(void *ctx)
