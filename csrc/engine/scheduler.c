@@ -510,9 +510,7 @@ static bool awaits_features(const struct scheduler *s, const struct sequence *q)
 static bool is_passed_over(struct scheduler *s, struct sequence *q)
 {
     bool may_hit = s->rows_left && !q->swapped;
-    if (awaits_features(s, q))
-        return true;
-    if (s->n_state_pages && may_hit && recurrent_is_awaited(s, q, hit_limit(s, q)))
+    if (awaits_features(s, q) || (s->n_state_pages && may_hit && recurrent_is_awaited(s, q, hit_limit(s, q))))
         return true;
     return awaits_adapter(s, q) || (s->outer && may_hit && seek_is_on(s, q, hit_limit(s, q)));
 }
@@ -523,8 +521,7 @@ static void admit_waiting(struct scheduler *s, double now)
     uint32_t n_passed = 0;
     for (uint32_t i = 0; s->waiting.n && i < s->n_running; i++)
         promise_rest(s, s->running[i]);
-    for (struct sequence *q = queue_first(&s->waiting), *next;
-         q && s->n_running < config_of(s)->max_num_seqs; q = next) {
+    for (struct sequence *q = queue_first(&s->waiting), *next; q && s->n_running < config_of(s)->max_num_seqs; q = next) {
         struct sequence *lead = q->swapped ? NULL : fork_source(q);
         next = queue_next(q);
         q->is_blocked = !lead && n_passed < MAX_PASSED && is_passed_over(s, q);
@@ -600,13 +597,11 @@ static bool park_idle(struct scheduler *s)
 /* True if a prompt without images waits: it need not wait for a tower, too. Never in two steps one after the other. */
 static bool holds_images(const struct scheduler *s)
 {
-    uint32_t n = 0;
-    if (!s->features || s->holds_images || s->n_running == config_of(s)->max_num_seqs)
-        return false;
-    for (struct sequence *q = queue_first(&s->waiting); q && n < MAX_PASSED; q = queue_next(q), n++)
-        if (!q->request->spec.n_items)
-            return true;
-    return false;
+    bool may_hold = s->features && !s->holds_images && s->n_running < config_of(s)->max_num_seqs;
+    struct sequence *q = may_hold ? queue_first(&s->waiting) : NULL;
+    for (uint32_t n = 0; q && n < MAX_PASSED && q->request->spec.n_items; n++)
+        q = queue_next(q);
+    return q && !q->request->spec.n_items;
 }
 
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
