@@ -19,7 +19,7 @@
 #include <stdbool.h>
 
 #define BACKEND_ABI 4u
-#define BACKEND_REVISION 4u /* of BACKEND_ABI */
+#define BACKEND_REVISION 5u /* of BACKEND_ABI */
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -782,6 +782,8 @@ struct move_args {
     size_t page_bytes;
     struct move_list lists[2]; /* by way; those out are enqueued first, so moves in may wait for them */
     uint64_t awaited[2];       /* by way: operations enqueued later begin after the moves with numbers up to it; 0: none */
+    size_t slot_bytes;         /* from a slot to the next; ranks have their parts of a slot one behind the other */
+    const void *source;        /* moves in copy pages of this pool, which may be another context's; NULL: slots */
 };
 /* What has ended so far, by way: all moves up to a number, their bytes, and the seconds that the copies took. */
 struct move_state {
@@ -792,10 +794,17 @@ struct move_state {
 /* Copies between the pool and host memory beside the operations. Moves only enqueue. */
 struct moves {
     uint32_t size_bytes;       /* sizeof(struct moves) */
-    enum rc (*create)(void *ctx, size_t size_bytes, void **host, struct err *err); /* host memory for the slots */
+    /* Host memory for the slots. size_bytes 0: none, the slots lie in memory that another rank's context has made. */
+    enum rc (*create)(void *ctx, size_t size_bytes, void **host, struct err *err);
     void (*destroy)(void *ctx, void *host, size_t size_bytes); /* waits for all moves */
     enum rc (*move)(void *ctx, const struct move_args *args, struct err *err);
     enum rc (*poll)(void *ctx, struct move_state *state, struct err *err); /* does not wait */
+    /* Pools as sources of other contexts; a library without these two knows neither slot_bytes nor source. */
+    /* From now on moves of `reader`, another context of this process, may copy from the pool of ctx; also after the pool slept. */
+    enum rc (*lend)(void *ctx, void *reader, struct err *err);
+    /* A descriptor of the pool for other processes, which the caller closes; the pool begins `offset` bytes into size_bytes.
+     * NULL: there is none. */
+    enum rc (*share)(void *ctx, const void *pool, int *descriptor, size_t *offset, size_t *size_bytes, struct err *err);
 };
 
 /* ---- the table ------------------------------------------------------------------------------------------------------- */

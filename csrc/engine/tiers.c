@@ -21,7 +21,7 @@ static void observe(double *rate, double n, double seconds)
 static void observe_pages(const struct engine *e, double *page_s, uint64_t bytes, double seconds, uint64_t bytes_before,
                           double seconds_before)
 {
-    double n = (double)(bytes - bytes_before) / (double)e->config.layout.page_bytes;
+    double n = (double)(bytes - bytes_before) / (double)e->config.runner.host_slot_bytes;
     if (n > 0)
         observe(page_s, n, (seconds - seconds_before) / n);
 }
@@ -80,7 +80,7 @@ enum rc tiers_poll(struct engine *e, struct err *err)
     e->stats->host_loaded_bytes = state.bytes[MOVE_IN];
     e->stats->host_store_s = state.seconds[MOVE_OUT];
     e->stats->host_load_s = state.seconds[MOVE_IN];
-    uint64_t ordered = host_tier_n_ordered(tier) * e->config.layout.page_bytes;
+    uint64_t ordered = host_tier_n_ordered(tier) * runner->host_slot_bytes;
     uint64_t moved = state.bytes[MOVE_OUT] + state.bytes[MOVE_IN];
     e->stats->host_queued_bytes = host_tier_is_settled(tier) || ordered < moved ? 0 : ordered - moved;
     return RC_OK;

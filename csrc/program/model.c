@@ -456,7 +456,6 @@ void model_destroy(struct model *m)
         m->backend->synchronize(m->ctx, NULL);
         for (uint32_t i = 0; i < m->n_graphs && m->graphs[i].graph; i++)
             m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
-        model_free_slots(m);
         tower_destroy(m);
         weights_destroy(m->weights);
         lora_destroy(m);

@@ -67,7 +67,8 @@ const struct program *model_program(const struct model *model);
 const struct weights *model_weights(const struct model *model);
 uint32_t model_n_pages(const struct model *model);
 uint32_t model_n_host_slots(const struct model *model); /* pages that the host memory holds */
-void *model_host_slots(const struct model *model);      /* that memory, a page a slot; NULL: none */
+size_t model_slot_bytes(const struct model *model);     /* a page of each rank of this process */
+void *model_host_slots(const struct model *model);      /* [n][slot_bytes] that memory; NULL: none */
 uint32_t model_max_len(const struct model *model);
 uint32_t model_n_graphs(const struct model *model);
 uint32_t model_kv_dtype(const struct model *model);

@@ -36,7 +36,7 @@ struct model {
     float **rope_freqs, **rope_tables; /* [n_ropes] */
     int32_t **rope_axes;          /* [n_ropes], NULL: the rope has no axes */
     void *pool;
-    void *slots;                  /* [n_slots][page_bytes] host memory; NULL: there is none */
+    void *slots;                  /* this rank's page of the first slot in host memory; NULL: there is none */
     uint32_t n_slots;
     char *kept;                   /* [max_num_batched_tokens][kept_stride] rows that operations keep; NULL: none */
     uint32_t kept_stride;

@@ -1,7 +1,10 @@
 /* moves.c: the host memory for pages outside the pool (struct moves of backend.h), and `move` and `poll_moves` of struct
- * runner. Models of one rank only. */
+ * runner. A slot has a page of each rank of the process, one behind the other, so that whoever reads or writes whole slots sees
+ * one piece of memory. The first rank's context makes it. */
 #include "model_state.h"
-#include "team.h"
+#include "team_state.h"
+
+#include <stddef.h>
 
 static enum rc refuse(struct err *err, const char *why, const char *knob)
 {
@@ -10,31 +13,59 @@ static enum rc refuse(struct err *err, const char *why, const char *knob)
     return RC_UNSUPPORTED;
 }
 
+/* Whether moves know the distance of slots, and pools as sources. */
+static bool knows_sources(const struct backend *backend)
+{
+    return backend->moves && backend->moves->size_bytes > offsetof(struct moves, lend) && backend->moves->lend;
+}
+
+size_t model_slot_bytes(const struct model *m)
+{
+    return (m->options.n_here ? m->options.n_here : 1) * m->layout.page_bytes;
+}
+
 enum rc model_make_slots(struct model *m, struct err *err)
 {
-    uint64_t n = m->options.host_cache_bytes / m->layout.page_bytes;
+    uint64_t n = m->options.host_cache_bytes / model_slot_bytes(m);
     if (!m->options.host_cache_bytes)
         return RC_OK;
-    if (m->options.n_ranks > 1)
-        return refuse(err, "wanted a model of one rank, have several", "use host_cache_bytes=0 or tensor_parallel_size=1");
-    if (!m->backend->moves)
+    if (m->options.n_here && m->options.n_ranks > m->options.n_here)
+        return refuse(err, "wanted a model of one host, have several (nnodes)", "use host_cache_bytes=0 or one host");
+    if (!m->backend->moves || (m->options.n_here > 1 && !knows_sources(m->backend)))
         return refuse(err, "the backend has no copies to host memory", "use host_cache_bytes=0");
     m->n_slots = n < INT32_MAX ? (uint32_t)n : INT32_MAX;
     if (!m->n_slots) {
-        err_set(err, RC_CONFIG, "host_cache_bytes must be 0 or at least %zu, a page of this model, got %llu.",
-                m->layout.page_bytes, (unsigned long long)m->options.host_cache_bytes);
+        err_set(err, RC_CONFIG, "host_cache_bytes must be 0 or at least %zu, a page of this model%s, got %llu.",
+                model_slot_bytes(m), m->options.n_here > 1 ? " on all ranks" : "",
+                (unsigned long long)m->options.host_cache_bytes);
         err_name(err, "host_cache_bytes", NULL);
         return RC_CONFIG;
     }
-    enum rc rc = m->backend->moves->create(m->ctx, m->n_slots * m->layout.page_bytes, &m->slots, err);
+    size_t size_bytes = m->options.rank ? 0 : m->n_slots * model_slot_bytes(m);
+    enum rc rc = m->backend->moves->create(m->ctx, size_bytes, &m->slots, err);
     m->n_slots = rc ? 0 : m->n_slots;
     return rc;
 }
 
 void model_free_slots(struct model *m)
 {
-    if (m->slots)
-        m->backend->moves->destroy(m->ctx, m->slots, m->n_slots * m->layout.page_bytes);
+    if (m->n_slots)
+        m->backend->moves->destroy(m->ctx, m->options.rank ? NULL : m->slots, m->n_slots * model_slot_bytes(m));
+    m->n_slots = 0;
+}
+
+void team_join_slots(struct team *team)
+{
+    const struct model *first = team->models[0];
+    for (uint32_t rank = 1; rank < team->n_ranks && first->n_slots; rank++)
+        team->models[rank]->slots = (char *)first->slots + rank * first->layout.page_bytes;
+}
+
+void team_free_slots(struct team *team)
+{
+    for (uint32_t rank = team->n_ranks; team->models && rank-- > 0;) /* the first rank's memory last */
+        if (team->models[rank])
+            model_free_slots(team->models[rank]);
 }
 
 uint32_t model_n_host_slots(const struct model *m)
@@ -49,15 +80,37 @@ void *model_host_slots(const struct model *m)
 
 enum rc team_move(void *ctx, struct move_args *args, struct err *err)
 {
-    const struct model *m = team_model(ctx, 0);
-    args->pool = m->pool;
-    args->host = m->slots;
-    args->page_bytes = m->layout.page_bytes;
-    return m->backend->moves->move(m->ctx, args, err);
+    const struct team *team = ctx;
+    enum rc rc = RC_OK;
+    for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++) {
+        const struct model *m = team->models[rank];
+        args->pool = m->pool;
+        args->host = m->slots;
+        args->page_bytes = m->layout.page_bytes;
+        args->slot_bytes = model_slot_bytes(m);
+        rc = m->backend->moves->move(m->ctx, args, err);
+        if (rc)
+            team_name_rank(team, rank, err);
+    }
+    return rc;
 }
 
 enum rc team_poll_moves(void *ctx, struct move_state *state, struct err *err)
 {
-    const struct model *m = team_model(ctx, 0);
-    return m->backend->moves->poll(m->ctx, state, err);
+    const struct team *team = ctx;
+    struct move_state own;
+    enum rc rc = RC_OK;
+    *state = (struct move_state){.ended = {UINT64_MAX, UINT64_MAX}};
+    for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++) {
+        const struct model *m = team->models[rank];
+        rc = m->backend->moves->poll(m->ctx, &own, err);
+        for (uint32_t way = MOVE_OUT; way <= MOVE_IN && !rc; way++) {
+            state->ended[way] = own.ended[way] < state->ended[way] ? own.ended[way] : state->ended[way];
+            state->seconds[way] = own.seconds[way] > state->seconds[way] ? own.seconds[way] : state->seconds[way];
+            state->bytes[way] += own.bytes[way];
+        }
+        if (rc)
+            team_name_rank(team, rank, err);
+    }
+    return rc;
 }

@@ -362,6 +362,8 @@ static enum rc make(struct team *team, const struct checkpoint *checkpoint, cons
     if (!rc)
         rc = run_ranks(team, make_rank, NULL, false, err);
     if (!rc)
+        team_join_slots(team);
+    if (!rc)
         rc = team_share_arenas(team, NULL, 0, err);
     if (!rc)
         rc = share_logits(team, err);
@@ -447,6 +449,7 @@ void team_destroy(struct team *team)
             team->models[rank]->backend->synchronize(team->models[rank]->ctx, NULL);
     if (team->comm)
         team->comm->close(team->ctxs, team->n_ranks);
+    team_free_slots(team);
     for (uint32_t rank = 0; team->models && rank < team->n_ranks; rank++)
         model_destroy(team->models[rank]);
     pool_destroy(team->pool);

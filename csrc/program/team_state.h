@@ -33,6 +33,9 @@ struct team {
     uint32_t asleep_before;   /* it */
 };
 
+/* moves.c. Tells the other ranks where the first rank has made the slots; call it once all have their buffers. */
+void team_join_slots(struct team *team);
+void team_free_slots(struct team *team); /* before a model is destroyed */
 /* Puts the rank's name before an error. */
 void team_name_rank(const struct team *team, uint32_t rank, struct err *err);
 

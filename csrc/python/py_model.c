@@ -412,7 +412,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
                    team_release, team_restore, program_takes_whole_prompts(model_program(model)),
                    program_n_token_types(model_program(model)), team_hosts(team) ? team_check : NULL,
                    model_lora(model)->adapters, model_n_host_slots(model), team_move, team_poll_moves,
-                   model_host_slots(model), model_layout(model)->page_bytes},
+                   model_host_slots(model), model_slot_bytes(model)},
     };
     parts->runner.kept = model_kept(model, &parts->runner.kept_width, &parts->runner.kept_stride);
     parts->runner.is_head = program_is_head(model_program(model));

@@ -175,6 +175,18 @@ void cpu_pool_forget(void *ctx, uint32_t use)
 
 /* ---- pages in host memory ------------------------------------------------------------------------------------------------ */
 
+static enum rc create_slots(void *ctx, size_t size_bytes, void **host, struct err *err)
+{
+    *host = NULL;
+    return size_bytes ? cpu_buffer_create(ctx, size_bytes, host, err) : RC_OK;
+}
+
+static void destroy_slots(void *ctx, void *host, size_t size_bytes)
+{
+    if (host)
+        cpu_buffer_destroy(ctx, host, size_bytes);
+}
+
 static enum rc cpu_move(void *ctx, const struct move_args *args, struct err *err)
 {
     struct cpu *cpu = ctx;
@@ -182,15 +194,24 @@ static enum rc cpu_move(void *ctx, const struct move_args *args, struct err *err
     for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++) {
         const struct move_list *list = &args->lists[way];
         double begun = list->n_moves ? seconds_now() : 0;
+        const bool is_lent = way == MOVE_IN && args->source;
+        char *base = is_lent ? (char *)args->source : (char *)args->host;
+        const size_t slot_bytes = is_lent ? args->page_bytes : args->slot_bytes;
         for (uint32_t i = 0; i < list->n_moves; i++) {
             char *page = (char *)args->pool + (size_t)list->moves[i].page * args->page_bytes,
-                 *slot = (char *)args->host + (size_t)list->moves[i].slot * args->page_bytes;
+                 *slot = base + (size_t)list->moves[i].slot * slot_bytes;
             memcpy(way == MOVE_OUT ? slot : page, way == MOVE_OUT ? page : slot, args->page_bytes);
         }
         cpu->moved.bytes[way] += list->n_moves * args->page_bytes;
         cpu->moved.seconds[way] += list->n_moves ? seconds_now() - begun : 0;
         cpu->moved.ended[way] = list->number;
     }
+    return RC_OK;
+}
+
+static enum rc cpu_lend(void *ctx, void *reader, struct err *err)
+{
+    (void)ctx, (void)reader, (void)err;
     return RC_OK;
 }
 
@@ -201,4 +222,4 @@ static enum rc cpu_poll_moves(void *ctx, struct move_state *state, struct err *e
     return RC_OK;
 }
 
-const struct moves cpu_moves = {sizeof cpu_moves, cpu_buffer_create, cpu_buffer_destroy, cpu_move, cpu_poll_moves};
+const struct moves cpu_moves = {sizeof cpu_moves, create_slots, destroy_slots, cpu_move, cpu_poll_moves, cpu_lend, NULL};

@@ -137,7 +137,6 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     )  # fmt: skip
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     _check_adapters(config, compiled.spec)
-    _check_host_cache(config)
     _check_cache_seed(config)
     result.pooler = pooling.pooler_of(files, compiled)
     result.images = _images(config, files, compiled.spec, result.tokenizer)
@@ -219,15 +218,6 @@ def _check_adapters(config: EngineConfig, spec: Spec) -> None:
     where = "checkpoints that store rows or columns in another order (GGUF files, act-order)" if spec["reordered"] else where
     if where:
         raise UnsupportedError(f"enable_lora=True is not supported yet with {where}; merge the adapter into the checkpoint")
-
-
-def _check_host_cache(config: EngineConfig) -> None:
-    """Refuses a host cache where the engine cannot have one."""
-    if config.host_cache_bytes and config.tensor_parallel_size > 1:
-        raise UnsupportedError(
-            f"host_cache_bytes={config.host_cache_bytes} is not supported yet with tensor_parallel_size="
-            f"{config.tensor_parallel_size}; use host_cache_bytes=0 or tensor_parallel_size=1"
-        )
 
 
 def _check_cache_seed(config: EngineConfig) -> None:

@@ -107,14 +107,15 @@ def connector(name: str, value: object) -> Connector | dict[str, Any]:
 
 
 def check(config: EngineConfig) -> None:
-    """Refuses a disk cache or a connector without the caches before it."""
+    """Refuses a disk cache or a connector without the caches before it, and a host cache where the engine cannot have one."""
+    if config.host_cache_bytes and config.nnodes > 1:
+        given = f"host_cache_bytes={config.host_cache_bytes}"
+        raise UnsupportedError(f"{given} is not supported yet with nnodes={config.nnodes}; use host_cache_bytes=0")
     name = "disk_cache" if config.disk_cache is not None else "kv_connector"
     if config.disk_cache is None and config.kv_connector is None:
         return
     if config.disk_cache is not None and config.kv_connector is not None:
         refuse("kv_connector", "None with disk_cache, there is one tier behind host memory", config.kv_connector)
-    if config.tensor_parallel_size > 1:
-        raise UnsupportedError(f"{name} is not supported yet with tensor_parallel_size above 1; use {name}=None")
     if not config.host_cache_bytes:
         refuse("host_cache_bytes", f"above 0 with {name}, whose blocks pass through host memory", config.host_cache_bytes)
     if not config.enable_prefix_caching:
@@ -157,7 +158,7 @@ def _fingerprint(loaded: Loaded, weights: Iterable[str | Path], library: str) ->
     device = re.sub(r":\d+\b", "", str(chosen["device"]).split(", cuBLASLt")[0], count=1)
     _feed(digest, (device, *(chosen[key] for key in ("kv_dtype", "activation_dtype", "page_bytes", "state_bytes"))))
     seed = config.seed if config.load_format == "dummy" else None
-    _feed(digest, (config.dtype, config.quantization, config.block_size, seed))
+    _feed(digest, (config.dtype, config.quantization, config.block_size, config.tensor_parallel_size, seed))
     _feed(digest, loaded.spec)
     for path in (_core.__file__, *([library] if library else []), *weights):
         _feed_file(digest, path)

@@ -284,13 +284,13 @@ TEST(the_abi_has_its_number)
     AT(moves, 0) AT(n_moves, 8) AT(number, 16) AT(after, 24)
 #undef OF
 #define OF move_args
-    AT(pool, 0) AT(host, 8) AT(page_bytes, 16) AT(lists, 24) AT(awaited, 88)
+    AT(pool, 0) AT(host, 8) AT(page_bytes, 16) AT(lists, 24) AT(awaited, 88) AT(slot_bytes, 104) AT(source, 112)
 #undef OF
 #define OF move_state
     AT(ended, 0) AT(bytes, 16) AT(seconds, 32)
 #undef OF
 #define OF moves
-    AT(size_bytes, 0) AT(create, 8) AT(destroy, 16) AT(move, 24) AT(poll, 32)
+    AT(size_bytes, 0) AT(create, 8) AT(destroy, 16) AT(move, 24) AT(poll, 32) AT(lend, 40) AT(share, 48)
 #undef OF
 #define OF backend_options
     AT(device, 0) AT(isa, 8) AT(n_threads, 16) AT(max_rows, 20) AT(max_logits_rows, 24) AT(max_cols, 28) AT(vocab_size, 32)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from modules import load
 
-from llmpy import ConfigError, UnsupportedError
+from llmpy import ConfigError
 
 tiers = load(Path(__file__).with_name("test_tiers.py"))
 bits, open_llm, params, prompts, run_twice = tiers.bits, tiers.open_llm, tiers.params, tiers.prompts, tiers.run_twice
@@ -35,7 +35,7 @@ def alone(path: Path, device: str, **options: Any) -> list[tuple[bytes, ...]]:
 @functools.cache
 def pool_bytes(path: Path, device: str, blocks: int, **options: Any) -> int:
     with open_llm(path, device, **options) as llm:
-        return int(blocks * llm.memory()["kv"] // llm.stats().kv_blocks_total)
+        return int(blocks * tiers.block_bytes(llm))
 
 
 def compare(path: Path, device: str, blocks: int, folder: Path, **options: Any) -> None:
@@ -117,8 +117,6 @@ def test_wrong_options_name_themselves(tiny_model: Make, device: str, tmp_path: 
         open_llm(path, device, **disk_options(tmp_path, disk_cache={"path": tmp_path}))
     with pytest.raises(ConfigError, match=r"disk_cache: bytes must be at least [0-9]+, a file of this model, got 99"):
         open_llm(path, device, **disk_options(tmp_path, disk_cache={"path": tmp_path, "bytes": 99}))
-    with pytest.raises(UnsupportedError, match="disk_cache is not supported yet with tensor_parallel_size above 1"):
-        open_llm(path, device, **disk_options(tmp_path, tensor_parallel_size=2, host_cache_bytes=0))
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         open_llm(path, device, **disk_options(tmp_path, disk_cache={"path": tmp_path / "file", "bytes": "1MiB"}))

@@ -20,6 +20,11 @@ def open_llm(path: Path, device: str, size_bytes: int = 64 << 20, **options: obj
     return LLM(path, device=device, kv_cache_memory_bytes=size_bytes, **(OPTIONS | options))
 
 
+def block_bytes(llm: LLM) -> float:
+    """Bytes of a block on one rank."""
+    return llm.memory()["kv"] / llm.stats().kv_blocks_total / llm.get_world_size()
+
+
 def prompts() -> list[list[int]]:
     """Conversations of two turns; a turn goes on behind the one before."""
     rng = np.random.default_rng(8)
@@ -48,7 +53,7 @@ def run_twice(llm: LLM, batch: list[list[int]]) -> tuple[list[tuple[bytes, ...]]
 def compare(path: Path, device: str, blocks: int, **options: object) -> None:
     batch = prompts()
     with open_llm(path, device, enable_prefix_caching=False, **options) as llm:
-        size_bytes = blocks * llm.memory()["kv"] // llm.stats().kv_blocks_total
+        size_bytes = int(blocks * block_bytes(llm))
         alone = [bits(llm.generate([prompt], [params(i)], use_tqdm=False)[0]) for i, prompt in enumerate(batch)]
     with open_llm(path, device, size_bytes, host_cache_bytes="4MiB", **options) as llm:
         found, stats = run_twice(llm, batch)
@@ -65,8 +70,9 @@ def test_a_cache_in_host_memory_changes_no_bit(tiny_model: Make, model: tuple[st
 
 def test_what_a_host_cache_cannot_do_names_itself(tiny_model: Make, device: str) -> None:
     path = tiny_model("llama", "float32")
-    with pytest.raises(UnsupportedError, match="host_cache_bytes=1024 is not supported yet with tensor_parallel_size=2"):
-        open_llm(path, device, host_cache_bytes=1024, tensor_parallel_size=2)
+    hosts = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": 29500}
+    with pytest.raises(UnsupportedError, match="host_cache_bytes=1024 is not supported yet with nnodes=2"):
+        open_llm(path, device, host_cache_bytes=1024, tensor_parallel_size=2, **hosts)
     with pytest.raises(ConfigError, match=r"host_cache_bytes must be 0 or at least .* got 1000"):
         open_llm(path, device, host_cache_bytes=1000)
 
@@ -92,8 +98,9 @@ def crowd(path: Path, device: str, blocks: int, **options: object) -> EngineStat
     """Samples that do not fit the pool together, each with its bits alone."""
     batch, settings = prompts()[:4] * 2, [params(i) for i in range(8)]
     settings = [one.replace(max_tokens=40, n=1 + i % 2) for i, one in enumerate(settings)]
-    with open_llm(path, device, enable_prefix_caching=False) as llm:
-        size_bytes = blocks * llm.memory()["kv"] // llm.stats().kv_blocks_total
+    ranks = {name: options[name] for name in ("tensor_parallel_size", "device_ids") if name in options}
+    with open_llm(path, device, enable_prefix_caching=False, **ranks) as llm:
+        size_bytes = int(blocks * block_bytes(llm))
         alone = [bits(llm.generate([prompt], [one], use_tqdm=False)[0]) for prompt, one in zip(batch, settings, strict=True)]
     with open_llm(path, device, size_bytes, host_cache_bytes="4MiB", max_num_seqs=8, **options) as llm:
         assert [bits(output) for output in llm.generate(batch, settings, use_tqdm=False)] == alone

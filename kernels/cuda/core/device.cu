@@ -38,6 +38,7 @@ static struct driver find_driver(void)
     find(&d, "cuMemMap", &d.map);
     find(&d, "cuMemUnmap", &d.unmap);
     find(&d, "cuMemSetAccess", &d.set_access);
+    find(&d, "cuMemExportToShareableHandle", &d.export_handle);
     find(&d, "cuMemImportFromShareableHandle", &d.import_handle);
     find(&d, "cuMemGetAddressRange", &d.address_range);
     find(&d, "cuKernelGetLibrary", &d.library_of);

@@ -22,6 +22,7 @@ struct driver {
     decltype(&cuMemMap) map;
     decltype(&cuMemUnmap) unmap;
     decltype(&cuMemSetAccess) set_access;
+    decltype(&cuMemExportToShareableHandle) export_handle;
     decltype(&cuMemImportFromShareableHandle) import_handle;
     decltype(&cuMemGetAddressRange) address_range;
     decltype(&cuKernelGetLibrary) library_of;
@@ -32,6 +33,9 @@ struct driver {
     cudaError_t error;
 };
 
+/* memory.cu: functions of struct moves. */
+enum rc cuda_lend(void *ctx, void *reader, struct err *err);
+enum rc cuda_share(void *ctx, const void *pool, int *descriptor, size_t *offset, size_t *size_bytes, struct err *err);
 /* Only after a device has been found; error says what the driver lacks. */
 const struct driver *driver_get(void);
 

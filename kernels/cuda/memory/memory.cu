@@ -13,10 +13,11 @@
 struct memory_chunk {
     struct memory_chunk *next;
     uint32_t use, n_blocks;
+    uint64_t readers;              /* bit i: device i reads it, too (cuda_lend) */
     CUdeviceptr base;
     size_t size_bytes, left_bytes; /* free bytes are below used ones */
     CUmemGenericAllocationHandle handle;
-    bool is_mapped;
+    bool is_mapped, is_shareable;
     bool is_new;                   /* mapped by the call in progress */
     char *host;                    /* pinned, for the used bytes; kept from one sleep to the next */
     size_t host_bytes;
@@ -39,17 +40,42 @@ static CUmemAllocationProp properties_of(const struct cuda *cuda)
     return properties;
 }
 
+/* Physical memory; that of pages can be shared with other processes, where the driver knows how. */
+static CUresult memory_create(const struct cuda *cuda, struct memory_chunk *chunk)
+{
+    CUmemAllocationProp properties = properties_of(cuda);
+    CUresult code = CUDA_ERROR_NOT_SUPPORTED;
+    if (chunk->use == MEMORY_KV) {
+        properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        code = driver_get()->create(&chunk->handle, chunk->size_bytes, &properties, 0);
+        properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    }
+    chunk->is_shareable = code == CUDA_SUCCESS;
+    if (code != CUDA_ERROR_NOT_SUPPORTED && code != CUDA_ERROR_INVALID_VALUE && code != CUDA_ERROR_NOT_PERMITTED)
+        return code;
+    return driver_get()->create(&chunk->handle, chunk->size_bytes, &properties, 0);
+}
+
+/* Lets the device, and those that read it, too, use a mapped chunk. */
+static CUresult set_access(const struct cuda *cuda, const struct memory_chunk *chunk)
+{
+    CUmemAccessDesc access = {properties_of(cuda).location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUresult code = driver_get()->set_access(chunk->base, chunk->size_bytes, &access, 1);
+    for (access.location.id = 0; access.location.id < 64 && code == CUDA_SUCCESS; access.location.id++)
+        if (chunk->readers >> access.location.id & 1)
+            code = driver_get()->set_access(chunk->base, chunk->size_bytes, &access, 1);
+    return code;
+}
+
 static cudaError_t chunk_map(struct cuda *cuda, struct memory_chunk *chunk)
 {
     const struct driver *driver = driver_get();
-    CUmemAllocationProp properties = properties_of(cuda);
-    CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    CUresult code = driver->create(&chunk->handle, chunk->size_bytes, &properties, 0);
+    CUresult code = memory_create(cuda, chunk);
     if (code != CUDA_SUCCESS)
         return (cudaError_t)code;
     code = driver->map(chunk->base, chunk->size_bytes, 0, chunk->handle, 0);
     if (code == CUDA_SUCCESS) {
-        code = driver->set_access(chunk->base, chunk->size_bytes, &access, 1);
+        code = set_access(cuda, chunk);
         if (code != CUDA_SUCCESS)
             driver->unmap(chunk->base, chunk->size_bytes);
     }
@@ -367,6 +393,45 @@ void cuda_pool_forget(void *ctx, uint32_t use)
     for (struct memory_chunk *chunk = cuda->chunks; chunk; chunk = chunk->next)
         if (chunk->use == use)
             host_free(cuda, chunk);
+}
+
+/* ---- pages that others read ---------------------------------------------------------------------------------------------- */
+
+enum rc cuda_lend(void *ctx, void *reader, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    const int device = ((struct cuda *)reader)->device;
+    int can_access = 0;
+    if (device == cuda->device)
+        return RC_OK;
+    device_scope scope(cuda->device);
+    cudaError_t code = cudaDeviceCanAccessPeer(&can_access, device, cuda->device);
+    if (code == cudaSuccess && (!can_access || device >= 64))
+        return err_set(err, RC_UNSUPPORTED, "lend: cuda:%d cannot reach the memory of cuda:%d", device, cuda->device);
+    for (struct memory_chunk *chunk = cuda->chunks; chunk && code == cudaSuccess; chunk = chunk->next) {
+        if (chunk->use != MEMORY_KV || chunk->readers >> device & 1)
+            continue;
+        chunk->readers |= 1ull << device;
+        code = chunk->is_mapped ? (cudaError_t)set_access(cuda, chunk) : cudaSuccess;
+        if (code != cudaSuccess)
+            chunk->readers &= ~(1ull << device);
+    }
+    return code == cudaSuccess ? RC_OK : cuda_fail(err, code, "lend");
+}
+
+enum rc cuda_share(void *ctx, const void *pool, int *descriptor, size_t *offset, size_t *size_bytes, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    struct memory_chunk *chunk = cuda->chunks;
+    while (chunk && (char *)chunk->base + chunk->left_bytes != (const char *)pool)
+        chunk = chunk->next;
+    if (!chunk || !chunk->is_mapped || !chunk->is_shareable)
+        return err_set(err, RC_UNSUPPORTED, "share: cuda:%d has no descriptor of its pages", cuda->device);
+    CUresult code = driver_get()->export_handle(descriptor, chunk->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    *offset = chunk->left_bytes;
+    *size_bytes = chunk->size_bytes;
+    return code == CUDA_SUCCESS ? RC_OK : cuda_fail(err, (cudaError_t)code, "share");
 }
 
 enum rc cuda_memory(void *ctx, struct backend_memory *memory, struct err *err)

@@ -1,8 +1,8 @@
-/* Copies between the pool and pinned host memory, by the copy engines, beside the kernels. Each way has a stream of its own, of
- * the lowest priority. A call enqueues one copy for each run of neighbouring pages and slots; a page of 2 MB takes 40 us at the
- * 50 GB/s of a PCIe 5 link. A ring of events says which calls have ended; streams wait for events, the host never does, unless
- * a ring is full. */
-#include "../core/common.cuh"
+/* Copies between the pool and pinned host memory, or from another pool, by the copy engines, beside the kernels. Each way has a
+ * stream of its own, of the lowest priority. A call enqueues one copy for each run of neighbouring pages and slots; a page of
+ * 2 MB takes 40 us at the 50 GB/s of a PCIe 5 link. A ring of events says which calls have ended; streams wait for events, the
+ * host never does, unless a ring is full. */
+#include "../core/driver.cuh"
 
 #define CALLS_KEPT 256u
 
@@ -63,20 +63,31 @@ static cudaError_t wait_for_moves(cudaStream_t stream, const struct move_lane *l
     return cudaStreamWaitEvent(stream, lane->ended[call % CALLS_KEPT], 0);
 }
 
+/* Copies [n] neighbouring pages, whose places on the other side are slot_bytes apart. */
+static cudaError_t copy_run(cudaStream_t stream, uint32_t way, char *pages, char *slots, uint32_t n, size_t page_bytes,
+                            size_t slot_bytes)
+{
+    char *to = way == MOVE_OUT ? slots : pages, *from = way == MOVE_OUT ? pages : slots;
+    if (slot_bytes == page_bytes)
+        return cudaMemcpyAsync(to, from, n * page_bytes, cudaMemcpyDefault, stream);
+    return cudaMemcpy2DAsync(to, way == MOVE_OUT ? slot_bytes : page_bytes, from, way == MOVE_OUT ? page_bytes : slot_bytes,
+                             page_bytes, n, cudaMemcpyDefault, stream);
+}
+
 static cudaError_t copy_runs(const struct move_lane *lane, uint32_t way, const struct move_args *args)
 {
     const struct move_list *list = &args->lists[way];
+    const bool is_lent = way == MOVE_IN && args->source;
+    char *base = is_lent ? (char *)args->source : (char *)args->host;
+    const size_t slot_bytes = is_lent ? args->page_bytes : args->slot_bytes;
     cudaError_t code = cudaSuccess;
     for (uint32_t first = 0, end; first < list->n_moves && code == cudaSuccess; first = end) {
         const struct page_move *move = &list->moves[first];
         for (end = first + 1; end < list->n_moves && list->moves[end].page == move->page + (int32_t)(end - first) &&
                               list->moves[end].slot == move->slot + (end - first);)
             end++;
-        char *pages = (char *)args->pool + (size_t)move->page * args->page_bytes,
-             *slots = (char *)args->host + (size_t)move->slot * args->page_bytes;
-        const size_t run_bytes = (end - first) * args->page_bytes;
-        code = way == MOVE_OUT ? cudaMemcpyAsync(slots, pages, run_bytes, cudaMemcpyDeviceToHost, lane->stream)
-                               : cudaMemcpyAsync(pages, slots, run_bytes, cudaMemcpyHostToDevice, lane->stream);
+        code = copy_run(lane->stream, way, (char *)args->pool + (size_t)move->page * args->page_bytes,
+                        base + (size_t)move->slot * slot_bytes, end - first, args->page_bytes, slot_bytes);
     }
     return code;
 }
@@ -193,11 +204,11 @@ static enum rc create(void *ctx, size_t size_bytes, void **host, struct err *err
     if (code == cudaSuccess)
         code = lane_open(&cuda->moves->lanes[MOVE_IN]);
     enum rc rc = code == cudaSuccess ? RC_OK : cuda_fail(err, code, "host cache");
-    if (!rc)
+    if (!rc && size_bytes)
         rc = cuda_take(cuda, MEMORY_PINNED, size_bytes, host, err);
     if (rc)
         destroy(cuda, NULL, 0);
     return rc;
 }
 
-const struct moves cuda_moves = {sizeof(struct moves), create, destroy, move_pages, poll_moves};
+const struct moves cuda_moves = {sizeof(struct moves), create, destroy, move_pages, poll_moves, cuda_lend, cuda_share};
