@@ -1,7 +1,7 @@
 """Tiers of the cache on GPUs: the first token behind a prompt that they hold, steps beside their copies, and what they cost.
 
     python benchmarks/tiers.py [ROW ...] [--model 8b] [--length 8192] [--rounds 5] [--device cuda:0] [--other cuda:1]
-        [--address unix:tiers]
+        [--connectors device peer] [--address unix:tiers]
 
 Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. ROW is first, decode, idle or peer; none means all. The
 pool holds three prompts of `length` tokens, host memory eight.
@@ -14,9 +14,10 @@ pool holds three prompts of `length` tokens, host memory eight.
   prompts are in host memory. Medians.
 - idle: the same steps, and prefill of the 32 prompts, in a pool that holds everything: without a host cache, with one of 4 GiB,
   and without one again. Two engines take turns.
-- peer: an engine on `--device` computes a prompt, one on `--other` goes on with it, by the connector "peer" in one process.
-  Medians of: prefill() and what of it was saving; the first token of decode(); the bytes' way through both host memories is in
-  the last two. The result must have the bits of the first engine.
+- peer: an engine on `--device` computes a prompt, one on `--other` goes on with it in the same process, by each of
+  `--connectors`. Medians of: a prompt that is only computed (recomputed); prefill(); the first token of decode(); the same
+  prompt once more on the second engine, which has it (there); and what handing over costs (beyond): prefill and decode without
+  recomputed and there. The result must have the bits of the first engine.
 """
 
 from __future__ import annotations
@@ -170,46 +171,56 @@ def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
         llm.close()
 
 
-async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
-    own = model_folder(chosen.model)
-    options = engine_options(chosen.model, chosen.length) | {"prefix_cache_seed": 1}
-    bytes_ = chosen.length * cuda.MODELS[chosen.model].kv_bytes
-    stores = [
-        {"name": "peer", "listen": chosen.address, "bytes": 3 * bytes_},
+def stores(chosen: argparse.Namespace, connector: str) -> list[dict[str, Any]]:
+    """Connectors of the engine that computes prompts and of the one that goes on."""
+    if connector == "device":
+        return [{"name": "device"}] * 2
+    size_bytes = 3 * chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    return [
+        {"name": "peer", "listen": chosen.address, "bytes": size_bytes},
         {"name": "peer", "peers": [chosen.address], "bytes": 1 << 20},
     ]
-    times: dict[str, list[float]] = {"recomputed": [], "prefill and save": [], "of it saving": [], "first token by a peer": []}
+
+
+async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]], connector: str) -> None:
+    own = model_folder(chosen.model)
+    options = engine_options(chosen.model, chosen.length) | {"prefix_cache_seed": 1}
+    options["kv_cache_memory_bytes"] *= 3  # fresh pages for every round
+    times: dict[str, list[float]] = {"recomputed": [], "prefill": [], "decode": [], "beyond": [], "there": []}
+    first_store, second_store = stores(chosen, connector)
     async with (
-        AsyncEngine(own, device=chosen.device, kv_connector=stores[0], **options) as one,
-        AsyncEngine(own, device=chosen.other, kv_connector=stores[1], **options) as two,
+        AsyncEngine(own, device=chosen.device, kv_connector=first_store, **options) as one,
+        AsyncEngine(own, device=chosen.other, kv_connector=second_store, **options) as two,
     ):
         for round_ in range(chosen.rounds + 1):
             prompts_ = [next(source) for _ in range(2)]
-            begun = time.perf_counter()
+            marks = [time.perf_counter()]
             await one.generate(prompts_[0], ONE)
-            alone = time.perf_counter() - begun
-            begun = time.perf_counter()
+            marks.append(time.perf_counter())
             handle = await one.prefill(prompts_[1], ONE)
-            prefill = time.perf_counter() - begun
-            wanted = await one.generate(prompts_[1], ONE)
-            begun = time.perf_counter()
-            await one.save_prompt(prompts_[0])
-            save = time.perf_counter() - begun
-            begun = time.perf_counter()
+            marks.append(time.perf_counter())
             found = await two.decode(handle, ONE)
-            fetch = time.perf_counter() - begun
+            marks.append(time.perf_counter())
+            again = await two.generate(prompts_[1], ONE)
+            marks.append(time.perf_counter())
+            wanted = await one.generate(prompts_[1], ONE)
             if result_bits(found) != result_bits(wanted) or found.num_cached_tokens < chosen.length - 16:
                 told = f"{handle.saved_tokens} tokens saved, {found.num_cached_tokens} cached"
-                raise SystemExit(f"peer: {told}, or other bits; {one.stats()}; {two.stats()}")
-            if round_:
-                for name, seconds in zip(times, (alone, prefill, save, fetch), strict=True):
-                    times[name].append(1000 * seconds)
+                raise SystemExit(f"{connector}: {told}, or other bits; {one.stats()}; {two.stats()}")
+            spent = [1000 * (b - a) for a, b in itertools.pairwise(marks)]
+            if round_ and result_bits(again) == result_bits(wanted):
+                for name, ms in zip(times, (*spent[:3], spent[1] + spent[2] - spent[0] - spent[3], spent[3]), strict=True):
+                    times[name].append(ms)
         stats = two.stats()
     for name, ms in times.items():
-        print(f"peer, {name}: {statistics.median(ms):.1f} ms, least {min(ms):.1f}")
-    size, seconds = stats.disk_loaded_bytes, stats.disk_load_s
-    print(f"peer, {size / 1e9:.2f} GB fetched at {size / seconds / 1e9:.1f} GB/s, copies to the device at "
-          f"{stats.host_loaded_bytes / stats.host_load_s / 1e9:.1f} GB/s")  # fmt: skip
+        print(f"{connector}, {name}: {statistics.median(ms):.1f} ms, least {min(ms):.1f}, most {max(ms):.1f}")
+    for name, size, seconds in (
+        ("fetched from the pool", stats.fetched_bytes, stats.fetch_s),
+        ("fetched from the store", stats.disk_loaded_bytes, stats.disk_load_s),
+        ("copied to the device", stats.host_loaded_bytes, stats.host_load_s),
+    ):
+        if size:
+            print(f"{connector}, {name}: {size / 1e9:.2f} GB at {size / seconds / 1e9:.1f} GB/s")
 
 
 def main() -> None:
@@ -220,6 +231,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--other", default="cuda:1")
+    kinds = ["device", "peer"]
+    parser.add_argument("--connectors", nargs="+", default=kinds, choices=kinds, help="of the row peer")
     parser.add_argument("--address", default="unix:tiers", help="of the peer")
     chosen = parser.parse_args()
     source = prompts(chosen.length, cuda.MODELS[chosen.model].vocab)
@@ -233,7 +246,8 @@ def main() -> None:
     if "idle" in chosen.rows:
         measure_idle(chosen, source)
     if "peer" in chosen.rows:
-        asyncio.run(measure_peer(chosen, source))
+        for connector in chosen.connectors:
+            asyncio.run(measure_peer(chosen, source, connector))
 
 
 if __name__ == "__main__":

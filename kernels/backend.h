@@ -789,6 +789,8 @@ struct move_args {
 struct move_state {
     uint64_t ended[2], bytes[2];
     double seconds[2];
+    uint64_t source_bytes;     /* of pages from other pools, which the others do not count */
+    double source_seconds;
 };
 
 /* Copies between the pool and host memory beside the operations. Moves only enqueue. */
@@ -799,8 +801,8 @@ struct moves {
     void (*destroy)(void *ctx, void *host, size_t size_bytes); /* waits for all moves */
     enum rc (*move)(void *ctx, const struct move_args *args, struct err *err);
     enum rc (*poll)(void *ctx, struct move_state *state, struct err *err); /* does not wait */
-    /* Pools as sources of other contexts; a library without these two knows neither slot_bytes nor source. */
-    /* From now on moves of `reader`, another context of this process, may copy from the pool of ctx; also after the pool slept. */
+    /* From now on moves of `reader`, another context of this process, may copy from the pool of ctx; also once the pool has
+     * slept. A library without it knows neither slot_bytes nor source. */
     enum rc (*lend)(void *ctx, void *reader, struct err *err);
     /* A descriptor of the pool for other processes, which the caller closes; the pool begins `offset` bytes into size_bytes.
      * NULL: there is none. */

@@ -99,6 +99,7 @@ class AsyncEngine(
         )
         self._tap = Tap(loaded.model, driver.thread, loaded.spec, loaded.programs, self._frontend, driver.alive)
         _open.add(self)
+        self._offer(loaded.fingerprint)
 
     @classmethod
     def create(cls, model: str | Path = DEMO, **options: Unpack[EngineKeywords]) -> Creation[Self]:
@@ -429,8 +430,9 @@ class AsyncEngine(
         lora_request: object,
         cache_salt: str | None,
         binds: bool = True,
+        before: Callable[[], None] | None = None,
     ) -> Feed:
-        """Checks a request and queues it."""
+        """Checks a request and queues it; `before` runs first, on a helper thread."""
         driver = self._driver
         driver.check_alive()
         adapter = self._frontend.adapters.choose(lora_request)
@@ -461,11 +463,13 @@ class AsyncEngine(
         core = None if is_long and words else translator.core_params(params)
 
         def prepare() -> dict[str, Any]:
+            if before is not None:
+                before()
             if is_long:
                 self._tokenize(prompt, special_tokens, params)
             return translator.prompt_params(request, translator.core_params(params) if core is None else core, priority)
 
-        self._queue(feed, prepare, binds, len(text) + words + images if is_long else 0)
+        self._queue(feed, prepare, binds, len(text) + words + images if is_long else int(before is not None))
         return feed
 
     def _tokenize(self, prompt: Prompt, special_tokens: bool, params: SamplingParams) -> None:

@@ -581,6 +581,8 @@ class EngineStats:
     - `disk_errors`, `disk_evictions`: calls of the system that failed, and files removed to make room.
     - `host_queued_bytes`, `disk_queued_blocks`: copies to and from the host cache, and reads and writes, that had not ended
       when the last step began.
+    - `fetched_tokens`, `fetched_bytes`, `fetch_s`: tokens of prompts whose blocks came from the pools of other engines, the
+      bytes of these copies, and their seconds.
     - `saved_prompts`, `saved_prompt_tokens`, `saved_prompt_s`: prompts that other engines can find (`prefill`, `save_prompt`,
       servers of the role "prefill"), their tokens, and the seconds for which steps stopped.
     - `states`: what stops steps: "paused", "updating", "weights missing", "asleep", "dead"; or ("serving",).
@@ -642,6 +644,9 @@ class EngineStats:
     disk_evictions: int = 0
     host_queued_bytes: int = 0
     disk_queued_blocks: int = 0
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetch_s: float = 0.0
     saved_prompts: int = 0
     saved_prompt_tokens: int = 0
     saved_prompt_s: float = 0.0

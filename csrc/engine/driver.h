@@ -60,6 +60,10 @@ enum rc driver_fault(struct driver *driver, struct err *err);
 enum rc driver_call(struct driver *driver, enum rc (*function)(struct engine *, void *, struct err *), void *ctx,
                     struct err *err);
 
+/* engine_fetch_prompt between steps of both threads; one such call of a process runs at a time. */
+enum rc driver_fetch(struct driver *to, struct driver *from, const struct request_spec *spec, uint32_t *n_tokens,
+                     struct err *err);
+
 uint64_t subscription_number(const struct subscription *subscription);
 /* Takes what has arrived since the last take, for at most max samples. Pointers stay valid until the next take or
  * subscription_drop. RC_MEMORY: some output was lost, and the request has ended. */

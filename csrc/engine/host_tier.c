@@ -242,6 +242,13 @@ void host_tier_load(struct host_tier *tier, uint32_t entry, const int32_t *pages
         move_add(tier, MOVE_IN, pages[i++], at);
 }
 
+void host_tier_receive(struct host_tier *tier, int32_t page, uint32_t source_page)
+{
+    later(&tier->after[MOVE_IN], tier->pages[page][MOVE_OUT]);
+    tier->pages[page][MOVE_IN] = tier->last[MOVE_IN] = tier->flush;
+    tier->moves[MOVE_IN][tier->n_moves[MOVE_IN]++] = (struct page_move){page, source_page};
+}
+
 void host_tier_reset(struct host_tier *tier)
 {
     const uint32_t heads[] = {tier->used, tier->leaving};
@@ -480,6 +487,11 @@ uint32_t host_tier_n_findable(const struct host_tier *tier)
 uint32_t host_tier_n_coming(const struct host_tier *tier)
 {
     return tier->n_coming;
+}
+
+uint64_t host_tier_last(const struct host_tier *tier, enum move_way way)
+{
+    return tier->last[way];
 }
 
 uint64_t host_tier_n_ordered(const struct host_tier *tier)

@@ -43,6 +43,8 @@ uint32_t host_tier_next(const struct host_tier *tier, uint32_t slot);
 /* Copies a swapped slot into a page and frees the slot; host_tier_drop only frees it. */
 void host_tier_swap_in(struct host_tier *tier, uint32_t slot, int32_t page);
 void host_tier_drop(struct host_tier *tier, uint32_t slot);
+/* Copies a page of another pool, the source of this flush, into a page. The flush has no other moves in then. */
+void host_tier_receive(struct host_tier *tier, int32_t page, uint32_t source_page);
 /* Frees every entry; swapped slots stay, and pinned ones until they are no longer used. */
 void host_tier_reset(struct host_tier *tier);
 
@@ -80,6 +82,7 @@ uint32_t host_tier_n_free(const struct host_tier *tier);
 uint32_t host_tier_n_swapped(const struct host_tier *tier);
 uint32_t host_tier_n_findable(const struct host_tier *tier); /* slots of findable entries */
 uint32_t host_tier_n_coming(const struct host_tier *tier);   /* slots of entries that come, or were reset while they are read */
+uint64_t host_tier_last(const struct host_tier *tier, enum move_way way); /* number of the last move of one way; 0: none */
 uint64_t host_tier_n_ordered(const struct host_tier *tier); /* moves of all flushes so far */
 /* Checks the invariants; the error of RC_INTERNAL names the broken one. */
 enum rc host_tier_check(const struct host_tier *tier, struct err *err);

@@ -43,6 +43,8 @@ struct engine_stats {
     uint64_t disk_bad_files, disk_errors, disk_evictions; /* damaged; failed calls of the system; removed for room */
     double disk_store_s, disk_load_s; /* the threads' time for these reads and writes */
     uint64_t host_queued_bytes, disk_queued_blocks; /* copies to and from the host cache, and reads and writes, under way */
+    uint64_t fetched_tokens, fetched_bytes; /* copied from the pools of other engines */
+    double fetch_s;                  /* time of these copies */
     uint64_t state_snapshots, state_snapshot_bytes;  /* snapshots of recurrent states that can be found */
     uint64_t state_snapshots_taken;
     uint64_t images_encoded, image_pieces, image_rows; /* that towers have computed */

@@ -81,7 +81,9 @@ enum rc tiers_poll(struct engine *e, struct err *err)
     e->stats->host_store_s = state.seconds[MOVE_OUT];
     e->stats->host_load_s = state.seconds[MOVE_IN];
     uint64_t ordered = host_tier_n_ordered(tier) * runner->host_slot_bytes;
-    uint64_t moved = state.bytes[MOVE_OUT] + state.bytes[MOVE_IN];
+    uint64_t moved = state.bytes[MOVE_OUT] + state.bytes[MOVE_IN] + state.source_bytes;
+    e->stats->fetched_bytes = state.source_bytes;
+    e->stats->fetch_s = state.source_seconds;
     e->stats->host_queued_bytes = host_tier_is_settled(tier) || ordered < moved ? 0 : ordered - moved;
     return RC_OK;
 }
@@ -97,6 +99,13 @@ enum rc tiers_flush(struct engine *e, struct err *err)
 {
     const struct runner *runner = &e->config.runner;
     struct move_args args = {0};
+    return host_tier_flush(e->scheduler.tier, &args) ? runner->move(runner->ctx, &args, err) : RC_OK;
+}
+
+enum rc tiers_receive(struct engine *e, const struct lent_pools *pools, struct err *err)
+{
+    const struct runner *runner = &e->config.runner;
+    struct move_args args = {.source = pools};
     return host_tier_flush(e->scheduler.tier, &args) ? runner->move(runner->ctx, &args, err) : RC_OK;
 }
 

@@ -11,6 +11,8 @@ enum rc tiers_poll(struct engine *engine, struct err *err);
 void tiers_observe(struct engine *engine, const struct step_record *record);
 /* Enqueues the moves since the last call, and what the step waits for. */
 enum rc tiers_flush(struct engine *engine, struct err *err);
+/* The same where all moves in are of host_tier_receive, from pools of another engine. */
+enum rc tiers_receive(struct engine *engine, const struct lent_pools *pools, struct err *err);
 /* Enqueues the moves since the last call, and waits until all moves have ended. */
 enum rc tiers_await(struct engine *engine, struct err *err);
 /* Before the engine goes: saves what pool and host tier have to an outer tier that outlives the engine. */

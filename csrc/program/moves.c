@@ -81,9 +81,11 @@ void *model_host_slots(const struct model *m)
 enum rc team_move(void *ctx, struct move_args *args, struct err *err)
 {
     const struct team *team = ctx;
+    const struct lent_pools *lent = args->source;
     enum rc rc = RC_OK;
     for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++) {
         const struct model *m = team->models[rank];
+        args->source = lent ? lent->pools[rank] : NULL;
         args->pool = m->pool;
         args->host = m->slots;
         args->page_bytes = m->layout.page_bytes;
@@ -98,7 +100,7 @@ enum rc team_move(void *ctx, struct move_args *args, struct err *err)
 enum rc team_poll_moves(void *ctx, struct move_state *state, struct err *err)
 {
     const struct team *team = ctx;
-    struct move_state own;
+    struct move_state own = {0};
     enum rc rc = RC_OK;
     *state = (struct move_state){.ended = {UINT64_MAX, UINT64_MAX}};
     for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++) {
@@ -109,8 +111,25 @@ enum rc team_poll_moves(void *ctx, struct move_state *state, struct err *err)
             state->seconds[way] = own.seconds[way] > state->seconds[way] ? own.seconds[way] : state->seconds[way];
             state->bytes[way] += own.bytes[way];
         }
+        state->source_bytes += own.source_bytes;
+        state->source_seconds = own.source_seconds > state->source_seconds ? own.source_seconds : state->source_seconds;
         if (rc)
             team_name_rank(team, rank, err);
+    }
+    return rc;
+}
+
+enum rc team_lend(void *ctx, void *reader, struct lent_pools *pools, struct err *err)
+{
+    const struct team *team = ctx, *other = reader;
+    const struct backend *backend = team->models[0]->backend;
+    enum rc rc = RC_OK;
+    if (team->n_ranks != other->n_ranks || team->hosts || other->hosts || other->models[0]->backend != backend ||
+        !knows_sources(backend))
+        return err_set(err, RC_UNSUPPORTED, "lend: wanted engines of one backend with equally many ranks");
+    for (uint32_t rank = 0; rank < team->n_ranks && !rc; rank++) {
+        rc = backend->moves->lend(team->models[rank]->ctx, other->models[rank]->ctx, err);
+        pools->pools[rank] = team->models[rank]->pool;
     }
     return rc;
 }

@@ -321,6 +321,32 @@ int py_thread_call(PyObject *object, engine_function *function, void *ctx)
     return rc ? -1 : 0;
 }
 
+static PyObject *fetch_prompt(PyObject *object, PyObject *args)
+{
+    PyObject *source, *prompt, *params;
+    struct request_spec spec = {0};
+    struct py_scratch scratch = {0};
+    struct err err;
+    enum rc rc = RC_OK;
+    uint32_t n_tokens = 0;
+    int bad = !PyArg_ParseTuple(args, "OOO!:fetch_prompt", &source, &prompt, &PyDict_Type, &params) ||
+              py_parse_request(prompt, params, &spec, &scratch) < 0;
+    if (!bad && (Py_TYPE(source) != Py_TYPE(object) || source == object)) {
+        PyErr_SetString(PyExc_TypeError, "source must be another EngineThread");
+        bad = 1;
+    }
+    struct driver *to = bad ? NULL : driver_of(object), *from = to ? driver_of(source) : NULL;
+    if (from) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = driver_fetch(to, from, &spec, &n_tokens, &err);
+        Py_END_ALLOW_THREADS
+    }
+    py_scratch_free(&scratch);
+    if (from && rc)
+        return py_raise(&err);
+    return from ? PyLong_FromUnsignedLong(n_tokens) : NULL;
+}
+
 static enum rc walk(struct engine *engine, void *ctx, struct err *err)
 {
     (void)ctx;
@@ -545,6 +571,8 @@ static PyMethodDef thread_methods[] = {
     {"begin_sleep", thread_begin_sleep, METH_O, "Pauses until end_sleep, independently of pause."},
     {"end_sleep", thread_end_sleep, METH_NOARGS, "Ends the pause of begin_sleep."},
     {"save_prompt", py_engine_save_prompt, METH_VARARGS, "As Engine.save_prompt."},
+    {"fetch_prompt", fetch_prompt, METH_VARARGS,
+     "Copies the blocks of a prompt from the pool of another EngineThread; the number of leading tokens that are there now."},
     {"sleep", py_engine_sleep, METH_VARARGS, "As Engine.sleep."},
     {"wake", py_engine_wake, METH_VARARGS, "As Engine.wake."},
     {"is_pausing", thread_is_pausing, METH_NOARGS, "True from the start of a pause until it is ended."},

@@ -66,6 +66,8 @@ PyObject *py_stats(const struct engine_stats *s)
         {"disk_evictions", s->disk_evictions},
         {"host_queued_bytes", s->host_queued_bytes},
         {"disk_queued_blocks", s->disk_queued_blocks},
+        {"fetched_tokens", s->fetched_tokens},
+        {"fetched_bytes", s->fetched_bytes},
         {"state_snapshots", s->state_snapshots},
         {"state_snapshot_bytes", s->state_snapshot_bytes},
         {"state_snapshots_taken", s->state_snapshots_taken},
@@ -81,8 +83,9 @@ PyObject *py_stats(const struct engine_stats *s)
         {"mask_us", s->mask_us},
         {"allocations_since_warmup", s->allocations_since_warmup},
     };
-    PyObject *dict = Py_BuildValue("{sdsdsdsdsdsdsd}", "host_store_s", s->host_store_s, "host_load_s", s->host_load_s,
+    PyObject *dict = Py_BuildValue("{sdsdsdsdsdsdsdsd}", "host_store_s", s->host_store_s, "host_load_s", s->host_load_s,
                                    "disk_store_s", s->disk_store_s, "disk_load_s", s->disk_load_s,
+                                   "fetch_s", s->fetch_s,
                                    "last_step_ms", s->last_step_ms, "last_host_us", s->last_host_us, "uptime_s", s->uptime_s);
     int bad = !dict;
     for (size_t i = 0; i < sizeof counts / sizeof *counts && !bad; i++)

@@ -6,6 +6,12 @@
 #include "adapters.h"
 #include "batch.h"
 
+#define RUNNER_MOST_RANKS 64u
+
+struct lent_pools {
+    const void *pools[RUNNER_MOST_RANKS]; /* by rank */
+};
+
 /* `start` may return before anything is computed. By then it has read every array except the tasks' lists; those must stay
  * valid until `finish`, which waits for the results, has returned. Batches are finished in the order of their start. If
  * is_async is set, a second batch may be started before the first is finished. A failure is a device fault and poisons the
@@ -33,7 +39,8 @@ struct runner {
     enum rc (*check)(void *ctx, struct err *err);
     struct adapters *adapters;          /* of the model; NULL: it serves none */
     uint32_t n_host_slots;              /* pages for which the model has host memory; 0: none, and it has no moves */
-    /* Enqueues moves and waits before a step. The runner fills the pool and the host memory in. */
+    /* Enqueues moves and waits before a step. The runner fills the pool and the host memory in. args->source: as `lend` gives
+     * it, or NULL. */
     enum rc (*move)(void *ctx, struct move_args *args, struct err *err);
     enum rc (*poll_moves)(void *ctx, struct move_state *state, struct err *err); /* does not wait */
     void *host_slots;                   /* [n_host_slots][host_slot_bytes] that memory */
@@ -47,6 +54,8 @@ struct runner {
     uint32_t feature_id;                /* token that stands for a feature */
     /* RC_INVALID if the model's tower cannot compute the piece; any thread. */
     enum rc (*check_piece)(void *ctx, const struct item_piece *piece, struct err *err);
+    /* The pools of another runner's ranks, from which moves in of this one may copy until that runner changes. */
+    enum rc (*lend)(void *ctx, void *reader, struct lent_pools *pools, struct err *err);
 };
 
 enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* the engine's: it has no memory */ };

@@ -202,8 +202,8 @@ static enum rc cpu_move(void *ctx, const struct move_args *args, struct err *err
                  *slot = base + (size_t)list->moves[i].slot * slot_bytes;
             memcpy(way == MOVE_OUT ? slot : page, way == MOVE_OUT ? page : slot, args->page_bytes);
         }
-        cpu->moved.bytes[way] += list->n_moves * args->page_bytes;
-        cpu->moved.seconds[way] += list->n_moves ? seconds_now() - begun : 0;
+        *(is_lent ? &cpu->moved.source_bytes : &cpu->moved.bytes[way]) += list->n_moves * args->page_bytes;
+        *(is_lent ? &cpu->moved.source_seconds : &cpu->moved.seconds[way]) += list->n_moves ? seconds_now() - begun : 0;
         cpu->moved.ended[way] = list->number;
     }
     return RC_OK;

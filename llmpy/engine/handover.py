@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import uuid
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
-from ..errors import ConfigError, UnsupportedError
+from ..errors import ConfigError, LlmpyError, UnsupportedError
+from . import outer_tier
+from .feeds import RequestStream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +26,9 @@ if TYPE_CHECKING:
     from ..keywords import SamplingKeywords
     from ..outputs import RequestOutput
     from ..sampling_params import SamplingParams
-    from .feeds import RequestStream
     from .thread import ThreadDriver
+
+logger = logging.getLogger("llmpy")
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Handle:
         seed: Root of the request's random numbers.
         saved_tokens: Leading tokens whose blocks the decode engine can find.
         first_token_id: The first token of the output, which the decode engine draws again.
+        engine_id: The engine whose pool has the blocks, with `kv_connector={"name": "device"}`; "" = a store has them.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -42,6 +49,7 @@ class Handle:
     seed: int
     saved_tokens: int
     first_token_id: int | None
+    engine_id: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, as JSON has them."""
@@ -51,6 +59,10 @@ class Handle:
     def from_dict(cls, values: Mapping[str, Any]) -> Handle:
         """The handle that `to_dict` gave."""
         return cls(**{**values, "prompt_token_ids": tuple(values["prompt_token_ids"])})
+
+
+_lenders: weakref.WeakValueDictionary[str, Handover] = weakref.WeakValueDictionary()
+"""Engines of this process whose pools others copy from, by their ids."""
 
 
 def check(config: EngineConfig, what: str) -> None:
@@ -82,12 +94,33 @@ class Handover:
     """Calls of AsyncEngine for prefill and decode on different engines."""
 
     config: EngineConfig
+    name: str
     _saved = Saved()
+    _engine_id = ""
+    _fingerprint = b""
     _driver: ThreadDriver
 
     if TYPE_CHECKING:
 
         def _params(self, given: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams: ...
+
+    def _offer(self, fingerprint: bytes) -> None:
+        """Lets other engines of the process copy from this one's pool, if there is a fingerprint."""
+        if fingerprint:
+            self._fingerprint, self._engine_id = fingerprint, uuid.uuid4().hex
+            _lenders[self._engine_id] = self
+
+    def _fetch(self, handle: Handle) -> None:
+        """Copies a prompt's blocks from the pool that has computed them; what cannot be copied is computed."""
+        source = _lenders.get(handle.engine_id)
+        if source is None or source is self or source._fingerprint != self._fingerprint:
+            return
+        salt = {} if handle.cache_salt is None else {"salt": handle.cache_salt.encode("utf-8", "surrogatepass")}
+        ids = _bytes(handle.prompt_token_ids)
+        try:
+            self._driver.thread.fetch_prompt(source._driver.thread, ids, {"seed": 0, **salt})
+        except LlmpyError as error:
+            logger.warning("%s: a prompt is computed again, because its blocks cannot be copied: %s", self.name, error)
 
     async def save_prompt(self, prompt_token_ids: Sequence[int], cache_salt: str | None = None) -> int:
         """Saves the full blocks of a prompt that the cache has where other engines find them. Steps stop meanwhile.
@@ -104,6 +137,8 @@ class Handover:
             UnsupportedError: `data_parallel_size` is above 1.
         """
         check(self.config, "save_prompt()")
+        if outer_tier.is_device(self.config):
+            return len(prompt_token_ids) // (self.config.block_size or 1) * (self.config.block_size or 1)
         salt = {} if cache_salt is None else {"salt": cache_salt.encode("utf-8", "surrogatepass")}
         begun = time.perf_counter()
         saved = await asyncio.to_thread(self._driver.thread.save_prompt, _bytes(prompt_token_ids), {"seed": 0, **salt})
@@ -143,7 +178,8 @@ class Handover:
         output: RequestOutput = await engine.generate(prompt, first, priority=priority, cache_salt=cache_salt)
         ids, sample = tuple(output.prompt_token_ids or ()), output.outputs[0]
         saved = await self.save_prompt(ids, cache_salt)
-        return Handle(ids, cache_salt, output.seed, saved, sample.token_ids[0] if sample.token_ids else None)
+        first_id = sample.token_ids[0] if sample.token_ids else None
+        return Handle(ids, cache_salt, output.seed, saved, first_id, self._engine_id)
 
     def decode(
         self,
@@ -168,4 +204,9 @@ class Handover:
         params = self._params(sampling_params, sampling)
         params = params.replace(seed=handle.seed) if params.seed is None else params
         engine, ids = cast("AsyncEngine", self), list(handle.prompt_token_ids)
-        return engine.generate(ids, params, priority=priority, cache_salt=handle.cache_salt)
+        if not outer_tier.is_device(self.config):
+            return engine.generate(ids, params, priority=priority, cache_salt=handle.cache_salt)
+        feed = engine._submit(
+            ids, True, params, {}, None, priority, None, handle.cache_salt, before=lambda: self._fetch(handle)
+        )
+        return RequestStream(feed, engine)

@@ -48,6 +48,7 @@ class Loaded:
         pooler: The pooling tasks of the model.
         images: Prepares the images of prompts; None: the model has no tower for images.
         spec: The program of operations.
+        fingerprint: What the bytes of a block depend on; b"" where no other engine copies them.
         programs: The program of each rank; `spec` itself if there is one rank.
     """
 
@@ -56,6 +57,7 @@ class Loaded:
         "drafter",
         "engine",
         "eos_token_ids",
+        "fingerprint",
         "generation_defaults",
         "images",
         "model",
@@ -82,6 +84,7 @@ class Loaded:
     generation_defaults: dict[str, Any]
     pooler: Pooler
     images: Images | None
+    fingerprint: bytes
     spec: Spec
     programs: list[Spec]
 
@@ -170,6 +173,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
         raise
     result.config = _resolved(config, options, result.model.describe())
     result.token_bytes = result.tokenizer.token_bytes() if result.tokenizer is not None else None
+    result.fingerprint = b""
     outer = outer_tier.core_option(result, [] if dummy else files.weights, options["library"])
     result.engine = cores.make_engine(result.model, _engine_options(result) | outer)
     chosen = result.model.describe()

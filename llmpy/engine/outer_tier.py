@@ -39,6 +39,8 @@ def disk_cache(name: str, value: object) -> dict[str, Any]:
     return {"path": os.path.abspath(Path(path).expanduser()), "bytes": parse_size(f"{name}: bytes", size)}
 
 
+DEVICE = "device"
+"""Name of the connector without a store: engines of one process copy from pool to pool."""
 GROUP = "llmpy.connectors"
 """Entry points of packages that bring connectors: functions that return the absolute path of a library."""
 
@@ -47,7 +49,11 @@ def _library(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
     """The dict of a connector in C: "name", "deadline_s", and its own options."""
     chosen = value.get("name")
     if not isinstance(chosen, str) or not chosen or not all(isinstance(key, str) for key in value):
-        refuse(name, "a dict with 'name': 'peer', an entry point of llmpy.connectors, or the path of a library", dict(value))
+        wanted = "a dict with 'name': 'peer', 'device', an entry point of llmpy.connectors, or the path of a library"
+        refuse(name, wanted, dict(value))
+    if chosen == DEVICE:
+        refuse_names(name, [key for key in value if key != "name"], ["name"])
+        return {"name": DEVICE}
     deadline = value.get("deadline_s", 10.0)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 < deadline <= 3600:
         refuse(f"{name}: deadline_s", "a number of seconds above 0", deadline)
@@ -104,6 +110,11 @@ def connector(name: str, value: object) -> Connector | dict[str, Any]:
     if not isinstance(value, Connector):
         raise TypeError(f"{name} must be a llmpy.kv.Connector, a dict or a str, but is of type {type(value).__name__}")
     return value
+
+
+def is_device(config: EngineConfig) -> bool:
+    """Whether prompts are handed over from pool to pool, without a store."""
+    return isinstance(config.kv_connector, Mapping) and config.kv_connector["name"] == DEVICE
 
 
 def check(config: EngineConfig) -> None:
@@ -175,6 +186,9 @@ def core_option(loaded: Loaded, weights: Iterable[str | Path], library: str) -> 
     """
     chosen, store = loaded.config.disk_cache, loaded.config.kv_connector
     is_shared = loaded.config.prefix_cache_seed is not None
+    if is_device(loaded.config):
+        loaded.fingerprint = _fingerprint(loaded, weights, library)
+        return {}
     if isinstance(store, Connector):
         return {"kv_connector": (store, _fingerprint(loaded, weights, library), is_shared, float(store.deadline_s))}
     if isinstance(store, Mapping):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..engine.handover import check
+from ..engine.outer_tier import is_device
 from ..errors import ConfigError, UnsupportedError
 from .errors import HttpError
 
@@ -35,6 +36,8 @@ def is_prefill(engine: AsyncEngine, params: object, stream: bool, role: str = "b
         raise HttpError(400, f"{FIELD} with do_remote_decode needs stream=false", FIELD)
     try:
         check(engine.config, FIELD)
+        if is_device(engine.config):
+            raise UnsupportedError(f'{FIELD} is not supported yet with kv_connector {{"name": "device"}}; use "peer"')
     except (ConfigError, UnsupportedError) as error:
         raise HttpError(501, str(error), FIELD) from error
     return True

@@ -287,7 +287,7 @@ TEST(the_abi_has_its_number)
     AT(pool, 0) AT(host, 8) AT(page_bytes, 16) AT(lists, 24) AT(awaited, 88) AT(slot_bytes, 104) AT(source, 112)
 #undef OF
 #define OF move_state
-    AT(ended, 0) AT(bytes, 16) AT(seconds, 32)
+    AT(ended, 0) AT(bytes, 16) AT(seconds, 32) AT(source_bytes, 48) AT(source_seconds, 56)
 #undef OF
 #define OF moves
     AT(size_bytes, 0) AT(create, 8) AT(destroy, 16) AT(move, 24) AT(poll, 32) AT(lend, 40) AT(share, 48)

@@ -10,6 +10,7 @@ struct move_lane {
     cudaStream_t stream;
     cudaEvent_t begun[CALLS_KEPT], ended[CALLS_KEPT]; /* of call i % CALLS_KEPT */
     uint64_t number[CALLS_KEPT], bytes[CALLS_KEPT];
+    bool is_lent[CALLS_KEPT];                         /* from another pool */
     uint64_t n_enqueued, n_ended;                     /* calls with moves; only grow */
     uint64_t last_number;
 };
@@ -27,8 +28,8 @@ static cudaError_t end_call(struct move_lanes *moves, uint32_t way)
     const uint32_t at = lane->n_ended % CALLS_KEPT;
     float ms = 0;
     cudaError_t code = cudaEventElapsedTime(&ms, lane->begun[at], lane->ended[at]);
-    moves->state.bytes[way] += lane->bytes[at];
-    moves->state.seconds[way] += ms * 1e-3;
+    *(lane->is_lent[at] ? &moves->state.source_bytes : &moves->state.bytes[way]) += lane->bytes[at];
+    *(lane->is_lent[at] ? &moves->state.source_seconds : &moves->state.seconds[way]) += ms * 1e-3;
     lane->n_ended++;
     return code;
 }
@@ -118,6 +119,7 @@ static cudaError_t enqueue(struct move_lanes *moves, uint32_t way, const struct 
         code = cudaEventRecord(lane->ended[at], lane->stream);
     lane->number[at] = list->number;
     lane->bytes[at] = list->n_moves * args->page_bytes;
+    lane->is_lent[at] = way == MOVE_IN && args->source;
     lane->n_enqueued += code == cudaSuccess;
     return code;
 }
