@@ -1,10 +1,10 @@
 """Tiers of the cache on GPUs: the first token behind a prompt that they hold, steps beside their copies, and what they cost.
 
     python benchmarks/tiers.py [ROW ...] [--model 8b] [--length 8192] [--rounds 5] [--device cuda:0] [--other cuda:1]
-        [--connectors device peer] [--address unix:tiers]
+        [--connectors device peer] [--address unix:tiers] [--folder FOLDER] [--users 64]
 
-Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. ROW is first, decode, idle or peer; none means all. The
-pool holds three prompts of `length` tokens, host memory eight.
+Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. ROW is first, decode, idle, disk,
+chats or peer; none means all. The pool holds three prompts of `length` tokens, host memory eight.
 
 - first: wall time of generate() for one new token behind a prompt that no cache has (recomputed), that the pool has (device),
   or that host memory alone has (host). Ids and logprobs must be those of the first time. Copies: bytes over the time of the
@@ -14,6 +14,10 @@ pool holds three prompts of `length` tokens, host memory eight.
   prompts are in host memory. Medians.
 - idle: the same steps, and prefill of the 32 prompts, in a pool that holds everything: without a host cache, with one of 4 GiB,
   and without one again. Two engines take turns.
+- disk: the same token behind a prompt that only files in a folder of `--folder` have, and what dd reads there past the page
+  cache. The result must have the bits of the first time.
+- chats: 64 users with contexts of `length` tokens, of which a quarter fits the pool, get answers of 64 tokens, all at once.
+  Tokens a second where every context is computed, and where host memory has the contexts from the turn before.
 - peer: an engine on `--device` computes a prompt, one on `--other` goes on with it in the same process, by each of
   `--connectors`. Medians of: a prompt that is only computed (recomputed); prefill(); the first token of decode(); the same
   prompt once more on the second engine, which has it (there); and what handing over costs (beyond): prefill and decode without
@@ -27,6 +31,7 @@ import asyncio
 import itertools
 import json
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -38,7 +43,7 @@ import numpy as np
 
 from llmpy import LLM, AsyncEngine, RequestOutput, SamplingParams
 
-SEQUENCES, NEW = 32, 160
+SEQUENCES, NEW, TURN = 32, 160, 64
 ONE = SamplingParams(temperature=0, max_tokens=1, logprobs=1, ignore_eos=True)
 
 
@@ -171,6 +176,69 @@ def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
         llm.close()
 
 
+def read_rate(folder: Path, size_bytes: int) -> float:
+    """GB/s of dd for a file of this folder, past the page cache."""
+    file = folder / "dd"
+    count = f"count={size_bytes >> 21}"
+    for words in (["if=/dev/zero", f"of={file}", "oflag=direct"], [f"if={file}", "of=/dev/null", "iflag=direct"]):
+        begun = time.perf_counter()
+        subprocess.run(["dd", "bs=2M", count, *words], check=True, capture_output=True)
+        rate = (size_bytes >> 21 << 21) / (time.perf_counter() - begun) / 1e9
+    file.unlink()
+    return rate
+
+
+def measure_disk(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
+    size_bytes = chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+        options = {"host_cache_bytes": 2 * size_bytes, "disk_cache": {"path": folder, "bytes": 16 * size_bytes}}
+        rates = [read_rate(Path(folder), size_bytes)]
+        with open_engine(chosen.model, chosen.length, chosen.device, cache_loads="always", **options) as llm:
+            texts = [next(source) for _ in range(8)]
+            bits = [first(llm, text)[2] for text in texts]
+            spent, before = [], llm.stats()
+            for i in range(chosen.rounds):
+                stats = llm.stats()
+                ms, cached, again = first(llm, texts[i % 8])
+                if again != bits[i % 8]:
+                    raise SystemExit(f"disk: {cached} cached tokens, other bits")
+                if llm.stats().disk_cache_hits - stats.disk_cache_hits > chosen.length // 2:
+                    spent.append(ms)
+            after = llm.stats()
+        rates.append(read_rate(Path(folder), size_bytes))
+    loaded, seconds = after.disk_loaded_bytes - before.disk_loaded_bytes, after.disk_load_s - before.disk_load_s
+    if not spent:
+        raise SystemExit(f"disk: no prompt came from there; {after}")
+    wall = size_bytes / statistics.median(spent) / 1e6
+    print(f"disk        {statistics.median(spent):9.1f} ms, least {min(spent):.1f}, {len(spent)} times: {wall:.2f} GB/s")
+    print(f"reads       {loaded / seconds / 1e9:9.2f} GB/s, {loaded / 1e9:.2f} GB; dd {rates[0]:.2f} and {rates[1]:.2f} GB/s")
+
+
+def talk(llm: LLM, chats: list[list[int]]) -> tuple[float, int, list[list[int]]]:
+    """Answers of TURN tokens to all chats at once: seconds, cached tokens, answers."""
+    begun = time.perf_counter()
+    outputs = llm.generate(chats, SamplingParams(temperature=0, max_tokens=TURN, ignore_eos=True), use_tqdm=False)
+    spent = time.perf_counter() - begun
+    return spent, sum(output.num_cached_tokens or 0 for output in outputs), [list(o.outputs[0].token_ids) for o in outputs]
+
+
+def measure_chats(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
+    size_bytes = chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    chats, turns = [next(source) for _ in range(chosen.users)], [next(source)[:TURN] for _ in range(chosen.users)]
+    rates = {}
+    for name, host in (("recomputed", 0), ("host memory", int(1.1 * chosen.users * size_bytes))):
+        options = {"kv_cache_memory_bytes": chosen.users * size_bytes // 4, "host_cache_bytes": host}
+        with open_engine(chosen.model, chosen.length + 2 * TURN, chosen.device, **options) as llm:
+            talk(llm, [next(source)])
+            spent, cached, answers = talk(llm, chats)
+            if host:  # the next turn of every chat
+                again = [chat + answer + turn for chat, answer, turn in zip(chats, answers, turns, strict=True)]
+                spent, cached, _ = talk(llm, again)
+        rates[name] = chosen.users * TURN / spent
+        print(f"chats, {name}: {rates[name]:.0f} tokens a second, {spent:.2f} s, {cached} tokens cached", flush=True)
+    print(f"chats, {rates['host memory'] / rates['recomputed']:.2f}x")
+
+
 def stores(chosen: argparse.Namespace, connector: str) -> list[dict[str, Any]]:
     """Connectors of the engine that computes prompts and of the one that goes on."""
     if connector == "device":
@@ -225,7 +293,7 @@ async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", default=["first", "decode", "idle", "peer"])
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=["first", "decode", "idle", "disk", "chats", "peer"])
     parser.add_argument("--model", default="8b", choices=cuda.MODELS)
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
@@ -233,6 +301,8 @@ def main() -> None:
     parser.add_argument("--other", default="cuda:1")
     kinds = ["device", "peer"]
     parser.add_argument("--connectors", nargs="+", default=kinds, choices=kinds, help="of the row peer")
+    parser.add_argument("--folder", help="of the row disk")
+    parser.add_argument("--users", type=int, default=64, help="of the row chats")
     parser.add_argument("--address", default="unix:tiers", help="of the peer")
     chosen = parser.parse_args()
     source = prompts(chosen.length, cuda.MODELS[chosen.model].vocab)
@@ -245,6 +315,10 @@ def main() -> None:
             llm.check()
     if "idle" in chosen.rows:
         measure_idle(chosen, source)
+    if "disk" in chosen.rows:
+        measure_disk(chosen, source)
+    if "chats" in chosen.rows:
+        measure_chats(chosen, source)
     if "peer" in chosen.rows:
         for connector in chosen.connectors:
             asyncio.run(measure_peer(chosen, source, connector))

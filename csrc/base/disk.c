@@ -73,6 +73,20 @@ int disk_create(int folder, const char *name, int *file)
     return *file < 0 ? errno : 0;
 }
 
+void disk_go_direct(int file)
+{
+    int flags = fcntl(file, F_GETFL);
+    if (flags >= 0)
+        (void)!fcntl(file, F_SETFL, flags | O_DIRECT);
+}
+
+/* Lets a file go through the page cache; false if it does already. */
+static bool leave_direct(int file)
+{
+    int flags = fcntl(file, F_GETFL);
+    return flags >= 0 && flags & O_DIRECT && !fcntl(file, F_SETFL, flags & ~O_DIRECT);
+}
+
 /* Leaves out the first n bytes of the buffers. */
 static void skip(struct iovec **buffers, int *n, size_t n_bytes)
 {
@@ -103,7 +117,7 @@ static int transfer(int file, struct iovec *buffers, int n, ssize_t (*call)(int,
         ssize_t moved = code ? -1 : call(file, buffers, n_now, at);
         code = code ? code : errno;
         buffers->iov_len = whole;
-        if (moved < 0 && code == EINTR)
+        if (moved < 0 && (code == EINTR || (code == EINVAL && leave_direct(file))))
             continue;
         if (moved < 0)
             return code;

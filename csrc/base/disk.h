@@ -16,6 +16,10 @@ int disk_create(int folder, const char *name, int *file);
 /* Reads or writes all buffers from the start of the file on. The buffers' descriptions change. ENODATA: the file ends first. */
 int disk_read(int file, struct iovec *buffers, int n);
 int disk_write(int file, struct iovec *buffers, int n);
+/* From now on reads and writes go past the system's page cache, where the file system can. Places, sizes and memory are then
+ * multiples of DISK_UNIT; a call that the file system refuses goes through the page cache after all, as do all behind it. */
+#define DISK_UNIT 4096u
+void disk_go_direct(int file);
 int disk_rename(int folder, const char *from, const char *to);
 int disk_remove(int folder, const char *name, bool is_folder);
 /* Locks a file or folder for this opening of it, until it is closed or the process ends. EWOULDBLOCK: somebody else has it. */

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,8 @@
 
 #define MAX_FILES (1u << 22)
 #define DEADLINE_S 10.0
+#define N_LOADERS 4u
+#define HEADS (N_LOADERS + 1u)
 #define SAVES_A_SCAN 64u /* an engine learns what others have written, to count it towards the limit, every so many saves */
 #define NAME_LENGTH 37u /* 32 hexadecimal digits of the key, "-", four of the group */
 #define OWN_PREFIX "private-"
@@ -35,9 +38,17 @@ struct header {
 };
 _Static_assert(sizeof(struct header) == 64, "the header of a file has 64 bytes");
 
+/* What a call that reads or writes a file needs. */
+struct room {
+    char *head;                    /* [head_bytes] the header, and zeros */
+    struct iovec *buffers;         /* [1 + most parts] */
+    bool is_taken;
+};
+
 struct disk_cache {
     struct header header;          /* the part that all files share */
     size_t page_bytes;
+    size_t head_bytes;             /* before the pages; DISK_UNIT if pages are multiples of it, so that files go direct */
     uint32_t bundle_pages, n_items;
     uint64_t limit;
     int base, folder;              /* descriptors; -1: not open */
@@ -45,9 +56,13 @@ struct disk_cache {
     char name[64];                 /* of the folder in the base */
     char temporary[32];            /* of the one file that this engine is writing */
     uint32_t n_saves;
-    struct iovec *reads, *writes;  /* [1 + most parts] of each thread */
+    char *heads;
+    struct iovec *buffers;
+    struct room writer;
+    pthread_mutex_t saving;        /* one file is written at a time */
 
     pthread_mutex_t lock;          /* guards what follows; held O(1) */
+    struct room readers[N_LOADERS];
     struct key_table table;        /* its items are the files */
     uint32_t *scans;               /* [n_items + 1] number of the scan that last saw the file */
     uint32_t free, used;           /* lists: unused items; files, the least recently used first */
@@ -60,7 +75,7 @@ struct disk_cache {
 
 static uint64_t file_bytes(const struct disk_cache *c, uint32_t group)
 {
-    return sizeof(struct header) + (group == BUNDLE_GROUP ? c->bundle_pages : 1) * c->page_bytes;
+    return c->head_bytes + (group == BUNDLE_GROUP ? c->bundle_pages : 1) * c->page_bytes;
 }
 
 static void name_file(const struct hash *key, uint32_t group, char name[NAME_LENGTH + 1])
@@ -349,19 +364,45 @@ static struct header header_of(const struct disk_cache *c, const struct outer_bl
     return header;
 }
 
-static int buffers_fill(const struct disk_cache *c, struct header *header, const struct outer_block *block,
-                        struct iovec *buffers)
+static bool is_direct(const struct disk_cache *c, const struct outer_block *block)
 {
-    buffers[0] = (struct iovec){header, sizeof *header};
+    bool is = c->head_bytes == DISK_UNIT;
     for (uint32_t i = 0; i < block->n_parts; i++)
-        buffers[1 + i] = (struct iovec){block->parts[i], c->page_bytes};
+        is &= (uintptr_t)block->parts[i] % DISK_UNIT == 0;
+    return is;
+}
+
+static int buffers_fill(const struct disk_cache *c, struct room *room, const struct outer_block *block)
+{
+    room->buffers[0] = (struct iovec){room->head, c->head_bytes};
+    for (uint32_t i = 0; i < block->n_parts; i++)
+        room->buffers[1 + i] = (struct iovec){block->parts[i], c->page_bytes};
     return 1 + (int)block->n_parts;
+}
+
+/* There are as many as threads that load. */
+static struct room *reader_take(struct disk_cache *c)
+{
+    struct room *room = c->readers;
+    pthread_mutex_lock(&c->lock);
+    while (room->is_taken)
+        room++;
+    room->is_taken = true;
+    pthread_mutex_unlock(&c->lock);
+    return room;
+}
+
+static void reader_give(struct disk_cache *c, struct room *room)
+{
+    pthread_mutex_lock(&c->lock);
+    room->is_taken = false;
+    pthread_mutex_unlock(&c->lock);
 }
 
 /* Reads a file; *is_bad: it is damaged. */
 static int read_file(struct disk_cache *c, const struct outer_block *block, bool *is_bad)
 {
-    struct header header, wanted = header_of(c, block);
+    struct header wanted = header_of(c, block);
     char name[NAME_LENGTH + 1];
     uint64_t size_bytes;
     int file;
@@ -369,9 +410,13 @@ static int read_file(struct disk_cache *c, const struct outer_block *block, bool
     int code = disk_open(c->folder, name, &size_bytes, &file);
     if (code)
         return code;
-    code = disk_read(file, c->reads, buffers_fill(c, &header, block, c->reads));
+    if (is_direct(c, block))
+        disk_go_direct(file);
+    struct room *room = reader_take(c);
+    code = disk_read(file, room->buffers, buffers_fill(c, room, block));
     wanted.checksum = code ? 0 : checksum_parts(block->parts, block->n_parts, c->page_bytes);
-    *is_bad = code || memcmp(&header, &wanted, sizeof header) || size_bytes != file_bytes(c, block->group);
+    *is_bad = code || memcmp(room->head, &wanted, sizeof wanted) || size_bytes != file_bytes(c, block->group);
+    reader_give(c, room);
     if (!*is_bad)
         disk_touch(file);
     disk_close(file);
@@ -400,32 +445,46 @@ static bool cache_load(void *ctx, const struct outer_block *block)
     return false;
 }
 
-static bool cache_save(void *ctx, const struct outer_block *block)
+/* Writes a file under its temporary name, and renames it. */
+static int write_file(struct disk_cache *c, const struct outer_block *block)
 {
-    struct disk_cache *c = ctx;
     struct header header = header_of(c, block);
     char name[NAME_LENGTH + 1];
     int file;
-    if (cache_has(c, &block->key, block->group))
-        return true;
-    if (c->is_shared && ++c->n_saves % SAVES_A_SCAN == 0)
-        scan(c);
-    make_room(c, file_bytes(c, block->group));
     header.checksum = checksum_parts(block->parts, block->n_parts, c->page_bytes);
+    memcpy(c->writer.head, &header, sizeof header);
     name_file(&block->key, block->group, name);
-    if (disk_create(c->folder, c->temporary, &file))
-        return count_error(c);
+    int code = disk_create(c->folder, c->temporary, &file);
+    if (code)
+        return code;
     disk_lock(file); /* as long as it has its temporary name, it is not an orphan; without locks the name lasts */
-    int code = disk_write(file, c->writes, buffers_fill(c, &header, block, c->writes));
+    if (is_direct(c, block))
+        disk_go_direct(file);
+    code = disk_write(file, c->writer.buffers, buffers_fill(c, &c->writer, block));
     if (!code)
         code = disk_rename(c->folder, c->temporary, name);
     disk_close(file);
-    if (code) {
+    if (code)
         disk_remove(c->folder, c->temporary, false);
-        return count_error(c);
+    return code;
+}
+
+static bool cache_save(void *ctx, const struct outer_block *block)
+{
+    struct disk_cache *c = ctx;
+    int code = 0;
+    pthread_mutex_lock(&c->saving);
+    bool has = cache_has(c, &block->key, block->group);
+    if (!has) {
+        if (c->is_shared && ++c->n_saves % SAVES_A_SCAN == 0)
+            scan(c);
+        make_room(c, file_bytes(c, block->group));
+        code = write_file(c, block);
+        if (!code)
+            set_add(c, &block->key, block->group);
     }
-    set_add(c, &block->key, block->group);
-    return true;
+    pthread_mutex_unlock(&c->saving);
+    return code ? count_error(c) : true;
 }
 
 static void cache_clear(void *ctx)
@@ -468,8 +527,9 @@ static void cache_close(void *ctx)
         disk_close(c->base);
     key_table_destroy(&c->table);
     mem_free(c->scans);
-    mem_free(c->reads);
-    mem_free(c->writes);
+    mem_free(c->buffers);
+    mem_unmap(c->heads, HEADS * c->head_bytes);
+    pthread_mutex_destroy(&c->saving);
     pthread_mutex_destroy(&c->lock);
     mem_free(c);
 }
@@ -517,9 +577,14 @@ static enum rc set_create(struct disk_cache *c, struct err *err)
     uint32_t most_parts = c->bundle_pages > 1 ? c->bundle_pages : 1;
     c->n_items = n < MAX_FILES ? (uint32_t)n : MAX_FILES;
     c->scans = mem_calloc((size_t)c->n_items + 1, sizeof *c->scans);
-    c->reads = mem_calloc(1 + most_parts, sizeof *c->reads);
-    c->writes = mem_calloc(1 + most_parts, sizeof *c->writes);
-    if (!c->scans || !c->reads || !c->writes || key_table_create(&c->table, c->n_items + 1, 2, err))
+    c->buffers = mem_calloc((size_t)HEADS * (1 + most_parts), sizeof *c->buffers);
+    c->heads = mem_map(HEADS * c->head_bytes);
+    for (uint32_t i = 0; i < HEADS && c->buffers && c->heads; i++) {
+        struct room *room = i < N_LOADERS ? &c->readers[i] : &c->writer;
+        room->head = c->heads + i * c->head_bytes;
+        room->buffers = c->buffers + (size_t)i * (1 + most_parts);
+    }
+    if (!c->scans || !c->buffers || !c->heads || key_table_create(&c->table, c->n_items + 1, 2, err))
         return err_set(err, RC_MEMORY, "disk_cache: out of memory for %u files", c->n_items);
     c->free = c->n_items + 1;
     c->used = c->n_items + 2;
@@ -534,14 +599,16 @@ enum rc disk_cache_open(const struct disk_options *options, size_t page_bytes, u
     struct disk_cache *c = mem_calloc(1, sizeof *c);
     if (!c)
         return err_set(err, RC_MEMORY, "disk_cache: out of memory");
-    c->header = (struct header){.magic = "llmpykv", .version = 1, .block_tokens = block_tokens};
+    c->header = (struct header){.magic = "llmpykv", .version = 2, .block_tokens = block_tokens};
     memcpy(c->header.fingerprint, options->fingerprint, DISK_FINGERPRINT);
     c->page_bytes = page_bytes;
+    c->head_bytes = page_bytes % DISK_UNIT ? sizeof(struct header) : DISK_UNIT;
     c->bundle_pages = bundle_pages;
     c->limit = options->bytes;
     c->is_shared = options->is_shared;
     c->base = c->folder = -1;
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->saving, NULL);
     uint64_t largest = bundle_pages ? file_bytes(c, BUNDLE_GROUP) : file_bytes(c, 0);
     enum rc rc = RC_OK;
     if (c->limit < largest) {
@@ -559,6 +626,6 @@ enum rc disk_cache_open(const struct disk_options *options, size_t page_bytes, u
     }
     scan(c);
     *connector = (struct connector){c, cache_has, NULL, cache_load, cache_save, cache_clear, cache_stats, cache_close,
-                                    c->is_shared, DEADLINE_S, true, 1};
+                                    c->is_shared, DEADLINE_S, true, N_LOADERS};
     return RC_OK;
 }

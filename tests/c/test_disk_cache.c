@@ -4,6 +4,7 @@
 #include "trace.h"
 
 #include "../../csrc/base/disk.h"
+#include "../../csrc/base/mem.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -65,6 +66,36 @@ static void start_empty(void)
     each_file(SHARED, remove_file);
     rmdir(SHARED);
     CHECK_EQ(each_file(FOLDER, NULL), 0);
+}
+
+/* ---- past the page cache ---- */
+
+/* Whole units go direct where the file system can; anything else goes on through the page cache. */
+TEST(direct_calls_move_every_byte)
+{
+    char *written = mem_map(4 * DISK_UNIT), *read = mem_map(4 * DISK_UNIT);
+    const size_t places[] = {0, 100};
+    for (size_t i = 0; i < 4 * DISK_UNIT; i++)
+        written[i] = (char)(i * 7 + i / 251);
+    for (uint32_t how = 0; how < 4; how++) {
+        const size_t to = places[how / 2], from = places[how % 2], n = 3 * DISK_UNIT - (how ? 40 : 0);
+        int file;
+        uint64_t size_bytes;
+        CHECK_EQ(disk_create(AT_FDCWD, "direct", &file), 0);
+        disk_go_direct(file);
+        CHECK_EQ(disk_write(file, (struct iovec[]){{written + to, DISK_UNIT}, {written + to + DISK_UNIT, n - DISK_UNIT}}, 2), 0);
+        disk_close(file);
+        memset(read, 0, 4 * DISK_UNIT);
+        CHECK_EQ(disk_open(AT_FDCWD, "direct", &size_bytes, &file), 0);
+        CHECK_EQ(size_bytes, n);
+        disk_go_direct(file);
+        CHECK_EQ(disk_read(file, (struct iovec[]){{read + from, DISK_UNIT}, {read + from + DISK_UNIT, n - DISK_UNIT}}, 2), 0);
+        CHECK(!memcmp(written + to, read + from, n));
+        disk_close(file);
+        remove_file("direct");
+    }
+    mem_unmap(written, 4 * DISK_UNIT);
+    mem_unmap(read, 4 * DISK_UNIT);
 }
 
 /* ---- one engine after another ---- */
