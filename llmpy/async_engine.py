@@ -704,6 +704,8 @@ class AsyncEngine(
     def close(self) -> None:
         """Ends all requests and frees all memory before it returns; twice is fine."""
         self._close_weight_groups()
+        if self._lender is not None:
+            self._lender.close()
         self._driver.close()
 
     def __enter__(self) -> Self:

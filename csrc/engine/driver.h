@@ -60,9 +60,14 @@ enum rc driver_fault(struct driver *driver, struct err *err);
 enum rc driver_call(struct driver *driver, enum rc (*function)(struct engine *, void *, struct err *), void *ctx,
                     struct err *err);
 
-/* engine_fetch_prompt between steps of both threads; one such call of a process runs at a time. */
+/* Copies the blocks of a prompt that the pool of `from` has into the pool of `to` while both stand between two steps. One such
+ * call of a process runs at a time. n_tokens: leading tokens whose blocks `to` has now. */
 enum rc driver_fetch(struct driver *to, struct driver *from, const struct request_spec *spec, uint32_t *n_tokens,
                      struct err *err);
+/* The same between two processes, over a connected local socket that does not block. The owner answers a reader that has asked
+ * for the prompt; its steps stop until the reader has its copies, at most some seconds. */
+enum rc driver_lend(struct driver *from, const struct request_spec *spec, int socket, struct err *err);
+enum rc driver_borrow(struct driver *to, const struct request_spec *spec, int socket, uint32_t *n_tokens, struct err *err);
 
 uint64_t subscription_number(const struct subscription *subscription);
 /* Takes what has arrived since the last take, for at most max samples. Pointers stay valid until the next take or

@@ -179,10 +179,6 @@ enum rc engine_take(struct engine *engine, bool finished_only, struct output *ou
 /* Saves the blocks of a prompt that the cache has to the outer tier, at once, and waits for it: another engine with the same
  * keys finds them then. The driving thread calls it between two steps. *n_tokens: leading tokens that are there now. */
 enum rc engine_save_prompt(struct engine *engine, const struct request_spec *spec, uint32_t *n_tokens, struct err *err);
-/* Copies the full blocks of a prompt that the pool of `from` has into the pool of `to`, unless they are there, and waits for
- * the copies. n_tokens: leading tokens whose blocks `to` has had or got. Both engines must stand between two steps. */
-enum rc engine_fetch_prompt(struct engine *to, struct engine *from, const struct request_spec *spec, uint32_t *n_tokens,
-                            struct err *err);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
 
 /* Reasons why no step runs. While there is one, engine_step only carries out commands and returns engine_refusal's error;
@@ -229,6 +225,7 @@ void engine_stats(struct engine *engine, struct engine_stats *stats);
 void engine_histograms(struct engine *engine, struct histogram *histograms); /* [N_HISTOGRAMS] */
 /* See statistics_read_steps. */
 uint32_t engine_step_log(struct engine *engine, struct step_record *steps, uint32_t max, uint64_t *first);
+const struct runner *engine_runner(const struct engine *engine);
 uint32_t engine_block_tokens(const struct engine *engine);
 /* See kv_events_read; returns 0 if no events are kept. */
 uint32_t engine_kv_events(struct engine *engine, uint64_t *next, struct kv_event *events, int32_t *ids, uint32_t max);

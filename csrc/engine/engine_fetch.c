@@ -1,5 +1,6 @@
-/* engine_fetch.c: copies the blocks of a prompt from the pool of one engine into that of another, from device to device. */
 #define _GNU_SOURCE
+#include "engine_fetch.h"
+
 #include "../base/mem.h"
 #include "sequence_pages.h"
 #include "tiers.h"
@@ -10,84 +11,131 @@
 #define WAIT_S 30.0 /* most for the copies */
 #define LOOK_NS 20000
 
-struct fetch {
-    struct engine *to, *from;
-    struct request *have, *want;   /* the prompt with the keys of each engine */
-    struct lent_pools pools;
-    int32_t *taken, *source, *pages; /* [most blocks] pages taken so far; [n_state_pages] of a snapshot */
-    uint32_t n_taken;
-};
+/* ---- lending ---- */
 
-/* Whether a page of one engine means the same in the other. */
-static bool fits(const struct engine *to, const struct engine *from)
+/* The page that has a block, or 0; none that a copy still fills. */
+static int32_t page_of(const struct scheduler *s, const struct request *r, uint32_t block, uint32_t group)
 {
-    const struct kv_layout *a = &to->config.layout, *b = &from->config.layout;
-    bool are_equal = a->n_groups == b->n_groups && a->page_bytes == b->page_bytes && a->block_tokens == b->block_tokens &&
-                     a->n_state_pages == b->n_state_pages;
-    for (uint32_t g = 0; g < a->n_groups && are_equal; g++)
-        are_equal = a->groups[g].window == b->groups[g].window;
-    return are_equal && !engine_epoch((struct engine *)to) && !engine_epoch((struct engine *)from);
+    int32_t page = block_manager_find(s->blocks, &r->prompt_keys[block], group);
+    return page && s->tier && host_tier_last_move(s->tier, page, MOVE_IN) > s->loads_ended ? 0 : page;
 }
 
-/* The page of the source that has a block, or 0; none that a copy still fills. */
-static int32_t source_page(const struct fetch *f, uint32_t block, uint32_t group)
+/* Number of leading blocks of which the pool has all that has no window, and a snapshot at their end. */
+static uint32_t count_blocks(const struct scheduler *s, const struct request *r)
 {
-    const struct scheduler *s = &f->from->scheduler;
-    const struct hash *key = &f->have->prompt_keys[block];
-    int32_t page = block_manager_find(s->blocks, key, group);
-    bool is_filled = !page || !s->tier || host_tier_last_move(s->tier, page, MOVE_IN) <= s->loads_ended;
-    return is_filled && !memcmp(key, &f->want->prompt_keys[block], sizeof *key) ? page : 0;
-}
-
-/* Number of leading blocks of which the source has all that has no window, and a snapshot at their end. */
-static uint32_t count_blocks(const struct fetch *f)
-{
-    const struct kv_layout *layout = &f->from->config.layout;
-    uint32_t n = f->have->spec.prompt.n / layout->block_tokens;
+    const struct kv_layout *layout = &s->context->config->layout;
+    uint32_t n = r->spec.prompt.n / layout->block_tokens;
     for (uint32_t g = 0; g < layout->n_groups; g++)
         for (uint32_t b = 0; b < n && !layout->groups[g].window; b++)
-            n = source_page(f, b, g) ? n : b;
-    while (layout->n_state_pages && n && !source_page(f, n - 1, BUNDLE_GROUP))
+            n = page_of(s, r, b, g) ? n : b;
+    while (layout->n_state_pages && n && !page_of(s, r, n - 1, BUNDLE_GROUP))
         n--;
     return n;
 }
 
-/* Takes pages for a block, or for a snapshot, and orders their copies, unless they are there. False: there is no room. */
-static bool fetch_block(struct fetch *f, uint32_t block, uint32_t group)
+static enum rc list_pages(struct engine *from, const struct request *r, struct lent_prompt *lent, struct err *err)
 {
-    struct scheduler *to = &f->to->scheduler;
-    const struct hash *key = &f->want->prompt_keys[block];
-    const uint32_t n = group == BUNDLE_GROUP ? to->n_state_pages : 1;
-    f->source[0] = source_page(f, block, group);
-    if (!f->source[0] || block_manager_find(to->blocks, key, group))
+    const struct scheduler *s = &from->scheduler;
+    const uint32_t n_groups = from->config.layout.n_groups, n = count_blocks(s, r);
+    lent->n_blocks = n;
+    lent->n_pages = n ? s->n_state_pages + n * n_groups : 0;
+    lent->pages = mem_calloc((size_t)lent->n_pages + 1, sizeof *lent->pages);
+    if (!lent->pages)
+        return err_set(err, RC_MEMORY, "lend: out of memory");
+    if (n)
+        lent->last_key = r->prompt_keys[n - 1];
+    if (n && s->n_state_pages)
+        block_manager_list_bundle(s->blocks, page_of(s, r, n - 1, BUNDLE_GROUP), lent->pages);
+    for (uint32_t b = 0; b < n; b++)
+        for (uint32_t g = 0; g < n_groups; g++)
+            lent->pages[s->n_state_pages + b * n_groups + g] = page_of(s, r, b, g);
+    return RC_OK;
+}
+
+enum rc engine_lend_prompt(struct engine *from, const struct request_spec *spec, struct lent_prompt *lent, struct err *err)
+{
+    struct request *r = NULL;
+    *lent = (struct lent_prompt){0};
+    enum rc rc = engine_claim(from, err);
+    if (rc)
+        return rc;
+    rc = engine_refusal(from, err);
+    if (!rc && engine_epoch(from))
+        rc = err_set(err, RC_UNSUPPORTED, "lend: wanted the weights that were loaded, have an update of them");
+    if (!rc)
+        rc = engine_end_flights(from, err);
+    if (!rc && from->scheduler.tier)
+        rc = tiers_poll(from, err);
+    if (!rc)
+        rc = request_create(&from->context, spec, &r, err);
+    if (!rc)
+        rc = list_pages(from, r, lent, err);
+    if (r)
+        request_destroy(r);
+    if (rc)
+        engine_end_lending(from, lent);
+    return rc;
+}
+
+void engine_end_lending(struct engine *from, struct lent_prompt *lent)
+{
+    mem_free(lent->pages);
+    lent->pages = NULL;
+    engine_publish_stats(from);
+    engine_unclaim(from);
+}
+
+enum rc engine_reach_pools(struct engine *to, struct engine *from, struct lent_pools *pools, struct err *err)
+{
+    const struct runner *lender = &from->config.runner;
+    if (!lender->lend)
+        return err_set(err, RC_UNSUPPORTED, "lend: the engine's pool cannot be read");
+    return lender->lend(lender->ctx, to->config.runner.ctx, pools, err);
+}
+
+/* ---- taking ---- */
+
+struct taking {
+    struct scheduler *to;
+    struct request *want;
+    int32_t *taken, *pages;        /* [1 + blocks * groups] pages taken so far; [n_state_pages] of a snapshot */
+    uint32_t n_taken;
+};
+
+/* Takes pages for a block, or for a snapshot, and orders their copies, unless they are there. False: there is no room. */
+static bool take_block(struct taking *t, uint32_t block, uint32_t group, const int32_t *source)
+{
+    struct scheduler *s = t->to;
+    const struct hash *key = &t->want->prompt_keys[block];
+    const uint32_t n = group == BUNDLE_GROUP ? s->n_state_pages : 1;
+    if (!*source || block_manager_find(s->blocks, key, group))
         return true;
-    if (block_manager_n_free(to->blocks) < n || !host_tier_may_load(to->tier))
+    if (block_manager_n_free(s->blocks) < n || !host_tier_may_load(s->tier))
         return false;
-    if (group == BUNDLE_GROUP)
-        block_manager_list_bundle(f->from->scheduler.blocks, f->source[0], f->source);
-    block_manager_take_to_fill(to->blocks, f->pages, group == BUNDLE_GROUP);
-    block_manager_publish_filled(to->blocks, f->pages[0], key, group);
+    block_manager_take_to_fill(s->blocks, t->pages, group == BUNDLE_GROUP);
+    block_manager_publish_filled(s->blocks, t->pages[0], key, group);
     for (uint32_t i = 0; i < n; i++)
-        host_tier_receive(to->tier, f->pages[i], (uint32_t)f->source[i]);
-    if (to->events && group != BUNDLE_GROUP)
-        pages_note_stored(to, f->want->sequences[0], block, group);
-    f->taken[f->n_taken++] = f->pages[0];
+        host_tier_receive(s->tier, t->pages[i], (uint32_t)source[i]);
+    if (s->events && group != BUNDLE_GROUP)
+        pages_note_stored(s, t->want->sequences[0], block, group);
+    t->taken[t->n_taken++] = t->pages[0];
     return true;
 }
 
-/* Orders the copies of the leading blocks; their number. Pages stay taken until all have been ordered. */
-static uint32_t fetch_blocks(struct fetch *f, uint32_t n)
+/* Orders the copies; the number of leading blocks. Pages stay taken until all have been ordered. */
+static uint32_t take_blocks(struct taking *t, const struct lent_prompt *lent)
 {
-    struct scheduler *to = &f->to->scheduler;
-    const uint32_t n_groups = f->to->config.layout.n_groups;
-    uint32_t n_fetched = 0;
-    bool fits_in = !to->n_state_pages || !n || fetch_block(f, n - 1, BUNDLE_GROUP);
-    for (; n_fetched < n && fits_in; n_fetched += fits_in)
-        for (uint32_t g = 0; g < n_groups && fits_in; g++)
-            fits_in = fetch_block(f, n_fetched, g);
-    while (f->n_taken > 0)
-        block_manager_release(to->blocks, f->taken[--f->n_taken]);
-    return n_fetched;
+    struct scheduler *s = t->to;
+    const uint32_t n_groups = s->context->config->layout.n_groups;
+    const int32_t *source = lent->pages + s->n_state_pages;
+    uint32_t n = 0;
+    bool fits = !s->n_state_pages || take_block(t, lent->n_blocks - 1, BUNDLE_GROUP, lent->pages);
+    for (; n < lent->n_blocks && fits; n += fits)
+        for (uint32_t g = 0; g < n_groups && fits; g++)
+            fits = take_block(t, n, g, source++);
+    while (t->n_taken > 0)
+        block_manager_release(s->blocks, t->taken[--t->n_taken]);
+    return n;
 }
 
 /* Waits for the copies. The pages of the source may be reused behind it. */
@@ -104,72 +152,56 @@ static enum rc await(struct engine *e, struct err *err)
     return err_set(err, RC_DEVICE, "copies from another engine did not end within %.0f s", WAIT_S);
 }
 
-static enum rc fetch(struct fetch *f, uint32_t *n_tokens, struct err *err)
+/* Whether the keys are the same, and the pages are those of this layout. */
+static bool fits(const struct engine *to, const struct request *want, const struct lent_prompt *lent)
 {
-    struct engine *to = f->to, *from = f->from;
-    const struct runner *lender = &from->config.runner, *reader = &to->config.runner;
-    enum rc rc = from->scheduler.tier ? tiers_poll(from, err) : RC_OK;
-    if (!rc)
-        rc = lender->lend ? lender->lend(lender->ctx, reader->ctx, &f->pools, err) : RC_UNSUPPORTED;
-    if (!rc)
-        rc = tiers_flush(to, err);
-    if (rc)
-        return rc;
-    *n_tokens = fetch_blocks(f, count_blocks(f)) * to->config.layout.block_tokens;
-    rc = tiers_receive(to, &f->pools, err);
+    const struct kv_layout *layout = &to->config.layout;
+    const uint32_t n = lent->n_blocks;
+    return n && n <= want->spec.prompt.n / layout->block_tokens &&
+           lent->n_pages == layout->n_state_pages + (uint64_t)n * layout->n_groups &&
+           !memcmp(&want->prompt_keys[n - 1], &lent->last_key, sizeof lent->last_key);
+}
+
+static enum rc take(struct engine *to, struct request *want, const struct lent_prompt *lent, uint32_t *n_tokens,
+                    struct err *err)
+{
+    struct taking t = {.to = &to->scheduler, .want = want};
+    if (!fits(to, want, lent))
+        return RC_OK;
+    t.taken = mem_calloc(2 * (size_t)lent->n_pages + 2, sizeof *t.taken);
+    if (!t.taken)
+        return err_set(err, RC_MEMORY, "fetch: out of memory");
+    t.pages = t.taken + lent->n_pages + 1;
+    enum rc rc = tiers_flush(to, err);
+    if (!rc) {
+        *n_tokens = take_blocks(&t, lent) * to->config.layout.block_tokens;
+        rc = tiers_receive(to, &lent->pools, err);
+    }
+    mem_free(t.taken);
     if (!rc)
         rc = await(to, err);
     to->stats->fetched_tokens += rc ? 0 : *n_tokens;
     return rc ? engine_poison(to, rc, err, err) : RC_OK;
 }
 
-/* Both engines are claimed. */
-static enum rc fetch_claimed(struct fetch *f, const struct request_spec *spec, uint32_t *n_tokens, struct err *err)
+enum rc engine_take_prompt(struct engine *to, const struct request_spec *spec, const struct lent_prompt *lent,
+                           uint32_t *n_tokens, struct err *err)
 {
-    const struct kv_layout *layout = &f->to->config.layout;
-    const size_t n_most = (size_t)(spec->prompt.n / layout->block_tokens + 1) * (layout->n_groups + 1);
-    enum rc rc = engine_refusal(f->from, err);
-    if (!rc)
-        rc = engine_refusal(f->to, err);
-    if (!rc && !f->to->scheduler.tier)
-        rc = err_set(err, RC_UNSUPPORTED, "fetch: wanted an engine with host_cache_bytes");
-    if (rc || !fits(f->to, f->from))
-        return rc;
-    rc = engine_end_flights(f->from, err);
-    if (!rc)
-        rc = request_create(&f->from->context, spec, &f->have, err);
-    if (!rc)
-        rc = request_create(&f->to->context, spec, &f->want, err);
-    f->taken = mem_calloc(n_most + 2 * ((size_t)layout->n_state_pages + 1), sizeof *f->taken);
-    if (!rc && !f->taken)
-        rc = err_set(err, RC_MEMORY, "fetch: out of memory");
-    if (rc)
-        return rc;
-    f->source = f->taken + n_most;
-    f->pages = f->source + layout->n_state_pages + 1;
-    return fetch(f, n_tokens, err);
-}
-
-enum rc engine_fetch_prompt(struct engine *to, struct engine *from, const struct request_spec *spec, uint32_t *n_tokens,
-                            struct err *err)
-{
-    struct fetch f = {.to = to, .from = from};
+    struct request *want = NULL;
     *n_tokens = 0;
-    enum rc rc = engine_claim(from, err);
+    enum rc rc = engine_claim(to, err);
     if (rc)
         return rc;
-    rc = engine_claim(to, err);
-    if (!rc) {
-        rc = fetch_claimed(&f, spec, n_tokens, err);
-        engine_publish_stats(to);
-        engine_unclaim(to);
-    }
-    if (f.have)
-        request_destroy(f.have);
-    if (f.want)
-        request_destroy(f.want);
-    mem_free(f.taken);
-    engine_publish_stats(from);
-    engine_unclaim(from);
+    rc = engine_refusal(to, err);
+    if (!rc && (!to->scheduler.tier || engine_epoch(to)))
+        rc = err_set(err, RC_UNSUPPORTED, "fetch: wanted an engine with host_cache_bytes and the weights that were loaded");
+    if (!rc)
+        rc = request_create(&to->context, spec, &want, err);
+    if (!rc)
+        rc = take(to, want, lent, n_tokens, err);
+    if (want)
+        request_destroy(want);
+    engine_publish_stats(to);
+    engine_unclaim(to);
     return rc;
 }

@@ -19,6 +19,11 @@ bool engine_has_unfinished(struct engine *e)
     return atomic_load(&e->n_live) > 0;
 }
 
+const struct runner *engine_runner(const struct engine *e)
+{
+    return &e->config.runner;
+}
+
 uint32_t engine_block_tokens(const struct engine *e)
 {
     return e->config.layout.block_tokens;

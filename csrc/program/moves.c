@@ -119,7 +119,7 @@ enum rc team_poll_moves(void *ctx, struct move_state *state, struct err *err)
     return rc;
 }
 
-enum rc team_lend(void *ctx, void *reader, struct lent_pools *pools, struct err *err)
+static enum rc lend(void *ctx, void *reader, struct lent_pools *pools, struct err *err)
 {
     const struct team *team = ctx, *other = reader;
     const struct backend *backend = team->models[0]->backend;
@@ -132,4 +132,44 @@ enum rc team_lend(void *ctx, void *reader, struct lent_pools *pools, struct err 
         pools->pools[rank] = team->models[rank]->pool;
     }
     return rc;
+}
+
+static enum rc share(void *ctx, uint32_t rank, int *descriptor, uint64_t *offset, uint64_t *size_bytes, struct err *err)
+{
+    const struct model *m = team_model(ctx, rank);
+    size_t place = 0, size = 0;
+    enum rc rc = m->backend->moves->share(m->ctx, m->pool, descriptor, &place, &size, err);
+    *offset = place;
+    *size_bytes = size;
+    return rc;
+}
+
+static enum rc import(void *ctx, uint32_t rank, int descriptor, uint64_t offset, uint64_t size_bytes,
+                      struct imported **imported, const void **pool, struct err *err)
+{
+    const struct team *team = ctx;
+    const struct import_args args = {.device = team->devices[rank], .descriptor = descriptor, .size_bytes = size_bytes};
+    void *memory = NULL;
+    enum rc rc = team->models[rank]->backend->peers->import_memory(&args, imported, &memory, err);
+    *pool = rc ? NULL : (const char *)memory + offset;
+    return rc;
+}
+
+static void release_import(void *ctx, struct imported *imported)
+{
+    team_model(ctx, 0)->backend->peers->release_memory(imported);
+}
+
+void team_add_lending(const struct team *team, struct runner *runner)
+{
+    const struct backend *backend = team->models[0]->backend;
+    runner->n_ranks = team->n_ranks;
+    if (team->hosts || !knows_sources(backend))
+        return;
+    runner->lend = lend;
+    if (!backend->moves->share || !backend->peers)
+        return;
+    runner->share = share;
+    runner->import = import;
+    runner->release_import = release_import;
 }

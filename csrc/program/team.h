@@ -47,7 +47,7 @@ uint64_t team_allocations(void *ctx);
 void team_add_tower(const struct team *team, struct runner *runner); /* what the model's tower takes, if it has one */
 enum rc team_move(void *ctx, struct move_args *args, struct err *err); /* moves.c */
 enum rc team_poll_moves(void *ctx, struct move_state *state, struct err *err);
-enum rc team_lend(void *ctx, void *reader, struct lent_pools *pools, struct err *err);
+void team_add_lending(const struct team *team, struct runner *runner); /* what lends and borrows pools */
 enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err);
 enum rc team_restore(void *ctx, uint32_t parts, struct err *err);
 /* A follower: carries out an order of host 0. A failure of its own leaves everything as it was. */

@@ -321,30 +321,55 @@ int py_thread_call(PyObject *object, engine_function *function, void *ctx)
     return rc ? -1 : 0;
 }
 
-static PyObject *fetch_prompt(PyObject *object, PyObject *args)
+/* How a prompt's blocks go from pool to pool: what other is another thread's driver, or a socket. */
+enum lending { FETCH, LEND, BORROW };
+
+static PyObject *hand_over(PyObject *object, PyObject *other, PyObject *prompt, PyObject *params, enum lending how)
 {
-    PyObject *source, *prompt, *params;
     struct request_spec spec = {0};
     struct py_scratch scratch = {0};
     struct err err;
     enum rc rc = RC_OK;
     uint32_t n_tokens = 0;
-    int bad = !PyArg_ParseTuple(args, "OOO!:fetch_prompt", &source, &prompt, &PyDict_Type, &params) ||
-              py_parse_request(prompt, params, &spec, &scratch) < 0;
-    if (!bad && (Py_TYPE(source) != Py_TYPE(object) || source == object)) {
-        PyErr_SetString(PyExc_TypeError, "source must be another EngineThread");
-        bad = 1;
-    }
-    struct driver *to = bad ? NULL : driver_of(object), *from = to ? driver_of(source) : NULL;
-    if (from) {
+    int socket = how == FETCH ? 0 : (int)PyLong_AsLong(other);
+    struct driver *own = PyErr_Occurred() ? NULL : driver_of(object), *from = own && how == FETCH ? driver_of(other) : own;
+    int bad = !from || py_parse_request(prompt, params, &spec, &scratch) < 0;
+    if (!bad) {
         Py_BEGIN_ALLOW_THREADS
-        rc = driver_fetch(to, from, &spec, &n_tokens, &err);
+        rc = how == FETCH  ? driver_fetch(own, from, &spec, &n_tokens, &err)
+             : how == LEND ? driver_lend(own, &spec, socket, &err)
+                           : driver_borrow(own, &spec, socket, &n_tokens, &err);
         Py_END_ALLOW_THREADS
     }
     py_scratch_free(&scratch);
-    if (from && rc)
-        return py_raise(&err);
-    return from ? PyLong_FromUnsignedLong(n_tokens) : NULL;
+    return bad ? NULL : rc ? py_raise(&err) : PyLong_FromUnsignedLong(n_tokens);
+}
+
+static PyObject *fetch_prompt(PyObject *object, PyObject *args)
+{
+    PyObject *other, *prompt, *params;
+    if (!PyArg_ParseTuple(args, "OOO!:fetch_prompt", &other, &prompt, &PyDict_Type, &params))
+        return NULL;
+    if (Py_TYPE(other) == Py_TYPE(object) && other != object)
+        return hand_over(object, other, prompt, params, FETCH);
+    PyErr_SetString(PyExc_TypeError, "source must be another EngineThread");
+    return NULL;
+}
+
+static PyObject *lend_prompt(PyObject *object, PyObject *args)
+{
+    PyObject *socket, *prompt, *params;
+    if (!PyArg_ParseTuple(args, "OOO!:lend_prompt", &socket, &prompt, &PyDict_Type, &params))
+        return NULL;
+    return hand_over(object, socket, prompt, params, LEND);
+}
+
+static PyObject *borrow_prompt(PyObject *object, PyObject *args)
+{
+    PyObject *socket, *prompt, *params;
+    if (!PyArg_ParseTuple(args, "OOO!:borrow_prompt", &socket, &prompt, &PyDict_Type, &params))
+        return NULL;
+    return hand_over(object, socket, prompt, params, BORROW);
 }
 
 static enum rc walk(struct engine *engine, void *ctx, struct err *err)
@@ -573,6 +598,8 @@ static PyMethodDef thread_methods[] = {
     {"save_prompt", py_engine_save_prompt, METH_VARARGS, "As Engine.save_prompt."},
     {"fetch_prompt", fetch_prompt, METH_VARARGS,
      "Copies the blocks of a prompt from the pool of another EngineThread; the number of leading tokens that are there now."},
+    {"lend_prompt", lend_prompt, METH_VARARGS, "Lends the blocks of a prompt to another process, over a local socket."},
+    {"borrow_prompt", borrow_prompt, METH_VARARGS, "As fetch_prompt, from another process's lend_prompt."},
     {"sleep", py_engine_sleep, METH_VARARGS, "As Engine.sleep."},
     {"wake", py_engine_wake, METH_VARARGS, "As Engine.wake."},
     {"is_pausing", thread_is_pausing, METH_NOARGS, "True from the start of a pause until it is ended."},

@@ -415,7 +415,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
                    model_host_slots(model), model_slot_bytes(model)},
     };
     parts->runner.kept = model_kept(model, &parts->runner.kept_width, &parts->runner.kept_stride);
-    parts->runner.lend = team_lend;
+    team_add_lending(team, &parts->runner);
     parts->runner.is_head = program_is_head(model_program(model));
     team_add_tower(team, &parts->runner);
     return 0;

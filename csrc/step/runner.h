@@ -56,6 +56,13 @@ struct runner {
     enum rc (*check_piece)(void *ctx, const struct item_piece *piece, struct err *err);
     /* The pools of another runner's ranks, from which moves in of this one may copy until that runner changes. */
     enum rc (*lend)(void *ctx, void *reader, struct lent_pools *pools, struct err *err);
+    /* For other processes: a descriptor of a rank's pool, which the caller closes, and the pool's place in its memory; and such
+     * a pool of another process, as moves of this runner read it. */
+    uint32_t n_ranks;
+    enum rc (*share)(void *ctx, uint32_t rank, int *descriptor, uint64_t *offset, uint64_t *size_bytes, struct err *err);
+    enum rc (*import)(void *ctx, uint32_t rank, int descriptor, uint64_t offset, uint64_t size_bytes,
+                      struct imported **imported, const void **pool, struct err *err);
+    void (*release_import)(void *ctx, struct imported *imported);
 };
 
 enum sleep_part { PART_WEIGHTS = 1, PART_POOL = 2, PART_SCHEDULING = 4 /* the engine's: it has no memory */ };

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from ..errors import ConfigError, LlmpyError, UnsupportedError
-from . import outer_tier
+from . import lending, outer_tier
 from .feeds import RequestStream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import numpy as np
-    import numpy.typing as npt
 
     from ..async_engine import AsyncEngine
     from ..config import EngineConfig
@@ -75,13 +72,6 @@ def check(config: EngineConfig, what: str) -> None:
         raise ConfigError(f"{what} needs prefix_cache_seed, the same in both engines.", option="prefix_cache_seed")
 
 
-def _bytes(ids: Sequence[int]) -> bytes:
-    import numpy
-
-    array: npt.NDArray[np.int32] = numpy.asarray(ids, "int32")
-    return array.tobytes()
-
-
 class Saved(NamedTuple):
     """Prompts that were saved for other engines: their number, their tokens, and the seconds for it."""
 
@@ -98,6 +88,7 @@ class Handover:
     _saved = Saved()
     _engine_id = ""
     _fingerprint = b""
+    _lender: lending.Lender | None = None
     _driver: ThreadDriver
 
     if TYPE_CHECKING:
@@ -105,21 +96,25 @@ class Handover:
         def _params(self, given: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams: ...
 
     def _offer(self, fingerprint: bytes) -> None:
-        """Lets other engines of the process copy from this one's pool, if there is a fingerprint."""
-        if fingerprint:
-            self._fingerprint, self._engine_id = fingerprint, uuid.uuid4().hex
-            _lenders[self._engine_id] = self
+        """Lets other engines copy from this one's pool, if there is a fingerprint."""
+        if not fingerprint:
+            return
+        self._fingerprint, self._engine_id = fingerprint, uuid.uuid4().hex
+        _lenders[self._engine_id] = self
+        self._lender = lending.Lender(self._driver.thread, self._engine_id, fingerprint)
 
     def _fetch(self, handle: Handle) -> None:
         """Copies a prompt's blocks from the pool that has computed them; what cannot be copied is computed."""
-        source = _lenders.get(handle.engine_id)
-        if source is None or source is self or source._fingerprint != self._fingerprint:
+        source, thread, ids = _lenders.get(handle.engine_id), self._driver.thread, handle.prompt_token_ids
+        if not handle.engine_id or source is self or (source is not None and source._fingerprint != self._fingerprint):
             return
-        salt = {} if handle.cache_salt is None else {"salt": handle.cache_salt.encode("utf-8", "surrogatepass")}
-        ids = _bytes(handle.prompt_token_ids)
         try:
-            self._driver.thread.fetch_prompt(source._driver.thread, ids, {"seed": 0, **salt})
-        except LlmpyError as error:
+            if source is not None:
+                params = lending.core_params(handle.cache_salt)
+                thread.fetch_prompt(source._driver.thread, lending.as_bytes(ids), params)
+            else:
+                lending.borrow(thread, handle.engine_id, self._fingerprint, ids, handle.cache_salt)
+        except (LlmpyError, OSError) as error:
             logger.warning("%s: a prompt is computed again, because its blocks cannot be copied: %s", self.name, error)
 
     async def save_prompt(self, prompt_token_ids: Sequence[int], cache_salt: str | None = None) -> int:
@@ -139,9 +134,9 @@ class Handover:
         check(self.config, "save_prompt()")
         if outer_tier.is_device(self.config):
             return len(prompt_token_ids) // (self.config.block_size or 1) * (self.config.block_size or 1)
-        salt = {} if cache_salt is None else {"salt": cache_salt.encode("utf-8", "surrogatepass")}
         begun = time.perf_counter()
-        saved = await asyncio.to_thread(self._driver.thread.save_prompt, _bytes(prompt_token_ids), {"seed": 0, **salt})
+        ids, params = lending.as_bytes(prompt_token_ids), lending.core_params(cache_salt)
+        saved = await asyncio.to_thread(self._driver.thread.save_prompt, ids, params)
         before = self._saved
         self._saved = Saved(before.prompts + 1, before.tokens + saved, before.seconds + time.perf_counter() - begun)
         return saved

@@ -1,6 +1,9 @@
 """Prompts handed over from pool to pool, without a store: ids and logprob bits are those of one engine."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,5 +99,47 @@ def test_both_directions_at_once(tiny_model: Make, device: str) -> None:
             assert one.stats().fetched_tokens == two.stats().fetched_tokens == 256
             one.check()
             two.check()
+
+    asyncio.run(main())
+
+
+PREFILLER = """
+import asyncio, json, sys
+from llmpy import AsyncEngine, SamplingParams
+
+async def main():
+    model, options, prompt, params = json.loads(sys.argv[1])
+    async with AsyncEngine(model, **options) as engine:
+        handle = await engine.prefill(prompt, SamplingParams(**params))
+        print(json.dumps(handle.to_dict()), flush=True)
+        sys.stdin.read()
+        engine.check()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_two_processes_give_the_bits_of_one(tiny_model: Make, device: str, n_ranks: int) -> None:
+    """Over a GPU's memory; on a CPU, whose pools other processes cannot read, the prompt is computed again."""
+    path, prompt = tiny_model("llama", "bfloat16"), tiers.prompts()[4]
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2, "device_ids": (0, 0)} if n_ranks == 2 else {}
+    options = tiers.OPTIONS | DEVICE | ranks | {"device": device, "kv_cache_memory_bytes": 8 << 20, "prefix_cache_seed": 3}
+    given = [str(path), options | {"host_cache_bytes": 1 << 20}, prompt, handover.PARAMS.to_dict()]
+    command = [sys.executable, "-c", PREFILLER, json.dumps(given)]
+
+    async def main() -> None:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdin is not None and other.stdout is not None
+            handle = Handle.from_dict(json.loads(other.stdout.readline()))
+            async with handover.open_engine(path, device, **DEVICE, **ranks) as engine:
+                for found in (128 if device != "cpu" else 0, 0):
+                    output = await engine.decode(handle, handover.PARAMS)
+                    assert tiers.bits(output) == handover.lone(path, device, prompt, handle.seed)
+                    assert output.num_cached_tokens == found
+                    await engine.reset_prefix_cache()
+                    if other.poll() is None:  # the second time the owner is dead
+                        other.kill()
+                        other.wait()
 
     asyncio.run(main())
