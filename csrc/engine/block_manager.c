@@ -26,6 +26,8 @@ struct block_manager {
     uint32_t n_clean;
     struct host_tier *tier; /* NULL: there is none */
     int32_t *parts;         /* [bundle_pages] */
+    uint32_t *new_pages;    /* [n_pages] a ring: pages published since block_manager_store_new looked; only with a tier */
+    uint64_t first_new, end_new;
     uint64_t n_evictions;
     struct kv_events *events;
 };
@@ -84,6 +86,9 @@ void block_manager_publish(struct block_manager *manager, int32_t number, const 
     page->generation = manager->generation;
     page->step = manager->step;
     page->is_temporary = false;
+    manager->new_pages[manager->end_new++ % manager->n_pages] = (uint32_t)number;
+    if (manager->end_new - manager->first_new > manager->n_pages)
+        manager->first_new++;
     manager->n_keys++;
     manager->n_bundles += page->kind == PAGE_FIRST;
 }
@@ -117,7 +122,8 @@ enum rc block_manager_create(uint32_t n_pages, uint32_t bundle_pages, struct blo
         return err_set(err, RC_MEMORY, "block manager: out of memory");
     manager->pages = mem_calloc(n_pages, sizeof *manager->pages);
     manager->parts = mem_calloc((size_t)bundle_pages + 1, sizeof *manager->parts);
-    if (!manager->pages || !manager->parts || key_table_create(&manager->table, n_pages, 3, err)) {
+    manager->new_pages = mem_calloc(n_pages, sizeof *manager->new_pages);
+    if (!manager->pages || !manager->parts || !manager->new_pages || key_table_create(&manager->table, n_pages, 3, err)) {
         block_manager_destroy(manager);
         return err_set(err, RC_MEMORY, "block manager: out of memory for %u pages", n_pages);
     }
@@ -139,6 +145,7 @@ void block_manager_destroy(struct block_manager *manager)
         return;
     mem_free(manager->pages);
     mem_free(manager->parts);
+    mem_free(manager->new_pages);
     key_table_destroy(&manager->table);
     mem_free(manager);
 }
@@ -226,12 +233,23 @@ void block_manager_add_tier(struct block_manager *manager, struct host_tier *tie
     manager->tier = tier;
 }
 
+void block_manager_store_new(struct block_manager *manager, uint32_t n_most)
+{
+    for (uint32_t n = 0; n < n_most && manager->first_new < manager->end_new; n++, manager->first_new++) {
+        uint32_t number = manager->new_pages[manager->first_new % manager->n_pages];
+        if (!is_findable(manager, number) || manager->pages[number].is_temporary)
+            continue;
+        if (!block_manager_is_settled(manager, (int32_t)number) || !keep_copy(manager, number))
+            return;
+    }
+}
+
 void block_manager_store_ahead(struct block_manager *manager, uint32_t n_most)
 {
     uint32_t n_wanted = manager->n_pages / 8, n_ready = manager->n_free - manager->n_cached + manager->n_clean;
     for (uint32_t n = 0, n_parts; n < n_most && n_ready < n_wanted; n += n_parts, n_ready += n_parts) {
         uint32_t oldest = manager->table.items[manager->cached].next;
-        if (oldest == manager->cached || !keep_copy(manager, oldest))
+        if (oldest == manager->cached || !block_manager_is_settled(manager, (int32_t)oldest) || !keep_copy(manager, oldest))
             return;
         n_parts = n_pages_of(manager, oldest);
         list_remove(&manager->table, oldest);

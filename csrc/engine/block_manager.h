@@ -26,6 +26,8 @@ void block_manager_tell(struct block_manager *manager, struct kv_events *events)
 
 /* Findable pages are copied to the tier before they are reused, and lookups continue in it. The manager does not own it. */
 void block_manager_add_tier(struct block_manager *manager, struct host_tier *tier);
+/* Copies pages that have been published since, in use or not, at most n_most. Only with a tier. */
+void block_manager_store_new(struct block_manager *manager, uint32_t n_most);
 /* Copies the findable pages that are next to be reused, at most n_most and as many as make an eighth of the pool free without
  * another copy. Only with a tier. */
 void block_manager_store_ahead(struct block_manager *manager, uint32_t n_most);

@@ -229,6 +229,11 @@ void host_tier_touch(struct host_tier *tier, uint32_t entry)
     list_push(&tier->table, tier->used, entry);
 }
 
+bool host_tier_has_loads(const struct host_tier *tier)
+{
+    return tier->n_moves[MOVE_IN] > 0;
+}
+
 bool host_tier_may_load(const struct host_tier *tier)
 {
     return tier->n_moves[MOVE_IN] < tier->n_pages;

@@ -27,6 +27,7 @@ void host_tier_tell(struct host_tier *tier, struct kv_events *events, uint32_t n
 
 /* The entry of the group with the key: the number of its first slot, from 1 on; 0: none. */
 uint32_t host_tier_find(struct host_tier *tier, const struct hash *key, uint32_t group);
+bool host_tier_has_loads(const struct host_tier *tier); /* moves in of this flush */
 /* False if this flush has as many moves in as there are pages; then entries cannot be loaded before the next one. */
 bool host_tier_may_load(const struct host_tier *tier);
 /* Copies n pages out as one entry, in place of the least recently used ones. False if the key is there already, or if every

@@ -604,6 +604,16 @@ static bool holds_images(const struct scheduler *s)
     return q && !q->request->spec.n_items;
 }
 
+/* Copies pages out before they are wanted, so that no load waits for room; not beside a load, which has the link for itself. */
+static void store_ahead(struct scheduler *s)
+{
+    if (!s->tier || host_tier_has_loads(s->tier))
+        return;
+    if (config_of(s)->runner.n_host_slots >= config_of(s)->n_pages)
+        block_manager_store_new(s->blocks, s->n_store_ahead);
+    block_manager_store_ahead(s->blocks, s->n_store_ahead);
+}
+
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
 {
     s->batch = batch;
@@ -615,8 +625,6 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     batch->adapter_images = s->adapters.images;
     batch->n_adapter_slots = s->adapters.n;
     s->rows_left = config_of(s)->max_num_batched_tokens;
-    if (s->tier)
-        block_manager_store_ahead(s->blocks, s->n_store_ahead);
     rows_spend(s, is_in_flight, now);
     if (s->holds_images && s->rows_left == config_of(s)->max_num_batched_tokens) {
         features_release(s->features);
@@ -624,6 +632,7 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     }
     while (s->rows_left == config_of(s)->max_num_batched_tokens && !is_in_flight && s->waiting.n && park_idle(s))
         rows_spend(s, is_in_flight, now);
+    store_ahead(s);
     bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;
     s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running && !s->n_seeking;
 }
