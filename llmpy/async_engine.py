@@ -413,10 +413,13 @@ class AsyncEngine(
         priority: int,
         lora_request: object,
         cache_salt: str | None,
+        source: str = "",
     ) -> RequestStream:
-        """Queues a prompt that was parsed, or rendered from a conversation."""
+        """Queues a prompt that was parsed, or rendered from a conversation; `source` as in `_submit`."""
         params, fields = (None, sampling) if isinstance(sampling, Mapping) else (sampling, {})
-        feed = self._submit(prompt, special_tokens, params, fields, request_id, priority, lora_request, cache_salt)
+        feed = self._submit(
+            prompt, special_tokens, params, fields, request_id, priority, lora_request, cache_salt, source=source
+        )
         return RequestStream(feed, self)
 
     def _submit(
@@ -430,9 +433,9 @@ class AsyncEngine(
         lora_request: object,
         cache_salt: str | None,
         binds: bool = True,
-        before: Callable[[], None] | None = None,
+        source: str = "",
     ) -> Feed:
-        """Checks a request and queues it; `before` runs first, on a helper thread."""
+        """Checks a request and queues it. `source`: the engine out of whose pool a helper thread copies the prompt first."""
         driver = self._driver
         driver.check_alive()
         adapter = self._frontend.adapters.choose(lora_request)
@@ -463,13 +466,13 @@ class AsyncEngine(
         core = None if is_long and words else translator.core_params(params)
 
         def prepare() -> dict[str, Any]:
-            if before is not None:
-                before()
             if is_long:
                 self._tokenize(prompt, special_tokens, params)
+            if source and prompt.ids is not None:
+                self._fetch(source, prompt.ids, prompt.salt)
             return translator.prompt_params(request, translator.core_params(params) if core is None else core, priority)
 
-        self._queue(feed, prepare, binds, len(text) + words + images if is_long else int(before is not None))
+        self._queue(feed, prepare, binds, len(text) + words + images if is_long else int(bool(source)))
         return feed
 
     def _tokenize(self, prompt: Prompt, special_tokens: bool, params: SamplingParams) -> None:

@@ -103,17 +103,16 @@ class Handover:
         _lenders[self._engine_id] = self
         self._lender = lending.Lender(self._driver.thread, self._engine_id, fingerprint)
 
-    def _fetch(self, handle: Handle) -> None:
+    def _fetch(self, engine_id: str, ids: lending.Ids, salt: str | None) -> None:
         """Copies a prompt's blocks from the pool that has computed them; what cannot be copied is computed."""
-        source, thread, ids = _lenders.get(handle.engine_id), self._driver.thread, handle.prompt_token_ids
-        if not handle.engine_id or source is self or (source is not None and source._fingerprint != self._fingerprint):
+        source, thread = _lenders.get(engine_id), self._driver.thread
+        if source is self or (source is not None and source._fingerprint != self._fingerprint):
             return
         try:
             if source is not None:
-                params = lending.core_params(handle.cache_salt)
-                thread.fetch_prompt(source._driver.thread, lending.as_bytes(ids), params)
+                thread.fetch_prompt(source._driver.thread, lending.as_bytes(ids), lending.core_params(salt))
             else:
-                lending.borrow(thread, handle.engine_id, self._fingerprint, ids, handle.cache_salt)
+                lending.borrow(thread, engine_id, self._fingerprint, ids, salt)
         except (LlmpyError, OSError) as error:
             logger.warning("%s: a prompt is computed again, because its blocks cannot be copied: %s", self.name, error)
 
@@ -202,6 +201,6 @@ class Handover:
         if not outer_tier.is_device(self.config):
             return engine.generate(ids, params, priority=priority, cache_salt=handle.cache_salt)
         feed = engine._submit(
-            ids, True, params, {}, None, priority, None, handle.cache_salt, before=lambda: self._fetch(handle)
+            ids, True, params, {}, None, priority, None, handle.cache_salt, source=handle.engine_id
         )
         return RequestStream(feed, engine)

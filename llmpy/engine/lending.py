@@ -15,7 +15,12 @@ from ..errors import LlmpyError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from .. import _core
+
+    Ids = Sequence[int] | npt.NDArray[np.int32]
 
 MESSAGE_S = 5.0
 """Most seconds for a message."""
@@ -23,7 +28,7 @@ MOST_BYTES = 64 << 20
 """Most bytes of a question."""
 
 
-def as_bytes(ids: Sequence[int]) -> bytes:
+def as_bytes(ids: Ids) -> bytes:
     """Ids as the core takes them."""
     import numpy
 
@@ -107,7 +112,7 @@ def _answer(connection: socket.socket, thread: _core.EngineThread, fingerprint: 
 
 
 def borrow(
-    thread: _core.EngineThread, engine_id: str, fingerprint: bytes, ids: Sequence[int], cache_salt: str | None
+    thread: _core.EngineThread, engine_id: str, fingerprint: bytes, ids: Ids, cache_salt: str | None
 ) -> int:
     """Copies a prompt's blocks out of the pool of another process.
 

@@ -36,8 +36,6 @@ def is_prefill(engine: AsyncEngine, params: object, stream: bool, role: str = "b
         raise HttpError(400, f"{FIELD} with do_remote_decode needs stream=false", FIELD)
     try:
         check(engine.config, FIELD)
-        if is_device(engine.config):
-            raise UnsupportedError(f'{FIELD} is not supported yet with kv_connector {{"name": "device"}}; use "peer"')
     except (ConfigError, UnsupportedError) as error:
         raise HttpError(501, str(error), FIELD) from error
     return True
@@ -58,7 +56,14 @@ async def hand_over(engine: AsyncEngine, outputs: Sequence[RequestOutput], cache
     for output in outputs:
         blocks += await engine.save_prompt(output.prompt_token_ids, cache_salt) // size
     told = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": list(range(blocks))}
-    return {FIELD: {**told, "remote_engine_id": engine.name, "remote_host": None, "remote_port": None}}
+    return {FIELD: {**told, "remote_engine_id": engine._engine_id or engine.name, "remote_host": None, "remote_port": None}}
+
+
+def source_of(engine: AsyncEngine, params: object) -> str:
+    """Id of the engine whose pool has the prompt of a request; "" if it comes from a store, or from nowhere."""
+    if not isinstance(params, Mapping) or not params.get("do_remote_prefill") or not is_device(engine.config):
+        return ""
+    return str(params.get("remote_engine_id") or "")
 
 
 def check_role(role: str, max_tokens: int | None) -> None:

@@ -34,7 +34,7 @@ from ..text.tokenizer import Tokenizer
 from . import beams
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
-from .handover import check_role, hand_over, is_prefill
+from .handover import check_role, hand_over, is_prefill, source_of
 from .images import Source, expanded_ids, inserted, placeholder_of
 from .limits import RANGES, Sizes, most, option_problem, seconds
 from .logprobs import LogprobWriter, num_logprobs
@@ -495,6 +495,7 @@ class Answering:
         self.kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
         self._top, self._names_ids = top or 0, bool(body.return_tokens_as_token_ids)
         self._body = body
+        self.how["source"] = source_of(service.engine, body.kv_transfer_params)
         self.is_prefill = is_prefill(service.engine, body.kv_transfer_params, bool(body.stream), service.options.role)
 
     async def handed(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:

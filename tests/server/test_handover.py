@@ -43,6 +43,22 @@ def test_a_proxy_joins_two_servers(servers):
     assert second["choices"][0]["token_ids"][:1] == first["choices"][0]["token_ids"]
 
 
+def test_pools_hand_over(tmp_path_factory, write_model):
+    model = write_model(tmp_path_factory.mktemp("pools"), max_position_embeddings=256)
+    options: dict[str, Any] = {"device": "cpu", "kv_cache_memory_bytes": "32MiB", "host_cache_bytes": "8MiB"}
+    options |= {"prefix_cache_seed": 5, "kv_connector": {"name": "device"}}
+    with AsyncEngine(model, **options) as first, AsyncEngine(model, **options) as second:
+        told = post(build_app(first), "/v1/completions", BODY | {"max_tokens": 1, "kv_transfer_params": PREFILL})[1]
+        answer = post(build_app(second), "/v1/completions", BODY | {"kv_transfer_params": told["kv_transfer_params"]})[1]
+        whole = post(build_app(first), "/v1/completions", BODY)[1]
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == second.stats().fetched_tokens == 48
+        assert answer["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+        unknown = told["kv_transfer_params"] | {"remote_engine_id": "nobody"}
+        answer = post(build_app(second), "/v1/completions", BODY | {"cache_salt": "own", "kv_transfer_params": unknown})[1]
+        assert answer["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+        assert second.stats().fetched_tokens == 48
+
+
 def test_peers_hand_over(tmp_path_factory, write_model):
     model, where = write_model(tmp_path_factory.mktemp("peers"), max_position_embeddings=256), f"unix:server-{os.getpid()}"
     options: dict[str, Any] = {"device": "cpu", "kv_cache_memory_bytes": "32MiB", "host_cache_bytes": "8MiB"}
