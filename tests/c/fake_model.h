@@ -528,6 +528,9 @@ struct setup {
     const struct connector *connector;
     const struct library_options *library;
     bool has_cache_seed;
+    enum rc (*share)(void *ctx, uint32_t rank, int *descriptor, uint64_t *offset, uint64_t *size_bytes, struct err *err);
+    enum rc (*import)(void *ctx, uint32_t rank, int descriptor, uint64_t offset, uint64_t size_bytes, struct imported **imported, const void **pool, struct err *err);
+    void (*release_import)(void *ctx, struct imported *imported);
     void (*between)(struct trace *trace); /* called before each operation of a random trace; NULL: nothing is */
     enum preemption preemption;
     bool loads_by_cost;
@@ -574,6 +577,11 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
                    fake_release, fake_restore, setup->takes_whole_prompts, setup->n_token_types, NULL, NULL, setup->n_host_slots,
                    fake_move, fake_poll_moves, fake->slots, setup->block_tokens * sizeof *fake->slots},
     };
+    config.runner.n_ranks = 1;
+    config.runner.lend = fake_lend;
+    config.runner.share = setup->share;
+    config.runner.import = setup->import;
+    config.runner.release_import = setup->release_import;
     if (engine_create(&config, &engine, err)) {
         free(fake->pool);
         free(fake->slots);

@@ -64,6 +64,7 @@ struct fake_states {
 struct fake_moves {
     struct page_move *moves[MOVE_CALLS]; /* [n], allocated */
     uint32_t n[MOVE_CALLS];
+    const struct cell *source[MOVE_CALLS]; /* pool of another fake; NULL: the slots */
     uint64_t number[MOVE_CALLS], after[MOVE_CALLS];
     uint64_t first, end;                 /* calls first .. end wait; both only grow */
     uint64_t ended;                      /* number of the last call that was carried out */
@@ -397,7 +398,8 @@ static void fake_move_next(struct fake *fake, enum move_way way)
         fake_move_next(fake, !way);
     for (uint32_t i = 0; i < own->n[at]; i++) {
         struct cell *page = &fake->pool[(size_t)own->moves[at][i].page * bt], *slot = &fake->slots[(size_t)own->moves[at][i].slot * bt];
-        memcpy(way == MOVE_OUT ? slot : page, way == MOVE_OUT ? page : slot, bt * sizeof *page);
+        const struct cell *from = own->source[at] ? &own->source[at][(size_t)own->moves[at][i].slot * bt] : slot;
+        memcpy(way == MOVE_OUT ? slot : page, way == MOVE_OUT ? page : from, bt * sizeof *page);
     }
     fake->n_moves[way] += own->n[at];
     own->ended = own->number[at];
@@ -427,6 +429,7 @@ static enum rc fake_move(void *ctx, struct move_args *args, struct err *err)
         own->n[at] = list->n_moves;
         own->number[at] = list->number;
         own->after[at] = list->after;
+        own->source[at] = way == MOVE_IN && args->source ? ((const struct lent_pools *)args->source)->pools[0] : NULL;
         for (uint32_t i = 0; i < list->n_moves; i++) {
             own->moves[at][i] = list->moves[i];
             CHECK(list->moves[i].page > 0 && (uint32_t)list->moves[i].page < fake->n_pages);
@@ -459,6 +462,13 @@ static enum rc fake_poll_moves(void *ctx, struct move_state *state, struct err *
         state->bytes[way] = fake->n_moves[way] * fake->layout.page_bytes;
         state->seconds[way] = (double)fake->n_moves[way] * fake->move_s;
     }
+    return RC_OK;
+}
+
+static enum rc fake_lend(void *ctx, void *reader, struct lent_pools *pools, struct err *err)
+{
+    (void)reader, (void)err;
+    pools->pools[0] = ((struct fake *)ctx)->pool;
     return RC_OK;
 }
 
