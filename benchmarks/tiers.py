@@ -3,8 +3,8 @@
     python benchmarks/tiers.py [ROW ...] [--model 8b] [--length 8192] [--rounds 5] [--device cuda:0] [--other cuda:1]
         [--connectors device peer] [--address unix:tiers] [--folder FOLDER] [--users 64]
 
-Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. ROW is first, decode, idle, disk,
-chats or peer; none means all. The pool holds three prompts of `length` tokens, host memory eight.
+Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. ROW is first, decode, idle, both,
+disk, chats or peer; none means all. The pool holds three prompts of `length` tokens, host memory eight.
 
 - first: wall time of generate() for one new token behind a prompt that no cache has (recomputed), that the pool has (device),
   or that host memory alone has (host). Ids and logprobs must be those of the first time. Copies: bytes over the time of the
@@ -14,6 +14,7 @@ chats or peer; none means all. The pool holds three prompts of `length` tokens, 
   prompts are in host memory. Medians.
 - idle: the same steps, and prefill of the 32 prompts, in a pool that holds everything: without a host cache, with one of 4 GiB,
   and without one again. Two engines take turns.
+- both: copies of one engine that goes to sleep while another one of the device loads prompts: GB/s of each way.
 - disk: the same token behind a prompt that only files in a folder of `--folder` have, and what dd reads there past the page
   cache. The result must have the bits of the first time.
 - chats: 64 users with contexts of `length` tokens, of which a quarter fits the pool, get answers of 64 tokens, all at once.
@@ -33,6 +34,7 @@ import json
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,6 +178,31 @@ def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
         llm.close()
 
 
+def measure_both(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
+    """One engine copies its pool out, because it goes to sleep, while another of the device loads prompts."""
+    size_bytes = chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    with (
+        open_engine(chosen.model, chosen.length, chosen.device) as reader,
+        open_engine(chosen.model, chosen.length, chosen.device, host_cache_bytes=3 * size_bytes) as sleeper,
+    ):
+        texts = [next(source) for _ in range(7)]
+        for text in texts:
+            first(reader, text)
+        for _ in range(4):
+            first(sleeper, next(source))
+        before = [reader.stats(), sleeper.stats()]
+        thread = threading.Thread(target=sleeper.sleep, args=(1,))
+        thread.start()
+        for text in texts[:2]:
+            first(reader, text)
+        thread.join()
+        after = [reader.stats(), sleeper.stats()]
+    for name, way, i in (("in", "load", 0), ("out", "store", 1)):
+        kind = f"host_{'loaded' if way == 'load' else 'stored'}_bytes"
+        size, seconds = (getattr(after[i], field) - getattr(before[i], field) for field in (kind, f"host_{way}_s"))
+        print(f"both ways, {name}: {size / 1e9:.2f} GB at {size / seconds / 1e9:.1f} GB/s")
+
+
 def read_rate(folder: Path, size_bytes: int) -> float:
     """GB/s of dd for a file of this folder, past the page cache."""
     file = folder / "dd"
@@ -293,7 +320,7 @@ async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", default=["first", "decode", "idle", "disk", "chats", "peer"])
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=["first", "decode", "idle", "both", "disk", "chats", "peer"])
     parser.add_argument("--model", default="8b", choices=cuda.MODELS)
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
@@ -315,6 +342,8 @@ def main() -> None:
             llm.check()
     if "idle" in chosen.rows:
         measure_idle(chosen, source)
+    if "both" in chosen.rows:
+        measure_both(chosen, source)
     if "disk" in chosen.rows:
         measure_disk(chosen, source)
     if "chats" in chosen.rows:
