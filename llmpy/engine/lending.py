@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import struct
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
-
-from ..errors import LlmpyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     Ids = Sequence[int] | npt.NDArray[np.int32]
 
+logger = logging.getLogger("llmpy")
 MESSAGE_S = 5.0
 """Most seconds for a message."""
 MOST_BYTES = 64 << 20
@@ -95,8 +95,8 @@ def _serve(listener: socket.socket, thread: _core.EngineThread, fingerprint: byt
             with connection:
                 try:
                     _answer(connection, thread, fingerprint)
-                except (OSError, ValueError, KeyError, TypeError, LlmpyError):
-                    continue  # the reader finds the connection closed, and computes
+                except Exception as error:  # the reader finds the connection closed, and computes
+                    logger.info("a prompt was not lent: %s", error)
 
 
 def _answer(connection: socket.socket, thread: _core.EngineThread, fingerprint: bytes) -> None:

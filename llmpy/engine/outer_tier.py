@@ -127,6 +127,8 @@ def check(config: EngineConfig) -> None:
         return
     if config.disk_cache is not None and config.kv_connector is not None:
         refuse("kv_connector", "None with disk_cache, there is one tier behind host memory", config.kv_connector)
+    if is_device(config) and config.data_parallel_size > 1:
+        raise UnsupportedError(f"kv_connector={{'name': {DEVICE!r}}} is not supported yet with data_parallel_size above 1")
     if not config.host_cache_bytes:
         refuse("host_cache_bytes", f"above 0 with {name}, whose blocks pass through host memory", config.host_cache_bytes)
     if not config.enable_prefix_caching:

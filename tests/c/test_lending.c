@@ -135,9 +135,31 @@ TEST(blocks_go_from_pool_to_pool)
             CHECK_OK(driver_fetch(to->driver, from->driver, &job->spec, &n_tokens, &err)); /* they are there */
             free(job);
         }
+        for (uint32_t stream = 1; stream < 12 && !check_failures; stream++) { /* by what the host tier has, too */
+            run(&one, stream);
+            run(&two, stream);
+        }
         side_close(&one);
         side_close(&two);
     }
+}
+
+TEST(other_keys_are_not_taken)
+{
+    struct setup secret = PLAIN;
+    struct side one, two;
+    uint32_t n_tokens;
+    secret.has_cache_seed = false;
+    REQUIRE(side_open(&one, &PLAIN));
+    REQUIRE(side_open(&two, &secret));
+    struct job *job = plain_job(&one.fake, 3, N_PROMPT, 6);
+    run(&one, 3);
+    CHECK_OK(driver_fetch(two.driver, one.driver, &job->spec, &n_tokens, &err));
+    CHECK_EQ(n_tokens, 0);
+    CHECK_EQ(run(&two, 3).prefix_cache_hits, 0);
+    free(job);
+    side_close(&one);
+    side_close(&two);
 }
 
 struct lending {

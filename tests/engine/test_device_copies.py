@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from modules import load
 
+from llmpy import LlmpyError, UnsupportedError
+from llmpy.engine import lending
 from llmpy.engine.handover import Handle
 
 handover = load(Path(__file__).with_name("test_handover.py"))
@@ -101,6 +103,35 @@ def test_both_directions_at_once(tiny_model: Make, device: str) -> None:
             two.check()
 
     asyncio.run(main())
+
+
+def test_an_error_in_the_thread_that_lends(tiny_model: Make, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, prompt = tiny_model("llama", "float32"), tiers.prompts()[4]
+
+    def fail(*unused: object) -> None:
+        raise RuntimeError("lost")
+
+    async def main() -> None:
+        async with handover.open_engine(path, device, **DEVICE) as one, handover.open_engine(path, device, **DEVICE) as two:
+            handle = await one.prefill(prompt, handover.PARAMS)
+            for answer in (fail, lending._answer):  # the thread outlives the error
+                monkeypatch.setattr(lending, "_answer", answer)
+                given = (two._driver.thread, handle.engine_id, two._fingerprint, prompt, None)
+                if answer is fail or device == "cpu":
+                    with pytest.raises((LlmpyError, OSError), match="does not answer"):
+                        lending.borrow(*given)
+                else:
+                    assert lending.borrow(*given) == 128
+            assert one._lender is not None
+        with pytest.raises(OSError, match="refused"):
+            lending.borrow(*given)
+
+    asyncio.run(main())
+
+
+def test_replicas_are_refused(tiny_model: Make, device: str) -> None:
+    with pytest.raises(UnsupportedError, match="'device'} is not supported yet with data_parallel_size above 1"):
+        handover.open_engine(tiny_model("llama", "float32"), device, data_parallel_size=2, device_ids=(0, 0), **DEVICE)
 
 
 PREFILLER = """

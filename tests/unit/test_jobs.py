@@ -287,6 +287,7 @@ SERVED_BESIDE = {
     "rl/_rpc.py:call": "tests/unit/test_helper_threads.py::test_calls_over_a_socket_go_on",
     "rl/_trl_worker.py:_run": "tests/unit/test_helper_threads.py::test_a_rollout_worker_tells_what_it_failed_of",
     "server/kv_events.py:__init__": "tests/server/test_live.py::test_events_go_on",
+    "engine/lending.py:__init__": "tests/engine/test_device_copies.py::test_an_error_in_the_thread_that_lends",
     "server/images.py:load_images": "tests/server/test_images.py::test_other_sources_are_refused",
     "server/completions.py:merged": "tests/server/test_live.py::test_an_error_in_one_of_two_prompts",
     "server/responses.py:responses": "tests/server/test_live.py::test_an_error_in_a_background_response",
