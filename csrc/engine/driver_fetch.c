@@ -57,7 +57,8 @@ enum rc driver_fetch(struct driver *to, struct driver *from, const struct reques
 
 /* ---- two processes ---- */
 
-/* What the owner says; then come a descriptor of each rank's pool, and the pages. The reader ends it with a byte. */
+/* What the owner says; then come a descriptor of each rank's pool, and the pages. A byte of the reader says that it has copied
+ * them, one of the owner that it has taken no step until then. */
 struct lent_message {
     char magic[8];
     struct hash last_key;
@@ -106,7 +107,7 @@ static enum rc send_prompt(struct engine *from, const struct lent_prompt *lent, 
     if (rc)
         return rc;
     bool is_read = peer_write(socket, lent->pages, lent->n_pages * sizeof *lent->pages, MESSAGE_S) &&
-                   peer_read(socket, &end, 1, MESSAGE_S);
+                   peer_read(socket, &end, 1, MESSAGE_S) && peer_write(socket, &end, 1, MESSAGE_S);
     return is_read ? RC_OK : lost(err);
 }
 
@@ -175,6 +176,13 @@ static enum rc receive_prompt(struct borrowing *b, int socket, struct err *err)
     return rc;
 }
 
+static bool is_held(void *ctx)
+{
+    char end = 0;
+    const int socket = *(int *)ctx;
+    return peer_write(socket, &end, 1, MESSAGE_S) && peer_read(socket, &end, 1, MESSAGE_S);
+}
+
 static enum rc take_away(struct engine *to, void *ctx, struct err *err)
 {
     struct borrowing *b = ctx;
@@ -184,6 +192,8 @@ static enum rc take_away(struct engine *to, void *ctx, struct err *err)
 enum rc driver_borrow(struct driver *to, const struct request_spec *spec, int socket, uint32_t *n_tokens, struct err *err)
 {
     struct borrowing b = {.runner = engine_runner(to->engine), .spec = spec, .n_tokens = n_tokens};
+    b.lent.is_held = is_held;
+    b.lent.ctx = &socket;
     *n_tokens = 0;
     enum rc rc = receive_prompt(&b, socket, err);
     if (!rc)
@@ -191,6 +201,5 @@ enum rc driver_borrow(struct driver *to, const struct request_spec *spec, int so
     for (uint32_t rank = 0; rank < b.n_imported; rank++)
         b.runner->release_import(b.runner->ctx, b.imported[rank]);
     mem_free(b.lent.pages);
-    peer_write(socket, "", 1, MESSAGE_S);
     return rc;
 }

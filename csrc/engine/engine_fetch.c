@@ -133,9 +133,19 @@ static uint32_t take_blocks(struct taking *t, const struct lent_prompt *lent)
     for (; n < lent->n_blocks && fits; n += fits)
         for (uint32_t g = 0; g < n_groups && fits; g++)
             fits = take_block(t, n, g, source++);
-    while (t->n_taken > 0)
-        block_manager_release(s->blocks, t->taken[--t->n_taken]);
+    for (uint32_t i = t->n_taken; i-- > 0;)
+        block_manager_release(s->blocks, t->taken[i]);
     return n;
+}
+
+/* Keeps what has come only if the owner still has what was copied. */
+static enum rc confirm(const struct taking *t, const struct lent_prompt *lent, struct err *err)
+{
+    if (!lent->is_held || lent->is_held(lent->ctx))
+        return RC_OK;
+    for (uint32_t i = t->n_taken; i-- > 0;)
+        block_manager_withdraw(t->to->blocks, t->taken[i]);
+    return err_set(err, RC_IO, "lend: the other process does not answer");
 }
 
 /* Waits for the copies. The pages of the source may be reused behind it. */
@@ -177,11 +187,16 @@ static enum rc take(struct engine *to, struct request *want, const struct lent_p
         *n_tokens = take_blocks(&t, lent) * to->config.layout.block_tokens;
         rc = tiers_receive(to, &lent->pools, err);
     }
-    mem_free(t.taken);
     if (!rc)
         rc = await(to, err);
-    to->stats->fetched_tokens += rc ? 0 : *n_tokens;
-    return rc ? engine_poison(to, rc, err, err) : RC_OK;
+    if (rc)
+        rc = engine_poison(to, rc, err, err);
+    else
+        rc = confirm(&t, lent, err);
+    mem_free(t.taken);
+    *n_tokens = rc ? 0 : *n_tokens;
+    to->stats->fetched_tokens += *n_tokens;
+    return rc;
 }
 
 enum rc engine_take_prompt(struct engine *to, const struct request_spec *spec, const struct lent_prompt *lent,

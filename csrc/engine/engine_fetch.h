@@ -13,6 +13,9 @@ struct lent_prompt {
     struct hash last_key;          /* of the last block */
     int32_t *pages;                /* [n_pages]; the lender owns them */
     struct lent_pools pools;
+    /* Whether the owner has taken no step until now; behind the copies. NULL: it cannot have. */
+    bool (*is_held)(void *ctx);
+    void *ctx;
 };
 
 /* The driving thread of the owner calls both; between them the engine is claimed. */
@@ -21,7 +24,7 @@ void engine_end_lending(struct engine *from, struct lent_prompt *lent);
 /* The pools of an engine of this process, as `to` can copy from them. */
 enum rc engine_reach_pools(struct engine *to, struct engine *from, struct lent_pools *pools, struct err *err);
 /* Copies the blocks, unless they are there, and waits for the copies. n_tokens: leading tokens whose blocks are there now; 0 if
- * the keys of the engines differ. */
+ * the keys of the engines differ. RC_IO: the owner went on before, so nothing of it is kept. */
 enum rc engine_take_prompt(struct engine *to, const struct request_spec *spec, const struct lent_prompt *lent,
                            uint32_t *n_tokens, struct err *err);
 
