@@ -118,7 +118,7 @@ def test_an_error_in_the_thread_that_lends(tiny_model: Make, device: str, monkey
                 monkeypatch.setattr(lending, "_answer", answer)
                 given = (two._driver.thread, handle.engine_id, two._fingerprint, prompt, None)
                 if answer is fail or device == "cpu":
-                    with pytest.raises((LlmpyError, OSError), match="does not answer|Broken pipe|reset"):
+                    with pytest.raises((LlmpyError, OSError), match=r"does not answer|Broken pipe|reset"):
                         lending.borrow(*given)
                 else:
                     assert lending.borrow(*given) == 128
