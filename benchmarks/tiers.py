@@ -216,29 +216,25 @@ def read_rate(folder: Path, size_bytes: int) -> float:
 
 
 def measure_disk(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
-    size_bytes = chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    size_bytes, texts = chosen.length * cuda.MODELS[chosen.model].kv_bytes, [next(source) for _ in range(6)]
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        options = {"host_cache_bytes": 2 * size_bytes, "disk_cache": {"path": folder, "bytes": 16 * size_bytes}}
-        rates = [read_rate(Path(folder), size_bytes)]
-        with open_engine(chosen.model, chosen.length, chosen.device, cache_loads="always", **options) as llm:
-            texts = [next(source) for _ in range(8)]
+        options: dict[str, Any] = {"disk_cache": {"path": folder, "bytes": 16 * size_bytes}, "cache_loads": "always"}
+        options["prefix_cache_seed"] = 1
+        rates, spent = [read_rate(Path(folder), size_bytes)], []
+        with open_engine(chosen.model, chosen.length, chosen.device, **options) as llm:
             bits = [first(llm, text)[2] for text in texts]
-            spent, before = [], llm.stats()
-            for i in range(chosen.rounds):
-                stats = llm.stats()
-                ms, cached, again = first(llm, texts[i % 8])
-                if again != bits[i % 8]:
-                    raise SystemExit(f"disk: {cached} cached tokens, other bits")
-                if llm.stats().disk_cache_hits - stats.disk_cache_hits > chosen.length // 2:
-                    spent.append(ms)
-            after = llm.stats()
+        with open_engine(chosen.model, chosen.length, chosen.device, **options) as llm:  # the first has saved all at its end
+            for text, wanted in zip(texts, bits, strict=True):
+                ms, cached, found = first(llm, text)
+                if found != wanted or cached < chosen.length - 16:
+                    raise SystemExit(f"disk: {cached} cached tokens, bits {'equal' if found == wanted else 'differ'}")
+                spent.append(ms)
+            stats = llm.stats()
         rates.append(read_rate(Path(folder), size_bytes))
-    loaded, seconds = after.disk_loaded_bytes - before.disk_loaded_bytes, after.disk_load_s - before.disk_load_s
-    if not spent:
-        raise SystemExit(f"disk: no prompt came from there; {after}")
     wall = size_bytes / statistics.median(spent) / 1e6
     print(f"disk        {statistics.median(spent):9.1f} ms, least {min(spent):.1f}, {len(spent)} times: {wall:.2f} GB/s")
-    print(f"reads       {loaded / seconds / 1e9:9.2f} GB/s, {loaded / 1e9:.2f} GB; dd {rates[0]:.2f} and {rates[1]:.2f} GB/s")
+    rate = stats.disk_loaded_bytes / stats.disk_load_s / 1e9
+    print(f"reads       {rate:9.2f} GB/s, {stats.disk_loaded_bytes / 1e9:.2f} GB; dd {rates[0]:.2f} and {rates[1]:.2f} GB/s")
 
 
 def talk(llm: LLM, chats: list[list[int]]) -> tuple[float, int, list[list[int]]]:

@@ -20,6 +20,7 @@
 
 #define MAX_FILES (1u << 22)
 #define DEADLINE_S 10.0
+#define LEAST_DIRECT (64u << 10) /* smaller pages go through the page cache, where writes wait for no disk */
 #define N_LOADERS 4u
 #define HEADS (N_LOADERS + 1u)
 #define SAVES_A_SCAN 64u /* an engine learns what others have written, to count it towards the limit, every so many saves */
@@ -48,7 +49,7 @@ struct room {
 struct disk_cache {
     struct header header;          /* the part that all files share */
     size_t page_bytes;
-    size_t head_bytes;             /* before the pages; DISK_UNIT if pages are multiples of it, so that files go direct */
+    size_t head_bytes;             /* before the pages; DISK_UNIT if they are large multiples of it, so that files go direct */
     uint32_t bundle_pages, n_items;
     uint64_t limit;
     int base, folder;              /* descriptors; -1: not open */
@@ -602,7 +603,7 @@ enum rc disk_cache_open(const struct disk_options *options, size_t page_bytes, u
     c->header = (struct header){.magic = "llmpykv", .version = 2, .block_tokens = block_tokens};
     memcpy(c->header.fingerprint, options->fingerprint, DISK_FINGERPRINT);
     c->page_bytes = page_bytes;
-    c->head_bytes = page_bytes % DISK_UNIT ? sizeof(struct header) : DISK_UNIT;
+    c->head_bytes = page_bytes % DISK_UNIT || page_bytes < LEAST_DIRECT ? sizeof(struct header) : DISK_UNIT;
     c->bundle_pages = bundle_pages;
     c->limit = options->bytes;
     c->is_shared = options->is_shared;

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#define STORED_BYTES (32u << 20) /* of pages that a step copies out ahead, beside as many as it computes */
 #define MAX_PASSED 64 /* most waiting sequences that a step passes over */
 #define MAX_OVERTAKEN 64 /* most sequences that overtake one that waits for its adapter */
 
@@ -604,14 +605,19 @@ static bool holds_images(const struct scheduler *s)
     return q && !q->request->spec.n_items;
 }
 
-/* Copies pages out before they are wanted, so that no load waits for room; not beside a load, which has the link for itself. */
+/* Copies pages out before they are wanted, so that no load waits for room; not beside a load, which has the link for itself.
+ * The step's tokens go to the host behind these copies, so a step of few rows makes few. */
 static void store_ahead(struct scheduler *s)
 {
+    const struct kv_layout *layout = &config_of(s)->layout;
+    uint32_t n_rows = config_of(s)->max_num_batched_tokens - s->rows_left;
+    uint64_t n_most = (uint64_t)n_groups(s) * (n_rows / layout->block_tokens) + STORED_BYTES / layout->page_bytes + 1;
+    n_most = n_most < s->n_store_ahead ? n_most : s->n_store_ahead;
     if (!s->tier || host_tier_has_loads(s->tier))
         return;
-    if (config_of(s)->runner.n_host_slots >= config_of(s)->n_pages)
-        block_manager_store_new(s->blocks, s->n_store_ahead);
-    block_manager_store_ahead(s->blocks, s->n_store_ahead);
+    if (config_of(s)->runner.n_host_slots / 2 >= config_of(s)->n_pages) /* what the pool has too takes half of it at most */
+        block_manager_store_new(s->blocks, (uint32_t)n_most);
+    block_manager_store_ahead(s->blocks, (uint32_t)n_most);
 }
 
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
