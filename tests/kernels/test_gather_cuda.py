@@ -278,7 +278,8 @@ PARTS = [(1, 16, 2), (5, 24, 4), (300, 9, 3), (33, 2048, 8)]
 def test_results_of_routes(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
     """Each rank has the parts of its experts' routes."""
     team, rng = make_team(n_ranks, dtype, 8 << 20), np.random.default_rng(n_ranks)
-    for n_rows, part, n_chosen in PARTS:
+    for (n_rows, part, n_chosen), way in product(PARTS, ("ll_routes", "push_parts")):
+        team.put_first(way)
         shape = n_rows, part * n_chosen
         place, wanted, shares = Place(team, *shape, team.words), random_bits(rng, shape, team.words), cuts(rng, 20, n_ranks)
         routes = np.zeros((n_rows, n_chosen + 2, 2), np.int32)  # an expert and its weight
@@ -295,6 +296,8 @@ def test_results_of_routes(make_team: MakeTeam, n_ranks: int, dtype: str) -> Non
         team.wait()
         for rank in range(n_ranks):
             place.check(rank, wanted)
+        is_sent = part % 8 == 0 and n_rows * part * n_chosen <= team.most_sent
+        assert team.put_first() == [way if is_sent else "push_parts"], (shape, way)
 
 
 @N_RANKS

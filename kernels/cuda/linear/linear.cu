@@ -345,7 +345,9 @@ struct linear_problem {
     const struct skinny_form *stages(uint32_t stage_blocks) const { return form_of(args->matrix, is_product(), stage_blocks); }
     struct output output(void) const
     {
-        return output_of(args, 0, is_product() ? args->matrix->n_rows / 2 : args->matrix->n_rows, 2);
+        struct output out = output_of(args, 0, is_product() ? args->matrix->n_rows / 2 : args->matrix->n_rows, 2);
+        out.n_mirrors = args->is_mirrored ? cuda_mirrors(cuda, out.mirrors) : 0;
+        return out;
     }
 };
 
@@ -636,6 +638,18 @@ static enum rc multiply(const struct linear_problem &problem, struct err *err)
 {
     const struct linear_way *way = find_way<WAYS_LINEAR>(problem.cuda, LINEAR_WAYS, problem);
     return way ? way->run(problem, err) : err_set(err, RC_INTERNAL, "linear: wanted a way that takes the matrix, have none");
+}
+
+/* Products of many rows, whose stores hide behind the next tiles. The library's way does not store so, and ranks choose it by
+ * time, each for itself. */
+bool cuda_linear_mirrors(void *ctx, const struct linear_args *args)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    if (cuda_n_ranks(cuda) < 2 || args->output != LINEAR_PRODUCT || args->n_rows <= SKINNY_ROWS)
+        return false;
+    const struct linear_problem problem(cuda, args);
+    const struct linear_way *way = find_way<WAYS_LINEAR>(cuda, LINEAR_WAYS, problem);
+    return way && way->run == run_gemm;
 }
 
 bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)

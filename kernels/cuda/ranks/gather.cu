@@ -155,18 +155,37 @@ static bool fits_norm(const struct gather_problem &p)
            norm->x.width <= 8 * MEETING_THREADS * MAX_PARTS;
 }
 
-/* Do packets bring it: eights of columns, which the slots of a block have room for? */
+/* Do the slots of a block have room for its eights of columns? */
+static bool fits_slots(const struct gather_problem &p, uint64_t eights_of_block)
+{
+    return !p.args->is_stored && has_eights(p, p.args->whole) &&
+           eights_of_block * 8 * p.item_bytes <= SLOT_PACKETS * sizeof(uint2);
+}
+
+/* Do packets bring it: eights of columns? */
 static bool fits_packets(const struct gather_problem &p, uint64_t eights_of_block)
 {
     const struct gather_args *args = p.args;
-    return args->kind == GATHER_COLUMNS && !args->n_chosen && !args->is_stored && args->unit && args->unit % 8 == 0 &&
-           has_eights(p, args->whole) && eights_of_block * 8 * p.item_bytes <= SLOT_PACKETS * sizeof(uint2);
+    return args->kind == GATHER_COLUMNS && !args->n_chosen && args->unit && args->unit % 8 == 0 &&
+           fits_slots(p, eights_of_block);
+}
+
+/* Of a block of ll_grid. */
+static uint64_t eights_of_ll_block(const struct gather_problem &p)
+{
+    const uint64_t eights = (uint64_t)p.args->n_rows * p.args->whole.width / 8, lanes = ll_grid(p) * MEETING_THREADS;
+    return (eights + lanes - 1) / lanes * MEETING_THREADS;
 }
 
 static bool fits_ll(const struct gather_problem &p)
 {
-    const uint64_t eights = (uint64_t)p.args->n_rows * p.args->whole.width / 8, lanes = ll_grid(p) * MEETING_THREADS;
-    return fits_packets(p, (eights + lanes - 1) / lanes * MEETING_THREADS);
+    return fits_packets(p, eights_of_ll_block(p));
+}
+
+static bool fits_ll_routes(const struct gather_problem &p)
+{
+    return p.args->kind == GATHER_ROUTES && p.args->whole.width / p.args->n_chosen % 8 == 0 &&
+           fits_slots(p, eights_of_ll_block(p));
 }
 
 /* A block has one row. */
@@ -232,6 +251,16 @@ static void run_ll(const struct gather_problem &p)
     });
 }
 
+static void run_ll_routes(const struct gather_problem &p)
+{
+    visit_gathered(p, [&](auto value) {
+        using T = decltype(value);
+        const gathered<T> to = {rows<T>(p.args->whole), 0};
+        launch(p.cuda, gather_ll_routes<T>, ll_grid(p), MEETING_THREADS, 0, meeting_of(p.cuda, false),
+               part_of_rank<T>(p.cuda, p.args, true), to);
+    });
+}
+
 static void run_push_parts(const struct gather_problem &p)
 {
     visit_gathered(p, [&](auto value) {
@@ -255,6 +284,7 @@ static const struct gather_way GATHER_WAYS[] = {
     {"ll_norm",     ANY_GPU,  1u << 20, true,  fits_ll_norm,   run_ll_norm},
     {"push_norm",   ANY_GPU,  SIZE_MAX, true,  fits_norm,      run_push_norm},
     {"ll",          ANY_GPU,  1u << 19, false, fits_ll,        run_ll},
+    {"ll_routes",   ANY_GPU,  1u << 19, false, fits_ll_routes, run_ll_routes},
     {"push_parts",  ANY_GPU,  SIZE_MAX, false, has_parts,      run_push_parts},
     {"push",        ANY_GPU,  SIZE_MAX, false, NULL,           run_push},
 };

@@ -54,6 +54,38 @@ gather_ll(const __grid_constant__ struct meeting meeting, const __grid_constant_
     await_ranks(meeting, number);
 }
 
+/* The same of results of routes, which are in place. A rank sends those of its experts; no other rank has them. */
+template <class T>
+static __global__ void __launch_bounds__(MEETING_THREADS)
+gather_ll_routes(const __grid_constant__ struct meeting meeting, const __grid_constant__ own_part own,
+                 const __grid_constant__ gathered<T> to)
+{
+    start_next_if_alone(meeting);
+    wait_for_input();
+    const uint32_t number = next_number(meeting), eights = to.whole.width / 8, n = own.n_rows * eights;
+    const uint32_t begin = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x;
+    const uint32_t n_packets = sizeof(eight<T>) / sizeof(uint2) * blockDim.x;
+    const auto is_own = [&](uint32_t row, uint32_t column) {
+        const int32_t expert = own.routes[(size_t)row * own.route_stride + column / own.part_columns].expert;
+        return expert >= own.first_id && expert < own.end_id;
+    };
+    for (uint32_t i = begin, at = threadIdx.x; i < n; i += lanes, at += n_packets) {
+        const uint32_t row = i / eights, column = i % eights * 8;
+        if (is_own(row, column))
+            send(meeting, number, at, *(const eight<T> *)to.whole.at(row, column));
+    }
+    come(meeting, number);
+    for (uint32_t i = begin, at = threadIdx.x; i < n; i += lanes, at += n_packets) {
+        const uint32_t row = i / eights, column = i % eights * 8;
+        if (is_own(row, column))
+            continue;
+        eight<T> x;
+        receive(meeting, number, at, &x);
+        *(eight<T> *)to.whole.at(row, column) = x;
+    }
+    await_ranks(meeting, number);
+}
+
 /* PARTS chains a thread; a block has one row, which it norms as rms_norm does (row_norm.cuh). */
 template <class T, uint32_t PARTS>
 static __global__ void __launch_bounds__(MEETING_THREADS)
