@@ -42,16 +42,18 @@ gather_ll(const __grid_constant__ struct meeting meeting, const __grid_constant_
         if (column < own.n_columns)
             send_own<T>(meeting, own, row, column, number, at, &x);
     }
+    bool has_received = false;
     come(meeting, number);
     for (uint32_t i = begin, at = threadIdx.x; i < n; i += lanes, at += n_packets) {
         const uint32_t row = i / eights, column = i % eights * 8;
         if (column - to.first < own.n_columns)
             continue;
         eight<T> x;
+        has_received = true;
         receive(meeting, number, at, &x);
         *(eight<T> *)to.whole.at(row, column) = x;
     }
-    await_ranks(meeting, number);
+    await_ranks(meeting, number, has_received);
 }
 
 /* The same of results of routes, which are in place. A rank sends those of its experts; no other rank has them. */
@@ -74,16 +76,18 @@ gather_ll_routes(const __grid_constant__ struct meeting meeting, const __grid_co
         if (is_own(row, column))
             send(meeting, number, at, *(const eight<T> *)to.whole.at(row, column));
     }
+    bool has_received = false;
     come(meeting, number);
     for (uint32_t i = begin, at = threadIdx.x; i < n; i += lanes, at += n_packets) {
         const uint32_t row = i / eights, column = i % eights * 8;
         if (is_own(row, column))
             continue;
         eight<T> x;
+        has_received = true;
         receive(meeting, number, at, &x);
         *(eight<T> *)to.whole.at(row, column) = x;
     }
-    await_ranks(meeting, number);
+    await_ranks(meeting, number, has_received);
 }
 
 /* PARTS chains a thread; a block has one row, which it norms as rms_norm does (row_norm.cuh). */
@@ -107,12 +111,14 @@ gather_ll_norm(const __grid_constant__ struct meeting meeting, const __grid_cons
         if (column < own.n_columns)
             send_own<T>(meeting, own, row, column, number, threadIdx.x + i * n_packets, &x[i]);
     }
+    bool has_received = false;
     come(meeting, number);
 #pragma unroll
     for (uint32_t i = 0; i < PARTS; i++) {
         const uint32_t column = 8 * (threadIdx.x + i * blockDim.x);
         if (column >= norm.size || column - to.first < own.n_columns)
             continue;
+        has_received = true;
         receive(meeting, number, threadIdx.x + i * n_packets, &x[i]);
         *(eight<T> *)to.whole.at(row, column) = x[i];
     }
@@ -131,7 +137,7 @@ gather_ll_norm(const __grid_constant__ struct meeting meeting, const __grid_cons
         scale_part(values[i], w[i], scale);
         store_part<true>(norm.out.at(row, 0), 8 * (threadIdx.x + i * blockDim.x), norm.size, values[i]);
     }
-    await_ranks(meeting, number);
+    await_ranks(meeting, number, has_received);
 }
 
 #endif
