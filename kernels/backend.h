@@ -817,7 +817,8 @@ enum fusion {
     FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024, FUSION_GATHER_NORM = 2048,
     FUSION_LINEAR_DELTA = 4096, /* linears add `delta`, and `lora` has is_delta */
     FUSION_VISIBLE_END = 8192, /* `attention` has visible_end */
-    FUSION_EXPERTS_LORA = 16384 /* `experts` has lora */
+    FUSION_EXPERTS_LORA = 16384, /* `experts` has lora */
+    FUSION_LINEAR_ADD_GATHER = 32768 /* LINEAR_ADD only where the sum is gathered */
 };
 
 struct backend_options {
