@@ -202,6 +202,18 @@ static void norm_of_gather(struct planner *b, struct node *node)
     node->mid = ref_of(b, sum->out[0]);
 }
 
+/* The operation right before gathers the results of routes, and nothing else reads them. */
+static void combine_of_gather(struct planner *b, struct node *node)
+{
+    const struct op *combine = node->step.ops[ROLE_MAIN], *gather = before(b, combine);
+    if (!gather || gather->code != OP_GATHER || gather->gather.kind != GATHER_ROUTES || gather->out[0] != combine->in[0] ||
+        gather->in[1] != combine->in[1] || readers(b, gather->out[0]) != 1)
+        return;
+    begin_with(b, node, gather, ROLE_OUTPUT);
+    node->next = node->out;
+    node->out = ref_of(b, gather->out[0]);
+}
+
 static void absorb_norm(struct planner *b, struct node *node)
 {
     const struct op *norm = sole_norm(b, node->step.ops[ROLE_MAIN]->in[0]);
@@ -351,6 +363,7 @@ static const struct {
     {OP_ADD,       FUSION_LINEAR_ADD | FUSION_LINEAR_ADD_GATHER, sum_of_linear},
     {OP_RMS_NORM,  FUSION_ADD_NORM,        norm_of_sum},
     {OP_RMS_NORM,  FUSION_GATHER_NORM,     norm_of_gather},
+    {OP_COMBINE,   FUSION_GATHER_COMBINE,  combine_of_gather},
     /* The node computes its inputs. */
     {OP_LINEAR,    FUSION_NORM_LINEAR,     absorb_norm},
     {OP_LOGITS,    FUSION_NORM_LINEAR,     absorb_norm},

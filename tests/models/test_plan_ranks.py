@@ -18,7 +18,9 @@ cuts = load(Path(__file__).with_name("test_shard.py"))
 RELEASED = json.loads(Path(__file__).with_name("released.json").read_text())
 ROWS = 3
 GATHERED_SUMS = 8 + 16 + 32 + 64 + 128 + 256 + 512 + 1024 + 2048
-FUSIONS = {"none": (0, False), "cpu": (7, True), "gathered sums": (GATHERED_SUMS, True), "cuda": (GATHERED_SUMS + 32768, True)}
+FUSIONS = {
+    "none": (0, False), "cpu": (7, True), "gathered sums": (GATHERED_SUMS, True), "cuda": (GATHERED_SUMS + 32768 + 65536, True),
+}  # fmt: skip
 
 
 def runs(place):
@@ -170,6 +172,15 @@ def test_results_of_routes_lie_in_the_gathered_value():
             experts, gather, combine = steps[at : at + 3]
             assert experts["writes"][0] == gather["reads"][0] == gather["writes"][0] == combine["reads"][0]
             assert gather["reads"][1] == combine["reads"][1] == experts["reads"][1] and experts["writes"][0][1] == 2 * 192
+
+
+def test_a_gather_sums_the_results_of_routes():
+    """The sum is of a place of its own, into which no other rank stores."""
+    for _, steps in check(shard(cuts.program(**MIXTURE), 3, 0), "cuda"):
+        gathers = [step for step in steps if step["text"].startswith("gather, combine")]
+        assert len(gathers) == 2 and not [step for step in steps if step["text"].startswith("combine")]
+        whole, _, _, combined = gathers[0]["writes"]
+        assert whole[1] == 2 * combined[1] and not overlap(whole, combined)
 
 
 def test_a_sum_its_gather_and_the_norm_are_one_step():

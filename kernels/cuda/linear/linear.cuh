@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #define MAX_MIRRORS 7u
+#define MIRRORED_BYTES (128u << 10) /* of the whole value, at least, for stores to all ranks */
 
 struct output {
     char *y;
@@ -63,7 +64,8 @@ static __device__ __forceinline__ void put(const struct output &out, uint32_t r,
     ((T *)out.y)[(size_t)r * out.y_stride + n] = value;
 }
 
-/* Whether a linear stores to all ranks, if it is told to; struct comm's `mirrors`. */
+/* Whether a linear, or experts, store to all ranks, if they are told to; for struct comm. */
 bool cuda_linear_mirrors(void *ctx, const struct linear_args *args);
+bool cuda_experts_mirror(void *ctx, const struct experts_args *args);
 
 #endif

@@ -307,4 +307,5 @@ static void comm_close(void *const *ctxs, uint32_t n_ranks)
 }
 
 const struct comm cuda_comm = {sizeof(struct comm), comm_open, comm_share, cuda_meet, cuda_gather, comm_check, comm_abort,
-                               comm_close, true, MAX_RANKS, LEAST_SHARED_ROWS, cuda_linear_mirrors};
+                               comm_close, true, MAX_RANKS, LEAST_SHARED_ROWS, cuda_linear_mirrors,
+                               cuda_experts_mirror};

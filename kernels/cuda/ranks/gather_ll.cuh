@@ -4,6 +4,7 @@
 #ifndef LLMPY_CUDA_GATHER_LL_CUH
 #define LLMPY_CUDA_GATHER_LL_CUH
 
+#include "../experts/experts.cuh"
 #include "../norm/row_norm.cuh"
 #include "own_part.cuh"
 #include "packets.cuh"
@@ -87,6 +88,45 @@ gather_ll_routes(const __grid_constant__ struct meeting meeting, const __grid_co
         receive(meeting, number, at, &x);
         *(eight<T> *)to.whole.at(row, column) = x;
     }
+    await_ranks(meeting, number, has_received);
+}
+
+/* The same, and the sums over the routes, by the chain of experts_combine_parts. A block has eights of columns of one row, a
+ * thread the same one of all routes. */
+template <class T>
+static __global__ void __launch_bounds__(MEETING_THREADS)
+gather_ll_combine(const __grid_constant__ struct meeting meeting, const __grid_constant__ own_part own,
+                  const __grid_constant__ struct mixture m, const rows<T> results, const rows<T> y)
+{
+    const uint32_t blocks_of_row = (y.width + 8 * blockDim.x - 1) / (8 * blockDim.x), row = blockIdx.x / blocks_of_row;
+    const uint32_t column = 8 * (blockIdx.x % blocks_of_row * blockDim.x + threadIdx.x);
+    const uint32_t n_packets = sizeof(eight<T>) / sizeof(uint2) * blockDim.x, n = column < y.width ? m.n_chosen : 0;
+    const auto is_own = [&](uint32_t j) {
+        const int32_t expert = __ldcg(&route_at(m, row * m.n_chosen + j)->expert);
+        return expert >= own.first_id && expert < own.end_id;
+    };
+    start_next_if_alone(meeting);
+    wait_for_input();
+    const uint32_t number = next_number(meeting);
+    for (uint32_t j = 0; j < n; j++)
+        if (is_own(j))
+            send(meeting, number, threadIdx.x + j * n_packets, *(const eight<T> *)results.at(row, j * y.width + column));
+    bool has_received = false;
+    float sum[8] = {}, values[8];
+    come(meeting, number);
+    for (uint32_t j = 0; j < n; j++) {
+        eight<T> x;
+        if (is_own(j)) {
+            x = *(const eight<T> *)results.at(row, j * y.width + column);
+        } else {
+            has_received = true;
+            receive(meeting, number, threadIdx.x + j * n_packets, &x);
+        }
+        to_floats(x, values);
+        add_result(sum, route_weight(m, row * m.n_chosen + j), values);
+    }
+    if (n)
+        *(eight<T> *)y.at(row, column) = to_eight<T>(sum);
     await_ranks(meeting, number, has_received);
 }
 
