@@ -35,6 +35,7 @@ from llmpy import (
     SamplingParams,
     UnsupportedError,
     _core,
+    devices,
 )
 from llmpy.distributed import _hosts
 
@@ -237,9 +238,28 @@ def test_two_hosts_with_ranks_that_share_a_gpu(
     gpu = {"device": two_gpus, "dtype": "bfloat16", "kv_cache_memory_bytes": "16MiB"}
     with LLM(**{**models[name], **gpu}) as llm:
         wanted = results(llm)
-    options = {**models[name], **gpu, "experts": experts, "device_ids": (0,) * (n_ranks // 2)}
-    with two_hosts(options, n_ranks, device="cuda:1", device_ids=(1,) * (n_ranks - n_ranks // 2)) as (llm, follower):
-        assert len(llm.ranks()) == n_ranks // 2
+    check_gpus(models[name], gpu, experts, wanted, (0,) * (n_ranks // 2), (1,) * (n_ranks - n_ranks // 2))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("name", "experts"), [("dense", "auto"), ("mixture", "rank"), ("mixture", "width")])
+def test_two_hosts_with_two_gpus_each(models: dict[str, dict[str, Any]], two_gpus: str, name: str, experts: str) -> None:
+    if not any(each["device"] == "cuda:3" for each in devices()):
+        pytest.skip("fewer than four GPUs")
+    gpu = {"device": two_gpus, "dtype": "bfloat16", "kv_cache_memory_bytes": "16MiB"}
+    with LLM(**{**models[name], **gpu}) as llm:
+        wanted = results(llm)
+    check_gpus(models[name], gpu, experts, wanted, (0, 1), (2, 3))
+
+
+def check_gpus(
+    model: dict[str, Any], gpu: dict[str, Any], experts: str, wanted: list[Any], first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """Two hosts with these GPUs have the results of one rank."""
+    options = {**model, **gpu, "experts": experts, "device_ids": first}
+    host = {"device": f"cuda:{second[0]}", "device_ids": second}
+    with two_hosts(options, len(first) + len(second), **host) as (llm, follower):
+        assert len(llm.ranks()) == len(first)
         assert results(llm) == wanted
         assert results(llm) == wanted
         assert llm.stats().allocations_since_warmup == 0
