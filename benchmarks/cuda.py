@@ -265,6 +265,8 @@ class Ceilings:
 class Engine:
     """llmpy on one of the models."""
 
+    new_tokens = 256  # steps that a row of steps measures
+
     def __init__(self, name: str, layers: int = 0, eager: bool = False, **options: Any) -> None:
         from llmpy import LLM
 
@@ -298,9 +300,9 @@ class Engine:
         assert all(len(sample.token_ids) == new_tokens for output in outputs for sample in output.outputs)
         return seconds
 
-    def step(self, batch: int, new_tokens: int = 256) -> float:
+    def step(self, batch: int, new_tokens: int = 0) -> float:
         before = self.llm.stats().num_steps
-        self.run(self.prompts(batch, 128), new_tokens)
+        self.run(self.prompts(batch, 128), new_tokens or self.new_tokens)
         full = [s for s in self.llm.step_log(4096) if s.number > before and s.decode_rows == s.rows == batch]
         self.host_us[batch].append(statistics.median(s.host_us for s in full))
         return 1e3 * (full[-1].start - full[0].start) / (full[-1].number - full[0].number)
