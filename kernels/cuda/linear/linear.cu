@@ -210,33 +210,16 @@ static const struct skinny_form *form_of(const struct matrix *matrix, bool is_pr
 }
 
 static struct skinny_shape shape_of(const struct matrix *matrix, const struct skinny_form *form, uint32_t stage_blocks,
-                                    uint32_t n_stages, bool is_held, uint32_t ahead_bytes, uint32_t n_sharing = 1)
+                                    uint32_t n_stages, bool is_held, uint32_t ahead_bytes)
 {
     return {matrix->n_cols / 64, n_stages, form->tile_rows, form->n_tiles,
-            skinny_ahead(n_stages, stage_blocks, form->tile_rows, ahead_bytes), is_held, n_sharing};
-}
-
-/* Turns that the blocks of a launch take in clusters of n_sharing. */
-static uint32_t skinny_turns_of(const struct cuda *cuda, const struct skinny_form *form, uint32_t n_sharing)
-{
-    const uint32_t n_blocks = n_sharing > 1 ? cuda->linear->gemm.n_clusters[n_sharing] * n_sharing : cuda->n_processors;
-    return ceil_div(form->n_tiles, n_blocks);
-}
-
-/* Blocks of a cluster that fetch x for each other. Eight rows are few bytes. The device has room for fewer blocks in larger
- * clusters; four pay off where blocks have several tiles. */
-static uint32_t skinny_sharing(const struct cuda *cuda, const struct skinny_form *form, uint32_t eights)
-{
-    const uint32_t *n_clusters = cuda->linear->gemm.n_clusters, turns = skinny_turns_of(cuda, form, 1);
-    if (eights == 1 || !n_clusters[2] || skinny_turns_of(cuda, form, 2) > turns)
-        return 1;
-    return turns > 1 && n_clusters[4] && skinny_turns_of(cuda, form, 4) == turns ? 4 : 2;
+            skinny_ahead(n_stages, stage_blocks, form->tile_rows, ahead_bytes), is_held};
 }
 
 /* Blocks of a launch, with near equal shares of the tiles. */
-static uint32_t skinny_grid(const struct cuda *cuda, const struct skinny_form *form, uint32_t n_sharing = 1)
+static uint32_t skinny_grid(const struct cuda *cuda, const struct skinny_form *form)
 {
-    return ceil_div(ceil_div(form->n_tiles, skinny_turns_of(cuda, form, n_sharing)), n_sharing) * n_sharing;
+    return ceil_div(form->n_tiles, ceil_div(form->n_tiles, cuda->n_processors));
 }
 
 static void launch_row(const struct cuda *cuda, const struct matrix *matrix, bool is_product, bool is_normed,
@@ -260,20 +243,17 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
     const uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
     const struct skinny_form *form = form_of(matrix, is_product, eights <= 4 ? SKINNY_FEW : SKINNY_MANY);
     const struct tensor_map *x_map;
-    const uint32_t n_sharing = skinny_sharing(cuda, form, eights);
-    enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, skinny_slice_rows(8 * eights, stage_blocks, n_sharing),
-                            skinny_slice_blocks(stage_blocks, n_sharing), &x_map, err);
+    enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
         return rc;
     const bool is_held = eights == 1 && skinny_is_held(matrix, form, cuda->n_processors);
     const uint32_t n_stages = skinny_stages(stage_blocks, form->tile_rows, eights, skinny_room(is_held));
     const struct skinny_shape shape =
-        shape_of(matrix, form, stage_blocks, n_stages, is_held, is_held ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES, n_sharing);
+        shape_of(matrix, form, stage_blocks, n_stages, is_held, is_held ? SKINNY_HELD_BYTES : SKINNY_AHEAD_BYTES);
     skinny_function kernel = cuda->dtype == DTYPE_F16 ? skinny_kernel<__half>(eights, is_product)
                                                       : skinny_kernel<__nv_bfloat16>(eights, is_product);
-    const uint32_t n_bytes = skinny_bytes(n_stages, stage_blocks, form->tile_rows, eights);
-    launch_clusters(cuda, kernel, skinny_grid(cuda, form, n_sharing), n_sharing > 1 ? n_sharing : 0, SKINNY_THREADS, n_bytes,
-                    map_of(&form->map), map_of(x_map), shape, out);
+    launch(cuda, kernel, skinny_grid(cuda, form), SKINNY_THREADS, skinny_bytes(n_stages, stage_blocks, form->tile_rows, eights),
+           map_of(&form->map), map_of(x_map), shape, out);
     return RC_OK;
 }
 
@@ -671,7 +651,7 @@ bool cuda_linear_mirrors(void *ctx, const struct linear_args *args)
     mirrored.is_mirrored = true;
     const struct linear_problem problem(cuda, &mirrored);
     const struct linear_way *way = find_way<WAYS_LINEAR>(cuda, LINEAR_WAYS, problem);
-    return way && (way->run == run_skinny || way->run == run_gemm);
+    return way && way->run == run_gemm;
 }
 
 bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)

@@ -17,7 +17,6 @@
 #include "../core/tensor_map.cuh"
 #include "activation.cuh"
 #include "linear.cuh"
-#include "tile_store.cuh"
 
 #define SKINNY_THREADS 192u
 #define SKINNY_ROWS 64u
@@ -31,17 +30,6 @@ struct skinny_shape {
     uint32_t n_stages, tile_rows, n_tiles;
     uint32_t n_ahead; /* stages of W in flight, at most */
     bool is_held;     /* a block's only tile, nearly all of it, by its shared memory */
-    uint32_t n_sharing; /* blocks of a cluster, which fetch x for each other; 1: there are no clusters */
-};
-
-/* The tiles of a block; one that has none left takes part in the last turn of its cluster without a result. */
-struct skinny_turns {
-    uint32_t first, rank; /* of the block's first tile; the block in its cluster */
-    static __device__ __forceinline__ struct skinny_turns of(const struct skinny_shape &s)
-    {
-        return {blockIdx.x, s.n_sharing > 1 ? cluster_rank() : 0};
-    }
-    __device__ __forceinline__ bool has(const struct skinny_shape &s, uint32_t tile) const { return tile - rank < s.n_tiles; }
 };
 
 /* Rows of x that a launch multiplies, in eights. */
@@ -56,37 +44,17 @@ static __host__ __device__ constexpr uint32_t skinny_stage_blocks(uint32_t eight
     return eights <= 4 ? 4 : 2;
 }
 
-/* Blocks of a stage of x that a block of a cluster fetches for all; of four blocks two fetch half of the rows where a stage has
- * only two. */
-static __host__ __device__ constexpr uint32_t skinny_slice_blocks(uint32_t stage_blocks, uint32_t n_sharing)
-{
-    return n_sharing < stage_blocks ? stage_blocks / n_sharing : 1;
-}
-
-static __host__ __device__ constexpr uint32_t skinny_slice_rows(uint32_t x_rows, uint32_t stage_blocks, uint32_t n_sharing)
-{
-    return n_sharing > stage_blocks ? x_rows * stage_blocks / n_sharing : x_rows;
-}
-
 static __device__ __forceinline__ void skinny_load_x(const CUtensorMap *map, const struct skinny_shape &s,
-                                                     uint32_t stage_blocks, uint32_t x_rows, const struct ring &ring)
+                                                     uint32_t stage_blocks, const struct ring &ring)
 {
-    const struct skinny_turns turns = skinny_turns::of(s);
-    const uint32_t slice_rows = skinny_slice_rows(x_rows, stage_blocks, s.n_sharing);
-    const uint32_t parts = x_rows / slice_rows, row = turns.rank % parts * slice_rows;
-    const uint32_t own = turns.rank / parts * skinny_slice_blocks(stage_blocks, s.n_sharing);
-    const uint32_t offset = (own * x_rows + row) * 128, mask = (1u << s.n_sharing) - 1;
-    const uint64_t policy = policy_keep();
     map_prefetch(map);
     wait_for_input();
     struct ring_place at = RING_FETCH;
-    for (uint32_t tile = turns.first; turns.has(s, tile); tile += gridDim.x)
+    for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x)
         for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, ring.next(at)) {
             const uint32_t full = ring.expect(at, ring.stage_bytes);
-            copy_box_to(mask, ring.data_of(at) + offset, map, row, block + own, full, policy);
+            copy_box(ring.data_of(at), map, 0, block, full);
         }
-    if (s.n_sharing > 1) /* do not exit while another block of the cluster may still signal our barriers */
-        ring.drain(at);
 }
 
 /* x_there: 0, or a barrier that opens when x has arrived. After that no read queues behind W, so the rest of W is fetched
@@ -97,12 +65,10 @@ static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, con
 {
     uint64_t policy = policy_read_once();
     start_next();
-    const struct skinny_turns turns = skinny_turns::of(s);
     struct ring_place at = RING_FETCH;
     struct ring_pace pace = {};
     bool is_paced = true;
-    for (uint32_t turn = turns.first; turns.has(s, turn); turn += gridDim.x) {
-        const uint32_t tile = min(turn, s.n_tiles - 1);
+    for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x)
         for (uint32_t block = 0; block < s.n_blocks; block += stage_blocks, ring.next(at)) {
             is_paced = is_paced && !(x_there && barrier_test(x_there, 0));
             if (is_paced)
@@ -113,7 +79,6 @@ static __device__ __forceinline__ void skinny_load_w(const CUtensorMap *map, con
             else
                 copy_box(target, map, tile * s.tile_rows, block, full, policy);
         }
-    }
 }
 
 /* The columns of one stage; half_way() is called between the products of a whole one. X_STEP: from a block of x to the next,
@@ -145,12 +110,11 @@ static __device__ __forceinline__ void skinny_multiply(float (&sum)[4 * EIGHTS],
 }
 
 /* The sums of a tile: multiply(block, half_way) takes the stage at hand, which is given back once the one behind it has been
- * multiplied. The rings share places and `empty`, except that of x in a cluster: free_in is that barrier in the block that this
- * lane tells, or 0. A wait between two stages takes some 50 cycles of the chain, so the next stage is looked for under the
- * products of this one. */
+ * multiplied. The rings share places and `empty`. A wait between two stages takes some 50 cycles of the chain, so the next
+ * stage is looked for under the products of this one. */
 template <uint32_t BLOCKS, uint32_t RINGS, uint32_t N, class F>
 static __device__ __forceinline__ void skinny_sum(const struct ring (&rings)[RINGS], uint32_t n_blocks, struct ring_place &at,
-                                                  float (&sum)[N], F multiply, uint32_t free_in = 0)
+                                                  float (&sum)[N], F multiply)
 {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t before = 0;
@@ -168,16 +132,12 @@ static __device__ __forceinline__ void skinny_sum(const struct ring (&rings)[RIN
         });
         if (block && lane == 0)
             rings[0].release(before);
-        if (block && free_in)
-            barrier_arrive_in(free_in + 8 * before);
         before = at.stage;
         at = next;
     }
     wgmma_wait<0>();
     if (lane == 0)
         rings[0].release(before);
-    if (free_in)
-        barrier_arrive_in(free_in + 8 * before);
 #pragma unroll
     for (uint32_t i = 0; i < N; i++)
         asm volatile("" : "+f"(sum[i]));
@@ -238,40 +198,6 @@ static __device__ __forceinline__ void skinny_read(const struct output &out, con
     }
 }
 
-/* A warp's results of eight rows of x and eight outputs, to all ranks: a thread has those of two rows and one output, and
- * stores those of one row and two outputs. */
-template <class T>
-static __device__ __forceinline__ void skinny_mirror(const struct output &out, uint32_t first_row, uint32_t first_output,
-                                                     T low, T high)
-{
-    const uint32_t lane = threadIdx.x % 32, r = first_row + lane / 4;
-    const T given[2] = {low, high};
-    uint32_t both;
-    memcpy(&both, given, sizeof both);
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0,%0;" : "+r"(both));
-    if (r >= out.n_rows)
-        return;
-    char *y = (char *)((T *)out.y + (size_t)r * out.y_stride + first_output + lane % 4 * 2);
-    *(uint32_t *)y = both;
-#pragma unroll 1
-    for (uint32_t i = 0; i < out.n_mirrors; i++)
-        *(uint32_t *)(y + out.mirrors[i]) = both;
-}
-
-/* The outputs of a rank are whole eights. */
-template <class T, uint32_t N>
-static __device__ __forceinline__ void skinny_mirror_values(const struct output &out, const struct skinny_shape &s,
-                                                            uint32_t tile, const T (&values)[N])
-{
-    const uint32_t n_rows = min(s.tile_rows, out.n_out - tile * s.tile_rows);
-#pragma unroll
-    for (uint32_t i = 0; i < N; i += 2) {
-        const uint32_t first = threadIdx.x / 32 * 16 + i / 2 % 2 * 8;
-        if (first < n_rows)
-            skinny_mirror(out, i / 4 * 8, tile * s.tile_rows + first, values[i], values[i + 1]);
-    }
-}
-
 template <class Y, uint32_t N>
 static __device__ __forceinline__ void skinny_store_values(const struct output &out, const struct skinny_shape &s,
                                                            uint32_t tile, const Y (&values)[N])
@@ -296,10 +222,7 @@ static __device__ __forceinline__ void skinny_store_sums(const struct output &ou
 #pragma unroll
         for (uint32_t i = 0; i < 4 * EIGHTS; i++)
             values[i] = round_to<T>(to_float(values[i]) + to_float(added[i]));
-    if (out.n_mirrors)
-        skinny_mirror_values(out, s, tile, values);
-    else
-        skinny_store_values(out, s, tile, values);
+    skinny_store_values(out, s, tile, values);
 }
 
 template <class T, uint32_t EIGHTS>
@@ -309,21 +232,14 @@ static __device__ __forceinline__ void skinny_store_products(const struct output
     const uint32_t n = skinny_output(s, tile);
     if (n >= out.n_out || threadIdx.x / 32 * 16 >= s.tile_rows)
         return;
-    const auto product = [&](uint32_t i) {
+#pragma unroll
+    for (uint32_t i = 0; i < 4 * EIGHTS; i += 1 + i % 2 * 2) {
+        const uint32_t r = skinny_x_row(i);
+        if (r >= out.n_rows)
+            continue;
         const float gate = act_value(to_float(round_to<T>(sum[i])), out.act);
-        return round_to<T>(gate * to_float(round_to<T>(sum[i + 2])));
-    };
-    if (out.n_mirrors) {
-#pragma unroll
-        for (uint32_t i = 0; i < 4 * EIGHTS; i += 4)
-            if (i / 4 * 8 < out.n_rows)
-                skinny_mirror(out, i / 4 * 8, n - threadIdx.x % 32 / 4, product(i), product(i + 1));
-        return;
+        ((T *)out.y)[(size_t)r * out.y_stride + n] = round_to<T>(gate * to_float(round_to<T>(sum[i + 2])));
     }
-#pragma unroll
-    for (uint32_t i = 0; i < 4 * EIGHTS; i += 1 + i % 2 * 2)
-        if (skinny_x_row(i) < out.n_rows)
-            ((T *)out.y)[(size_t)skinny_x_row(i) * out.y_stride + n] = product(i);
 }
 
 template <bool IS_PRODUCT, class T, uint32_t EIGHTS>
@@ -348,8 +264,8 @@ static __device__ __forceinline__ void skinny_store(const struct output &out, co
 
 template <class T, uint32_t EIGHTS, bool IS_PRODUCT>
 static __global__ void __launch_bounds__(SKINNY_THREADS, 1)
-linear_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map,
-              const __grid_constant__ struct skinny_shape s, const __grid_constant__ struct output out)
+linear_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, struct skinny_shape s,
+              struct output out)
 {
     only_sm_90a();
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -358,29 +274,21 @@ linear_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant__
     const uint32_t w_bytes = stage_blocks * s.tile_rows * 128, x_bytes = stage_blocks * EIGHTS * 1024;
     const uint32_t w_data = shared_address(shared), x_data = w_data + s.n_stages * w_bytes;
     const uint32_t w_full = x_data + s.n_stages * x_bytes, x_full = w_full + 8 * s.n_stages, empty = x_full + 8 * s.n_stages;
-    const uint32_t x_empty = s.n_sharing > 1 ? empty + 8 * s.n_stages : empty;
-    const struct ring rings[] = {{w_data, w_full, empty, s.n_stages, w_bytes}, {x_data, x_full, x_empty, s.n_stages, x_bytes}};
+    const struct ring rings[] = {{w_data, w_full, empty, s.n_stages, w_bytes}, {x_data, x_full, empty, s.n_stages, x_bytes}};
     barriers_init(w_full, 2 * s.n_stages, 1);
     barriers_init(empty, s.n_stages, 4);
-    if (s.n_sharing > 1)
-        barriers_init(x_empty, s.n_stages, 4 * s.n_sharing);
     barriers_made();
-    if (s.n_sharing > 1)
-        cluster_meet();
-    else
-        __syncthreads();
+    __syncthreads();
     if (warp >= 4) {
         if (warp == 4 && lane == 0)
             skinny_load_w<IS_PRODUCT>(&w_map, s, stage_blocks, rings[0]);
         if (warp == 5 && lane == 0)
-            skinny_load_x(&x_map, s, stage_blocks, 8 * EIGHTS, rings[1]);
+            skinny_load_x(&x_map, s, stage_blocks, rings[1]);
         return;
     }
     wait_for_input();
-    const struct skinny_turns turns = skinny_turns::of(s);
-    const uint32_t free_in = s.n_sharing > 1 && lane < s.n_sharing ? address_in(x_empty, lane) : 0;
     struct ring_place at = RING_READ;
-    for (uint32_t tile = turns.first; turns.has(s, tile); tile += gridDim.x) {
+    for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
         float sum[4 * EIGHTS] = {};
         struct skinny_joined<T, EIGHTS> joined = {};
         skinny_read<IS_PRODUCT>(out, s, tile, joined);
@@ -388,9 +296,8 @@ linear_skinny(const __grid_constant__ CUtensorMap w_map, const __grid_constant__
             skinny_multiply<T, EIGHTS>(sum, wgmma_rows(rings[0].data_of(at)), wgmma_rows(rings[1].data_of(at)), s.tile_rows,
                                        min(stage_blocks, s.n_blocks - block), half_way);
         };
-        skinny_sum<skinny_stage_blocks(EIGHTS)>(rings, s.n_blocks, at, sum, multiply, free_in);
-        if (tile < s.n_tiles)
-            skinny_store<IS_PRODUCT>(out, s, tile, sum, joined);
+        skinny_sum<skinny_stage_blocks(EIGHTS)>(rings, s.n_blocks, at, sum, multiply);
+        skinny_store<IS_PRODUCT>(out, s, tile, sum, joined);
     }
 }
 
@@ -430,7 +337,7 @@ static inline uint32_t skinny_few_tile_rows(uint32_t n_out, uint32_t n_cols, boo
 static inline uint32_t skinny_bytes(uint32_t n_stages, uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights)
 {
     /* The product of the last stage may read beyond its end; usually the data that follows is large enough. */
-    uint32_t beyond = (64 - tile_rows) * 128, after = n_stages * (stage_blocks * eights * 1024 + 32);
+    uint32_t beyond = (64 - tile_rows) * 128, after = n_stages * (stage_blocks * eights * 1024 + 24);
     return n_stages * stage_blocks * tile_rows * 128 + (after > beyond ? after : beyond);
 }
 
