@@ -226,12 +226,6 @@ uint32_t scheduler_find_hit(struct scheduler *s, struct sequence *q, uint32_t sl
 
 /* ---- admission ---- */
 
-static uint64_t room(const struct scheduler *s)
-{
-    uint64_t kept = s->n_promised + (s->n_running ? config_of(s)->n_pages / 100 : 0), n_free = block_manager_n_free(s->blocks);
-    return n_free > kept ? n_free - kept : 0;
-}
-
 /* Pages that all rows q owes will take behind a hit of n_hit positions. A block that is hit in part is copied to a new page. */
 static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q, uint32_t n_hit)
 {
@@ -271,7 +265,7 @@ static uint32_t hit_free_pages(const struct scheduler *s, uint32_t slot, uint32_
 /* True if q may fit now: there is more room, or the cache has the next block. Saves looking up the whole hit again. */
 static bool is_worth_trying(struct scheduler *s, struct sequence *q, uint32_t limit)
 {
-    if (!q->failed_room || !s->n_running || room(s) >= q->failed_room)
+    if (!q->failed_room || !s->n_running || pages_room(s) >= q->failed_room)
         return true;
     return n_groups(s) && q->failed_hit < limit && block_manager_look(s->blocks, sequence_key(q, q->failed_hit), 0);
 }
@@ -316,7 +310,7 @@ static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32
             return false;
     }
     /* A state takes a bundle: a fresh one, or the snapshot itself if there is no room for a copy. */
-    return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + s->n_state_pages <= room(s);
+    return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + s->n_state_pages <= pages_room(s);
 }
 
 /* Notes which move is the last into a page of a sequence that has just been admitted. */
@@ -363,10 +357,10 @@ static bool admit_swapped(struct scheduler *s, struct sequence *q, uint32_t slot
              n_admitted_output = q->n_admitted_output;
     swap_look(s, q, slot);
     uint64_t need = pages_needed(s, q, q->n_swapped) - n_tails + hit_free_pages(s, slot, n_blocks) + s->n_state_pages;
-    if (need > room(s) || !host_tier_may_load(s->tier)) {
+    if (need > pages_room(s) || !host_tier_may_load(s->tier)) {
         for (uint32_t g = 0; g < n_groups(s); g++)
             memset(scheduler_table(s, g, slot), 0, n_blocks * sizeof(int32_t));
-        q->failed_room = room(s) + 1;
+        q->failed_room = pages_room(s) + 1;
         q->failed_hit = UINT32_MAX;
         return false;
     }
@@ -428,7 +422,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
         page_tables_note(&s->tables, g, slot, q->first_block[g], fits ? n_hit : 0);
     }
     if (!fits) {
-        q->failed_room = room(s) + 1;
+        q->failed_room = pages_room(s) + 1;
         q->failed_hit = n_hit;
         return false;
     }
@@ -472,7 +466,7 @@ static void share_blocks(struct scheduler *s, struct sequence *lead, struct sequ
 /* Admits q as a fork of the lead. */
 static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequence *q)
 {
-    if (n_groups(s) + s->n_state_pages > room(s))
+    if (n_groups(s) + s->n_state_pages > pages_room(s))
         return false;
     queue_remove(&s->waiting, q);
     share_blocks(s, lead, q);
@@ -641,66 +635,6 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     store_ahead(s);
     bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;
     s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running && !s->n_seeking;
-}
-
-/* ---- drafts ---- */
-
-bool scheduler_awaits_drafts(const struct scheduler *s)
-{
-    for (uint32_t i = 0; i < s->n_running; i++)
-        if (s->running[i]->drafts.n_wanted && s->running[i]->n_pending)
-            return true;
-    return false;
-}
-
-uint32_t scheduler_draft_room(const struct scheduler *s, const struct sequence *q, uint32_t most)
-{
-    bool are_pages_wanted = s->waiting.n && s->n_running < config_of(s)->max_num_seqs;
-    uint64_t n_free = are_pages_wanted ? 0 : room(s);
-    if (s->n_state_pages) {
-        uint32_t limit = recurrent_draft_limit(s, q);
-        if (n_free < s->n_state_pages || !recurrent_can_keep(s, q))
-            return 0;
-        n_free -= s->n_state_pages;
-        most = most < limit ? most : limit;
-    }
-    uint64_t n_blocks = n_groups(s) ? n_free / n_groups(s) : most;
-    uint64_t n = blocks_of(s, q->n_computed) * block_tokens(s) - q->n_computed + n_blocks * block_tokens(s);
-    n = n < s->rows_left ? n : s->rows_left;
-    return n < most ? (uint32_t)n : most;
-}
-
-void scheduler_take_drafts(struct scheduler *s, struct sequence *q, uint32_t n)
-{
-    if (s->n_state_pages)
-        recurrent_keep(s, q);
-    pages_take(s, q, n);
-    s->rows_left -= n;
-    s->n_draft_rows += n;
-    q->n_computed += n;
-    q->n_taken_rows += n;
-    q->n_rows += n;
-    q->drafts.n = n;
-}
-
-void scheduler_return_drafts(struct scheduler *s, struct sequence *q, uint32_t n)
-{
-    s->rows_left += n;
-    s->n_draft_rows -= n;
-    q->n_rows -= n;
-    q->drafts.n -= n;
-    pages_give_back(s, q, q->n_computed - n);
-}
-
-void scheduler_roll_back(struct scheduler *s, struct sequence *q, uint32_t n)
-{
-    uint32_t n_valid = q->n_computed - n, n_left = n_valid;
-    if (q->kept_state) {
-        n_left = n ? q->kept_at : n_left;
-        recurrent_settle(s, q, n > 0);
-    }
-    pages_give_back(s, q, n_left);
-    q->n_ever_computed = q->n_ever_computed < n_valid ? q->n_ever_computed : n_valid;
 }
 
 void scheduler_end_step(struct scheduler *s)

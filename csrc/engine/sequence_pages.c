@@ -87,6 +87,12 @@ static void tails_copy(struct scheduler *s, struct sequence *q)
     q->shares_tail = false;
 }
 
+uint64_t pages_room(const struct scheduler *s)
+{
+    uint64_t kept = s->n_promised + (s->n_running ? config_of(s)->n_pages / 100 : 0), n_free = block_manager_n_free(s->blocks);
+    return n_free > kept ? n_free - kept : 0;
+}
+
 bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
 {
     uint32_t have = blocks_of(s, q->n_computed), want = blocks_of(s, q->n_computed + n_rows);

@@ -28,6 +28,8 @@ static inline uint32_t blocks_of(const struct scheduler *s, uint32_t n_positions
 #define PAGE_OUTSIDE INT32_MIN /* in place of a page: the outer tier has it */
 /* block_manager_look; with looks_outside, PAGE_OUTSIDE if only the outer tier has the key. */
 int32_t pages_look(struct scheduler *scheduler, const struct hash *key, uint32_t group);
+/* Free pages that are promised to no sequence; while sequences run, one in a hundred is kept for them. */
+uint64_t pages_room(const struct scheduler *scheduler);
 /* Takes all pages for the next n rows, or none. */
 bool pages_take(struct scheduler *scheduler, struct sequence *sequence, uint32_t n_rows);
 /* Takes positions from n_left on back; releases the pages wholly behind the rest. */
