@@ -217,18 +217,11 @@ static struct place place_of(const struct planner *b, struct ref ref, uint32_t m
                           n_joined * padded(b->rooms[ref.root])};
 }
 
-/* Whether the step gathers what the step before makes, where it lies. Of a linear all ranks have eights of columns: the unit
- * says so. Of experts each rank has some parts, or some columns of each part. */
-static bool gathers(const struct step *step, const struct step *before)
+/* All ranks have eights of columns: the unit says so. */
+static bool gathers(const struct step *step, const struct place *own)
 {
     const struct op *op = step->ops[ROLE_MAIN];
-    const struct place *own = &before->out;
-    if (!is_gather(step) || step->ops[ROLE_SUM] || before->code != STEP_OPERATION)
-        return false;
-    const uint32_t maker = before->ops[ROLE_MAIN]->code;
-    if (maker == OP_EXPERTS || maker == OP_EXPERTS_UP)
-        return op->gather.n_chosen && own->width == step->out.width && own->offset == step->out.offset;
-    if (op->gather.kind != GATHER_COLUMNS || op->gather.n_chosen)
+    if (!is_gather(step) || step->ops[ROLE_SUM] || op->gather.kind != GATHER_COLUMNS || op->gather.n_chosen)
         return false;
     return op->gather.unit && op->gather.unit % 8 == 0 && own->width == step->in[0].width &&
            own->offset == step->in[0].offset && own->offset == step->out.offset + op->gather.first;
@@ -260,7 +253,7 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
         node->step.next = place_of(b, node->next, max_rows);
         plan->steps[i] = node->step;
         if (i)
-            plan->steps[i - 1].is_gathered_next = gathers(&plan->steps[i], &plan->steps[i - 1]);
+            plan->steps[i - 1].is_gathered_next = gathers(&plan->steps[i], &plan->steps[i - 1].out);
     }
     return RC_OK;
 }
