@@ -162,11 +162,12 @@ static const module_anchor this_file((const void *)anchor_kernel);
 enum rc cuda_take(struct cuda *cuda, uint32_t use, size_t size_bytes, void *pointer, struct err *err);
 void cuda_give(struct cuda *cuda, void *memory);
 void cuda_give_all(struct cuda *cuda);
-/* upload.cu: copies n_rows rows of file_row_bytes from the host to rows row_bytes apart. Returns when the copy has ended. Rows
- * of FP8, of fp8_cols columns, are split (fp8_rows.cuh); target is then the first row's first scale. */
+/* upload.cu: of models with adapters */
 enum rc cuda_beside_open(struct cuda *cuda, struct err *err);
 void cuda_beside_close(struct cuda *cuda);
 enum rc cuda_upload_beside(void *ctx, const struct upload_beside_args *args, struct err *err);
+/* upload.cu: copies n_rows rows of file_row_bytes from the host to rows row_bytes apart. Returns when the copy has ended. Rows
+ * of FP8, of fp8_cols columns, are split (fp8_rows.cuh); target is then the first row's first scale. */
 enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
                          uint32_t n_rows, struct err *err, uint32_t fp8_cols = 0);
 /* The same for rows that the lanes read themselves. */
