@@ -603,15 +603,16 @@ static bool holds_images(const struct scheduler *s)
  * The step's tokens go to the host behind these copies, so a step of few rows makes few. */
 static void store_ahead(struct scheduler *s)
 {
-    const struct kv_layout *layout = &config_of(s)->layout;
-    uint32_t n_rows = config_of(s)->max_num_batched_tokens - s->rows_left;
-    uint64_t n_most = (uint64_t)n_groups(s) * (n_rows / layout->block_tokens) + STORED_BYTES / layout->page_bytes + 1;
-    n_most = n_most < s->n_store_ahead ? n_most : s->n_store_ahead;
+    const struct engine_config *config = config_of(s);
+    const struct kv_layout *layout = &config->layout;
     if (!s->tier || host_tier_has_loads(s->tier))
         return;
-    if (config_of(s)->runner.n_host_slots / 2 >= config_of(s)->n_pages) /* what the pool has too takes half of it at most */
-        block_manager_store_new(s->blocks, (uint32_t)n_most);
-    block_manager_store_ahead(s->blocks, (uint32_t)n_most);
+    uint32_t n_blocks = (config->max_num_batched_tokens - s->rows_left) / layout->block_tokens;
+    uint64_t n_most = (uint64_t)n_groups(s) * n_blocks + STORED_BYTES / layout->page_bytes + 1;
+    uint32_t n = n_most < s->n_store_ahead ? (uint32_t)n_most : s->n_store_ahead;
+    if (config->runner.n_host_slots / 2 >= config->n_pages) /* what the pool has too takes half of it at most */
+        block_manager_store_new(s->blocks, n);
+    block_manager_store_ahead(s->blocks, n);
 }
 
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)

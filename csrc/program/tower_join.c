@@ -59,7 +59,7 @@ static bool table_fits(const struct piece_join *join, const struct item_piece *p
 {
     const struct item_piece *first = join->pieces[0];
     uint32_t n = piece->tables[table].n;
-    if (!join->table_values[table]) /* nobody reads it */
+    if (!join->table_values[table]) /* no operation reads it */
         return true;
     if (is_of_squares(table))
         return n == first->tables[table].n &&
