@@ -68,6 +68,21 @@ PyObject *py_adapter_places(PyObject *object, PyObject *unused)
     return list ? Py_BuildValue("(nN)", (Py_ssize_t)n_bytes, list) : NULL;
 }
 
+/* The model's adapters, for a call with an adapter's number; NULL: a Python error is set. */
+static const struct lora *lora_of_number(PyObject *object, PyObject *number, struct team **team, uint64_t *which)
+{
+    *which = PyLong_AsUnsignedLongLong(number);
+    return PyErr_Occurred() ? NULL : lora_of(object, team);
+}
+
+static enum rc add_image(const struct lora *lora, uint64_t number, const void *image, Py_ssize_t n_bytes, bool is_borrowed,
+                         bool is_pinned, struct err *err)
+{
+    if (!lora->adapters || (size_t)n_bytes != adapters_image_bytes(lora->adapters))
+        return err_set(err, RC_INTERNAL, "adapter: wanted an image of another size, have %zd bytes", n_bytes);
+    return adapters_add(lora->adapters, number, image, is_borrowed, is_pinned, err);
+}
+
 /* An adapter whose image lies at an address that its owner keeps. */
 PyObject *py_lend_adapter(PyObject *object, PyObject *args)
 {
@@ -81,9 +96,7 @@ PyObject *py_lend_adapter(PyObject *object, PyObject *args)
     const struct lora *lora = lora_of(object, &team);
     if (!lora)
         return NULL;
-    enum rc rc = lora->adapters && (size_t)n_bytes == adapters_image_bytes(lora->adapters)
-                     ? adapters_add(lora->adapters, number, (const void *)(uintptr_t)address, true, is_pinned, &err)
-                     : err_set(&err, RC_INTERNAL, "adapter: wanted an image of another size, have %zd bytes", n_bytes);
+    enum rc rc = add_image(lora, number, (const void *)(uintptr_t)address, n_bytes, true, is_pinned, &err);
     py_model_return(object);
     return rc ? py_raise(&err) : Py_NewRef(Py_None);
 }
@@ -91,8 +104,8 @@ PyObject *py_lend_adapter(PyObject *object, PyObject *args)
 PyObject *py_holds_adapter(PyObject *object, PyObject *number)
 {
     struct team *team;
-    unsigned long long which = PyLong_AsUnsignedLongLong(number);
-    const struct lora *lora = PyErr_Occurred() ? NULL : lora_of(object, &team);
+    uint64_t which;
+    const struct lora *lora = lora_of_number(object, number, &team, &which);
     if (!lora)
         return NULL;
     bool holds = lora->adapters && adapters_hold_number(lora->adapters, which);
@@ -111,11 +124,9 @@ PyObject *py_add_adapter(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "Ky*p:add_adapter", &number, &image, &is_pinned))
         return NULL;
     const struct lora *lora = lora_of(object, &team);
-    if (lora && (!lora->adapters || (size_t)image.len != adapters_image_bytes(lora->adapters)))
-        rc = err_set(&err, RC_INTERNAL, "adapter: wanted an image of another size, have %zd bytes", image.len);
     Py_BEGIN_ALLOW_THREADS
-    if (lora && !rc)
-        rc = adapters_add(lora->adapters, number, image.buf, false, is_pinned, &err);
+    if (lora)
+        rc = add_image(lora, number, image.buf, image.len, false, is_pinned, &err);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&image);
     if (!lora)
@@ -150,8 +161,8 @@ PyObject *py_adapter_equals(PyObject *object, PyObject *args)
 PyObject *py_remove_adapter(PyObject *object, PyObject *number)
 {
     struct team *team;
-    unsigned long long which = PyLong_AsUnsignedLongLong(number);
-    const struct lora *lora = PyErr_Occurred() ? NULL : lora_of(object, &team);
+    uint64_t which;
+    const struct lora *lora = lora_of_number(object, number, &team, &which);
     if (!lora)
         return NULL;
     if (lora->adapters)
