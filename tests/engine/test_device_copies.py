@@ -134,22 +134,6 @@ def test_replicas_are_refused(tiny_model: Make, device: str) -> None:
         handover.open_engine(tiny_model("llama", "float32"), device, data_parallel_size=2, device_ids=(0, 0), **DEVICE)
 
 
-PREFILLER = """
-import asyncio, json, sys
-from llmpy import AsyncEngine, SamplingParams
-
-async def main():
-    model, options, prompt, params = json.loads(sys.argv[1])
-    async with AsyncEngine(model, **options) as engine:
-        handle = await engine.prefill(prompt, SamplingParams(**params))
-        print(json.dumps(handle.to_dict()), flush=True)
-        sys.stdin.read()
-        engine.check()
-
-asyncio.run(main())
-"""
-
-
 @pytest.mark.parametrize("n_ranks", [1, 2])
 def test_two_processes_give_the_bits_of_one(tiny_model: Make, device: str, n_ranks: int) -> None:
     """Over a GPU's memory; on a CPU, whose pools other processes cannot read, the prompt is computed again."""
@@ -157,7 +141,7 @@ def test_two_processes_give_the_bits_of_one(tiny_model: Make, device: str, n_ran
     ranks: dict[str, Any] = {"tensor_parallel_size": 2, "device_ids": (0, 0)} if n_ranks == 2 else {}
     options = tiers.OPTIONS | DEVICE | ranks | {"device": device, "kv_cache_memory_bytes": 8 << 20, "prefix_cache_seed": 3}
     given = [str(path), options | {"host_cache_bytes": 1 << 20}, prompt, handover.PARAMS.to_dict()]
-    command = [sys.executable, "-c", PREFILLER, json.dumps(given)]
+    command = [sys.executable, "-c", handover.PREFILLER, json.dumps(given)]
 
     async def main() -> None:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

@@ -17,6 +17,21 @@ from llmpy.engine.handover import Handle
 tiers = load(Path(__file__).with_name("test_tiers.py"))
 Make = Callable[[str, str], Path]
 PARAMS = SamplingParams(temperature=1, max_tokens=12, logprobs=2, ignore_eos=True)
+PREFILLER = """
+import asyncio, json, sys
+from llmpy import AsyncEngine, SamplingParams
+
+async def main():
+    model, options, prompt, params = json.loads(sys.argv[1])
+    async with AsyncEngine(model, **options) as engine:
+        handle = await engine.prefill(prompt, SamplingParams(**params))
+        print(json.dumps(handle.to_dict()), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        engine.check()
+
+asyncio.run(main())
+"""
+"""A process that computes a prompt, prints its handle, and keeps the engine open until its input ends."""
 DECODER = """
 import asyncio, json, sys
 from llmpy import AsyncEngine, SamplingParams

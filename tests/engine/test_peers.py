@@ -76,27 +76,12 @@ def test_recurrent_states_are_fetched(recurrent_model: Path, device: str) -> Non
     asyncio.run(main())
 
 
-PREFILLER = """
-import asyncio, json, sys
-from llmpy import AsyncEngine, SamplingParams
-
-async def main():
-    model, options, prompt, params = json.loads(sys.argv[1])
-    async with AsyncEngine(model, **options) as engine:
-        handle = await engine.prefill(prompt, SamplingParams(**params))
-        print(json.dumps(handle.to_dict()), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-
-asyncio.run(main())
-"""
-
-
 def prefill_elsewhere(path: Path, device: str, prompt: list[int], listen: str) -> tuple[subprocess.Popen[str], Any]:
     """A process whose engine has computed a prompt, and the handle."""
     given = {"kv_cache_memory_bytes": 8 << 20, "host_cache_bytes": "1MiB", "prefix_cache_seed": 3, "device": device}
     params = {"temperature": 1, "max_tokens": 12, "logprobs": 2, "ignore_eos": True}
     work = json.dumps([str(path), tiers.OPTIONS | given | {"kv_connector": peer(listen)}, prompt, params])
-    process = subprocess.Popen([sys.executable, "-c", PREFILLER, work], stdin=-1, stdout=-1, text=True)
+    process = subprocess.Popen([sys.executable, "-c", handover.PREFILLER, work], stdin=-1, stdout=-1, text=True)
     assert process.stdout
     return process, handover.Handle.from_dict(json.loads(process.stdout.readline()))
 
