@@ -74,7 +74,8 @@ TEST(random_traces_with_a_peer)
         setups[i].caches = true;
         setups[i].library = &library;
     }
-    trace_run_all(setups, sizeof setups / sizeof *setups, 1500, look_at_trace);
+    for (uint32_t round = 0; round < 50 && !(n_tokens_found > 100 && n_evicted > 0) && !check_failures; round++)
+        trace_run_all(setups, sizeof setups / sizeof *setups, 1500, look_at_trace); /* on a busy machine, few loads end in one round */
     CHECK(n_tokens_found > 100 && n_evicted > 0);
 }
 

@@ -17,9 +17,9 @@ Array = np.ndarray
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_other_thread_allocates() -> None:
-    """Waits for the threads of earlier tests' engines, because a backend counts the allocations of its whole process."""
+    """Waits for the threads of the engines of other test files, because a backend counts the allocations of its whole process."""
     gc.collect()
     deadline = time.monotonic() + 60
     seen, since = _core.allocation_count(), time.monotonic()
