@@ -178,6 +178,12 @@ struct upload_beside_args {
     size_t size_bytes;
 };
 
+/* Chooses kernels anew that depend on the values of matrices. Called after a weight update, when nothing is in flight.
+ * *is_stale: recorded graphs hold kernels that are not right for the new values; it is only ever set. */
+struct refresh_args {
+    bool *is_stale;
+};
+
 /* out = x * rsqrt(mean(x^2) + eps) * weight, over each of n_heads equal parts of the row (1: the whole row). out may be x. */
 struct rms_norm_args {
     uint32_t n_rows, n_heads;

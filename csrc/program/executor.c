@@ -253,6 +253,31 @@ enum rc graphs_capture(struct model *m, struct err *err)
     return for_graphs(m, capture, err);
 }
 
+void graphs_destroy(struct model *m)
+{
+    for (uint32_t i = 0; i < m->n_graphs && m->graphs[i].graph; i++) {
+        m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
+        m->graphs[i].graph = NULL;
+    }
+}
+
+enum rc graphs_refresh(struct model *m, struct err *err)
+{
+    bool is_stale = false;
+    if (!m->backend->refresh)
+        return RC_OK;
+    enum rc rc = m->backend->refresh(m->ctx, &(struct refresh_args){&is_stale}, err);
+    if (rc || !is_stale)
+        return rc;
+    graphs_destroy(m);
+    rc = graphs_capture(m, err);
+    if (rc) { /* no step replays a graph that is not there */
+        graphs_destroy(m);
+        m->n_graphs = 0;
+    }
+    return rc;
+}
+
 static bool is_within(const struct batch *b, uint32_t max_tokens)
 {
     for (uint32_t i = 0; i < b->n_rows; i++)

@@ -454,8 +454,7 @@ void model_destroy(struct model *m)
         return;
     if (m->ctx) {
         m->backend->synchronize(m->ctx, NULL);
-        for (uint32_t i = 0; i < m->n_graphs && m->graphs[i].graph; i++)
-            m->backend->graph_destroy(m->ctx, m->graphs[i].graph);
+        graphs_destroy(m);
         tower_destroy(m);
         weights_destroy(m->weights);
         lora_destroy(m);

@@ -64,6 +64,9 @@ struct model {
 enum rc graphs_warm(struct model *model, struct err *err);
 /* Making a graph can wait for all work on the device. No rank may still be in a step then, as that step waits for this rank. */
 enum rc graphs_capture(struct model *model, struct err *err);
+/* After a weight update: captures the graphs again if the backend has chosen other kernels. Nothing is in flight. */
+enum rc graphs_refresh(struct model *model, struct err *err);
+void graphs_destroy(struct model *model);
 /* Draws the tokens of a step whose start left them: the ranks share its rows, and its masks were not there. */
 enum rc model_draw(struct model *model, struct batch *batch, struct err *err);
 /* Whether a captured graph computes the batch: then its start enqueues few launches. */

@@ -618,6 +618,8 @@ enum rc update_settle(struct update *u, struct err *err)
             rc = settle_part(model_of(u, piece), piece->weight, piece->part, u->entries[i].n_writes > 0, err);
     for (uint32_t rank = 0; rank < u->n_ranks && !rc; rank++)
         rc = settle_values(u->models[rank], err);
+    for (uint32_t rank = 0; rank < u->n_ranks && !rc; rank++)
+        rc = graphs_refresh(u->models[rank], err);
     return rc;
 }
 

@@ -57,7 +57,8 @@ enum rc update_write(struct update *update, const char *name, const struct updat
 const struct update_entry *update_find(const struct update *update, const char *name);
 /* Waits until all writes have completed. */
 enum rc update_finish(struct update *update, struct err *err);
-/* Completes the weights (settle.h). Called after update_finish and before the model runs. */
+/* Completes the weights (settle.h), and lets backends choose kernels anew. Called after update_finish and before the model
+ * runs. */
 enum rc update_settle(struct update *update, struct err *err);
 bool update_knows(const struct update *update, const char *name); /* the name of a weight, or a name that is skipped */
 bool update_skips(const struct update *update, const char *name); /* the name is skipped, whatever the tensor */

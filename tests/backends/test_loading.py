@@ -18,8 +18,11 @@ rms_norm, gated, add, select, rope, kv_write, attention"""
     ("change", "reason"),
     [
         ("return NULL;", "needs a newer llmpy"),
-        ("grown.table.abi--;", "has a struct backend of ABI 3 with 672 bytes; wanted ABI 4 with at least 552"),
-        ("grown.table.size_bytes -= 128;", "has a struct backend of ABI 4 with 544 bytes; wanted ABI 4 with at least 552"),
+        (
+            "grown.table.abi--; grown.table.size_bytes = 600;",
+            "has a struct backend of ABI 3 with 600 bytes; wanted ABI 4 with at least 552",
+        ),
+        ("grown.table.size_bytes = 544;", "has a struct backend of ABI 4 with 544 bytes; wanted ABI 4 with at least 552"),
         ("grown.table.linear = NULL;", "lacks entries that every backend needs: linear"),
         ("grown.table.open = NULL; grown.table.attention = NULL;", "lacks entries that every backend needs: open, attention"),
         ("grown.table.traits = NULL;", "lacks entries that every backend needs: traits"),

@@ -23,6 +23,8 @@ struct fake {
     struct cpu cpu; /* first: the CPU's comm takes it for the context */
     uint32_t rank, n_calls;
     bool is_hidden[2], is_saved[2], is_lost[2]; /* by enum memory_use; is_lost: restored without saved contents */
+    bool has_other_kernels;                     /* what refresh finds */
+    uint32_t n_graphs, n_recorded;              /* graphs that exist; that ever did */
 };
 
 struct matrix {
@@ -272,6 +274,8 @@ static enum rc graph_end(void *ctx, void **graph, struct err *err)
 {
     enum rc rc = call(ctx, "graph_end", err);
     *graph = rc ? NULL : mem_alloc(1);
+    ((struct fake *)ctx)->n_graphs += *graph != NULL;
+    ((struct fake *)ctx)->n_recorded += *graph != NULL;
     return rc || *graph ? rc : err_set(err, RC_MEMORY, "fake: out of memory");
 }
 
@@ -283,8 +287,14 @@ static enum rc graph_launch(void *ctx, void *graph, struct err *err)
 
 static void graph_destroy(void *ctx, void *graph)
 {
-    (void)ctx;
+    ((struct fake *)ctx)->n_graphs--;
     mem_free(graph);
+}
+
+static enum rc refresh(void *ctx, const struct refresh_args *args, struct err *err)
+{
+    *args->is_stale |= ((struct fake *)ctx)->has_other_kernels;
+    return call(ctx, "refresh", err);
 }
 
 static enum rc begin(void *ctx, const struct begin_args *args, struct err *err)
@@ -413,7 +423,7 @@ static const struct backend BACKEND = {
     .graph_destroy = graph_destroy, .begin = begin, .embed = embed, .linear = linear, .select = select_rows,
     .sample = sample, .rope_table = no_rope_table, .position_scale = no_position_scale, .scale_logits = no_scale_logits,
     .spread_logits = no_spread_logits,
-    .route = no_route, .copy_pages = no_copy_pages, .comm = &COMM,
+    .route = no_route, .copy_pages = no_copy_pages, .comm = &COMM, .refresh = refresh,
 };
 
 /* In place of csrc/program/backend_library.c. */

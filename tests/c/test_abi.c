@@ -67,6 +67,9 @@ TEST(the_abi_has_its_number)
 #define OF upload_beside_args
     AT(target, 0) AT(host, 8) AT(size_bytes, 16)
 #undef OF
+#define OF refresh_args
+    AT(is_stale, 0)
+#undef OF
 #define OF rms_norm_args
     AT(n_rows, 0) AT(n_heads, 4) AT(x, 8) AT(out, 24) AT(weight, 40) AT(eps, 48) AT(weight_stride, 52)
 #undef OF
@@ -322,7 +325,7 @@ TEST(the_abi_has_its_number)
     AT(tensor_sum, 520) AT(copy_pages, 528) AT(begin, 536) AT(add_rms_norm, 544) AT(comm, 552) AT(combine, 560)
     AT(lora, 568) AT(take, 576) AT(moves, 584) AT(spread_logits, 592)
     AT(matrix_borrow, 600) AT(pixels, 608) AT(embed_taps, 616) AT(place_rows, 624) AT(mean_rows, 632) AT(splice, 640)
-    AT(matrix_rows, 648) AT(grid_attention, 656) AT(upload_beside, 664)
+    AT(matrix_rows, 648) AT(grid_attention, 656) AT(upload_beside, 664) AT(refresh, 672)
 #undef OF
 #define OF backend_host
     AT(abi, 0) AT(revision, 4) AT(size_bytes, 8) AT(err_set, 16) AT(err_name, 24) AT(dtype_info, 32) AT(dtype_to_float, 40)

@@ -439,3 +439,34 @@ TEST(parts_that_sleep_stay_asleep)
     check_asleep(team, PART_WEIGHTS);
     team_destroy(team);
 }
+
+/* Where a graph cannot be captured again, none is left, and the steps run without. */
+TEST(graphs_are_captured_again_for_other_kernels)
+{
+    struct team *team;
+    struct step_batch step;
+    struct err err = {0};
+    no_fault();
+    REQUIRE_OK(make_team(1, false, 60, &team, &err));
+    make_batch(team, &step);
+    struct model *model = team_model(team, 0);
+    struct fake *fake = fault.fakes[0];
+    const uint32_t n = model->n_graphs;
+    CHECK(n > 0);
+    CHECK_OK(graphs_refresh(model, &err));
+    CHECK(fake->n_graphs == n && fake->n_recorded == n);
+    fake->has_other_kernels = true;
+    CHECK_OK(graphs_refresh(model, &err));
+    CHECK(fake->n_graphs == n && fake->n_recorded == 2 * n);
+    CHECK_OK(run_step(team, &step.batch, &err));
+    CHECK(step.batch.is_replayed);
+    fake->n_calls = 0;
+    set_fault(0, 1); /* the first graph_begin behind refresh */
+    CHECK_EQ(graphs_refresh(model, &err), RC_DEVICE);
+    CHECK(fake->n_graphs == 0 && model->n_graphs == 0);
+    no_fault();
+    CHECK_OK(run_step(team, &step.batch, &err));
+    CHECK(!step.batch.is_replayed);
+    free_batch(&step);
+    team_destroy(team);
+}

@@ -335,3 +335,25 @@ def test_dummies_and_updates(make: Callable[..., Path], layout: str, prompts) ->
         assert llm.weight_checksum() == updated
     with open_llm(path / "packed", load_format="dummy") as llm:
         assert {info["name"]: info["dtype"] for info in llm.weight_info()} == types
+
+
+def test_an_update_by_rows_of_a_model_in_blocks(tiny, tmp_path: Path, device: str) -> None:
+    """Kernels that read one scale for 64 rows leave the recorded steps when an update gives each row another scale."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    path = quantise(tiny("llama", dtype="bfloat16", **sizes).directory, tmp_path, "blocks")
+    floats = safetensors.numpy.load_file(next((path / "plain").glob("*.safetensors")))
+    unlike = {name: w * np.float32(2) ** (np.arange(len(w))[:, None] % 4).astype(np.float32) if "_proj" in name else w
+              for name, w in floats.items()}  # fmt: skip
+    prompts = [[1 + n % 90, 5, 7 + n // 90] for n in range(120)]
+    wanted = []
+    for is_eager in (True, False):
+        with open_llm(path / "packed", device=device, max_num_seqs=120, enforce_eager=is_eager) as llm:
+            sampling = SamplingParams(temperature=0, max_tokens=3, logprobs=1)
+            made = [llm.generate(prompts, sampling, use_tqdm=False)]
+            llm.update_weights(unlike.items())
+            made.append(llm.generate(prompts, sampling, use_tqdm=False))
+        tokens = [[(o.outputs[0].token_ids_array.tobytes(), o.outputs[0].logprobs.values.tobytes()) for o in outputs]
+                  for outputs in made]  # fmt: skip
+        assert tokens[0] != tokens[1]
+        wanted = wanted or tokens
+        assert tokens == wanted

@@ -721,6 +721,7 @@ static struct backend make_table(void)
     b.tensor_finish = cuda_tensor_finish;
     b.matrix_rows = cuda_matrix_rows;
     b.upload_beside = cuda_upload_beside;
+    b.refresh = cuda_refresh;
     b.peers = &cuda_peers;
     b.comm = &cuda_comm;
     b.moves = &cuda_moves;

@@ -165,6 +165,7 @@ void cuda_give_all(struct cuda *cuda);
 /* upload.cu: of models with adapters */
 enum rc cuda_beside_open(struct cuda *cuda, struct err *err);
 void cuda_beside_close(struct cuda *cuda);
+enum rc cuda_refresh(void *ctx, const struct refresh_args *args, struct err *err);
 enum rc cuda_upload_beside(void *ctx, const struct upload_beside_args *args, struct err *err);
 /* upload.cu: copies n_rows rows of file_row_bytes from the host to rows row_bytes apart. Returns when the copy has ended. Rows
  * of FP8, of fp8_cols columns, are split (fp8_rows.cuh); target is then the first row's first scale. */

@@ -156,7 +156,7 @@ static void take_shape(struct cuda *cuda, struct matrix *matrix)
 void linear_changed(struct matrix *matrix)
 {
     if (matrix->fp8)
-        matrix->fp8->is_shared = false;
+        matrix->fp8->is_shared = matrix->fp8->is_compared = false;
 }
 
 void linear_drop(struct cuda *cuda, const struct matrix *matrix)
@@ -839,11 +839,19 @@ static void describe_choice(struct cuda *cuda)
              cuda->linear->lt->call.version(), n_chosen, n_tried, SKINNY_ROWS);
 }
 
+enum rc cuda_refresh(void *ctx, const struct refresh_args *args, struct err *err)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    device_scope scope(cuda->device);
+    return fp8_compare_scales(cuda, cuda->linear->fp8.first, args->is_stale, err);
+}
+
 enum rc cuda_prepare(void *ctx, struct err *err)
 {
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
-    enum rc rc = fp8_compare_scales(cuda, cuda->linear->fp8.first, err);
+    bool is_stale = false; /* nothing has been recorded */
+    enum rc rc = fp8_compare_scales(cuda, cuda->linear->fp8.first, &is_stale, err);
     if (rc || !cuda->linear->lt)
         return rc;
     struct trial t = {};

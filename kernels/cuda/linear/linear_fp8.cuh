@@ -181,7 +181,9 @@ struct fp8_matrix {
     struct fp8_form forms[2][3]; /* as sums and as gate | up; for up to 16, 32 and 64 rows of x */
     const struct matrix *matrix;
     struct fp8_matrix *next;     /* in the context's list */
-    bool is_shared;              /* prepare has found that 64 rows share their scales */
+    bool is_shared;              /* 64 rows share their scales, by the last comparison */
+    bool is_compared;            /* they have been compared since they were written */
+    bool was_shared;             /* what the last comparison found; recorded graphs count on it */
 };
 
 /* The map of the scales of a matrix whose first row's first scale is at data: boxes of the chunks of box_rows rows. */

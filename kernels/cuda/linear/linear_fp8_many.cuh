@@ -358,23 +358,40 @@ static __global__ void linear_fp8_compare(const char *w, size_t row_bytes, uint3
             *differs = 1;
 }
 
-/* Finds out which matrices have shared scales. Runs outside of a step. */
-static enum rc fp8_compare_scales(struct cuda *cuda, struct fp8_matrix *first, struct err *err)
+/* Finds out which matrices have shared scales, of those that have been written since the last call. Sets *is_stale if one
+ * differs from what it was then. Runs outside of a step. */
+static enum rc fp8_compare_scales(struct cuda *cuda, struct fp8_matrix *first, bool *is_stale, struct err *err)
 {
-    uint32_t *flag = NULL;
-    enum rc rc = first ? cuda_take(cuda, MEMORY_WORK, sizeof *flag, &flag, err) : RC_OK;
-    for (struct fp8_matrix *fp8 = first; fp8 && !rc; fp8 = fp8->next) {
-        const struct matrix *matrix = fp8->matrix;
-        uint32_t differs = 0;
-        cudaError_t code = cudaMemsetAsync(flag, 0, sizeof *flag, cuda->stream);
-        linear_fp8_compare<<<matrix->n_rows, 128, 0, cuda->stream>>>(matrix->parts[0].data, matrix->parts[0].row_bytes,
-                                                                     fp8_slabs(matrix->n_cols), flag);
-        code = code ? code : cudaMemcpyAsync(&differs, flag, sizeof differs, cudaMemcpyDeviceToHost, cuda->stream);
+    uint32_t n = 0, i = 0, *flags = NULL;
+    for (struct fp8_matrix *fp8 = first; fp8; fp8 = fp8->next)
+        n += !fp8->is_compared;
+    if (!n)
+        return RC_OK;
+    uint32_t *differs = (uint32_t *)mem_calloc(n, sizeof *differs);
+    enum rc rc = differs ? cuda_take(cuda, MEMORY_WORK, n * sizeof *flags, &flags, err)
+                         : err_set(err, RC_MEMORY, "cuda: no memory to compare scales");
+    cudaError_t code = rc ? cudaSuccess : cudaMemsetAsync(flags, 0, n * sizeof *flags, cuda->stream);
+    for (struct fp8_matrix *fp8 = first; fp8 && !rc; fp8 = fp8->next)
+        if (!fp8->is_compared) {
+            const struct matrix *matrix = fp8->matrix;
+            linear_fp8_compare<<<matrix->n_rows, 128, 0, cuda->stream>>>(matrix->parts[0].data, matrix->parts[0].row_bytes,
+                                                                         fp8_slabs(matrix->n_cols), flags + i++);
+        }
+    if (!rc) {
+        code = code ? code : cudaMemcpyAsync(differs, flags, n * sizeof *flags, cudaMemcpyDeviceToHost, cuda->stream);
         code = code ? code : cudaStreamSynchronize(cuda->stream);
-        rc = code == cudaSuccess ? RC_OK : cuda_fail(err, code, "prepare");
-        fp8->is_shared = !rc && !differs;
+        rc = code == cudaSuccess ? RC_OK : cuda_fail(err, code, "compare scales");
     }
-    cuda_give(cuda, flag);
+    i = 0;
+    for (struct fp8_matrix *fp8 = first; fp8 && !rc; fp8 = fp8->next)
+        if (!fp8->is_compared) {
+            fp8->is_shared = !differs[i++];
+            *is_stale |= fp8->is_shared != fp8->was_shared;
+            fp8->was_shared = fp8->is_shared;
+            fp8->is_compared = true;
+        }
+    cuda_give(cuda, flags);
+    mem_free(differs);
     return rc;
 }
 
