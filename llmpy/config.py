@@ -70,8 +70,9 @@ class EngineConfig:
         disk_cache: Files for prefixes that `host_cache_bytes` evicts: {"path": FOLDER, "bytes": "100GiB"}; None = none. With
             `prefix_cache_seed` they outlive the engine, and engines share them. Never changes a result.
         kv_connector: A store for prefixes that `host_cache_bytes` evicts, instead of `disk_cache`: an `llmpy.kv.Connector`,
-            "module:name" of what makes one, {"name": "peer", ...} = the stores of other engines, {"name": NAME, ...} = a
-            library of another package, by entry point or path; None = none. Never changes a result.
+            "module:name" of what makes one, {"name": "memory", "bytes": "1GiB"}, {"name": "peer", ...} = the stores of other
+            engines, {"name": NAME, ...} = a library of another package, by entry point or path; None = none. Never changes a
+            result.
         cache_loads: Whether a prefix that only these have is loaded: "auto" = if that takes less time than to compute it, by
             measured times; "always". Never changes a result.
         kv_cache_dtype: "auto" = `dtype`, "float32", "float16", "bfloat16"; "fp8" or "fp8_e4m3" = e4m3 with the

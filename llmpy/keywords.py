@@ -107,6 +107,7 @@ class AlwaysSo(TypedDict, total=False):
     eplb_config: None
     num_redundant_experts: int
     tp_sums: str
+    kv_load_failure_policy: str | None
     mm_processor_cache_gb: object
     disable_mm_preprocessor_cache: object
 

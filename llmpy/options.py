@@ -229,6 +229,7 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "eplb_config": (None,),
     "num_redundant_experts": (0,),
     "tp_sums": ("whole",),
+    "kv_load_failure_policy": ("recompute", None),
     "mm_processor_cache_gb": None,
     "disable_mm_preprocessor_cache": None,
 }

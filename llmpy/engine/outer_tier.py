@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse_names
 from ..errors import ConfigError, UnsupportedError
-from ..kv import Connector
+from ..kv import Connector, Memory
 from ..options import parse_size, refuse
 
 if TYPE_CHECKING:
@@ -45,12 +45,18 @@ GROUP = "llmpy.connectors"
 """Entry points of packages that bring connectors: functions that return the absolute path of a library."""
 
 
-def _library(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
-    """The dict of a connector in C: "name", "deadline_s", and its own options."""
+def _named(name: str, value: Mapping[Any, Any]) -> Connector | dict[str, Any]:
+    """What a dict names: a store in memory, or a connector in C with "name", "deadline_s", and its own options."""
     chosen = value.get("name")
     if not isinstance(chosen, str) or not chosen or not all(isinstance(key, str) for key in value):
-        wanted = "a dict with 'name': 'peer', 'device', an entry point of llmpy.connectors, or the path of a library"
+        wanted = "a dict with 'name': 'peer', 'device', 'memory', an entry point of llmpy.connectors, or the path of a library"
         refuse(name, wanted, dict(value))
+    if chosen == "file":
+        refuse(name, "another name; files are the option disk_cache={'path': FOLDER, 'bytes': '100GiB'}", dict(value))
+    if chosen == "memory":
+        refuse_names(name, [key for key in value if key not in ("name", "bytes")], ["name", "bytes"])
+        size = parse_size(f"{name}: bytes", value.get("bytes", 0))
+        return Memory(size) if size else refuse(f"{name}: bytes", "above 0 with 'memory', the most that its blocks take", size)
     if chosen == DEVICE:
         refuse_names(name, [key for key in value if key != "name"], ["name"])
         return {"name": DEVICE}
@@ -99,12 +105,12 @@ def connector(name: str, value: object) -> Connector | dict[str, Any]:
         ConfigError: The name cannot be imported, or the dict is bad.
     """
     if isinstance(value, Mapping):
-        return _library(name, value)
+        return _named(name, value)
     if isinstance(value, str):
         module, _, attribute = value.partition(":")
         try:
             value = getattr(importlib.import_module(module), attribute)()
-        except (ImportError, AttributeError, ValueError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             wanted = f"a Connector, or 'module:name' of a callable that makes one ({error})"
             raise ConfigError(f"{name} must be {wanted}, got {value!r}.", option=name, value=value) from error
     if not isinstance(value, Connector):

@@ -162,6 +162,12 @@ def test_memory_keeps_what_was_used_last() -> None:
         kv.Memory(0)
 
 
+def test_a_store_in_memory_by_name(tiny_model: Make, device: str) -> None:
+    path = tiny_model("llama", "float32")
+    store = {"name": "memory", "bytes": "8MiB"}
+    assert compare(path, device, 20, store).disk_cache_hits > 100  # type: ignore[arg-type]
+
+
 def make() -> kv.Memory:
     return kv.Memory(1 << 20)
 
@@ -172,6 +178,12 @@ def test_wrong_connectors_name_themselves(tiny_model: Make, device: str, tmp_pat
         tiers.open_llm(path, device, **options(7))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="kv_connector must be a Connector, or 'module:name'"):
         tiers.open_llm(path, device, **options("no_such_module:make"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"kv_connector must be a Connector, .* missing .*'limit'"):
+        tiers.open_llm(path, device, **options("llmpy.kv:Memory"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="kv_connector must be another name; files are the option disk_cache="):
+        tiers.open_llm(path, device, **options({"name": "file", "path": tmp_path}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="kv_connector: bytes must be above 0 with 'memory', the most that its blocks take"):
+        tiers.open_llm(path, device, **options({"name": "memory"}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="kv_connector must be None with disk_cache"):
         tiers.open_llm(path, device, **options(make(), disk_cache={"path": tmp_path, "bytes": "1MiB"}))
     with pytest.raises(ConfigError, match="host_cache_bytes must be above 0 with kv_connector"):
