@@ -1,5 +1,6 @@
 """Law 2: a request's tokens and logprob bits are the same however it is computed. Everything here is compared byte for byte."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,15 +12,20 @@ from llmpy.engine import loading
 
 Make = Callable[[str, str], Path]
 Case = tuple[Path, str, list[list[tuple[bytes, ...]]]]
-# Model, type, number of ranks, type of the cache if it is not "auto".
+# Model, type, number of ranks, type of the cache if it is not "auto"; "tiers": little host memory and files behind the cache.
 MODELS = [
     ("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("mistral-window", "float16", 1), ("qwen2-mixed", "float32", 1),
     ("llama", "float32", 2), ("qwen3", "bfloat16", 3), ("mixtral", "bfloat16", 2),
     ("llama", "fp8", 1), ("llama", "fp8-bfloat16", 1), ("qwen3", "gptq-32", 1), ("llama", "rows-asym", 1),
     ("mixtral", "int8", 2), ("llama", "int8", 1),
     ("llama", "float32", 1, "fp8"), ("mistral-64", "bfloat16", 2, "fp8"), ("qwen3-64", "bfloat16", 1, "int8"),
-    ("llama", "float32", 2, "int8"),
+    ("llama", "float32", 2, "int8"), ("llama", "float32", 1, "tiers"),
 ]  # fmt: skip
+FILES = tempfile.TemporaryDirectory(prefix="llmpy-exactness")
+TIERS = {
+    "host_cache_bytes": "256KiB", "disk_cache": {"path": FILES.name, "bytes": "64MiB"}, "preemption": "swap",
+    "cache_loads": "always",
+}  # fmt: skip
 N_GPUS = sum(device["available"] for device in devices() if device["device"].startswith("cuda"))
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
@@ -46,7 +52,7 @@ def device_ids(device: str, n_ranks: int) -> list[int]:
 
 
 def open_llm(path: Path, device: str, **options: object) -> LLM:
-    """device: such as "cuda:0", or "cpu x 2" for two ranks; "cpu x 2 with int8" names the cache's type.
+    """device: such as "cuda:0", or "cpu x 2" for two ranks; "cpu x 2 with int8" names the cache's type, or tiers.
 
     Each rank has a GPU of its own. If there are fewer GPUs than ranks, ranks share them.
     """
@@ -55,8 +61,10 @@ def open_llm(path: Path, device: str, **options: object) -> LLM:
     defaults = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256, "device": name}
     if n_ranks:
         defaults |= {"tensor_parallel_size": int(n_ranks), "device_ids": device_ids(name, int(n_ranks))}
-    if cache:
+    if cache and cache != "tiers":
         defaults["kv_cache_dtype"] = cache
+    elif cache and options.get("enable_prefix_caching", True):
+        defaults |= TIERS
     return LLM(path, **(defaults | options))
 
 
@@ -176,7 +184,7 @@ def test_equal_prompts_in_one_step(case: Case, length: int) -> None:
 
 def test_preemption(case: Case) -> None:
     path, device, wanted = case
-    page = 16 * 3 * 2 * 2 * 32 * (1 if " with " in device else 4)  # tokens, layers, keys and values, heads, head size, float32
+    page = 16 * 3 * 2 * 2 * 32 * (1 if device.endswith("8") else 4)  # tokens, layers, keys and values, heads, head size, bytes
     with open_llm(path, device, kv_cache_memory_bytes=24 * page, max_model_len=160) as llm:
         outputs = llm.generate(prompts(), [params(i) for i in range(len(LENGTHS))], use_tqdm=False)
         assert [bits(o) for o in outputs] == wanted

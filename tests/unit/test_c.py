@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = sorted((ROOT / "tests/c").glob("test_*.c"))
+TRACES = [path for path in TESTS if "trace_run_all" in path.read_text()]
 THREADED = [path for path in TESTS if "pthread.h" in path.read_text() or path.stem == "test_overlap"]
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 FLAGS = shlex.split(
@@ -66,8 +67,9 @@ def test_c(source: Path, core_library: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_longer_traces_and_200_kills(core_library: Path, tmp_path: Path) -> None:
-    source, program = ROOT / "tests/c/test_disk_cache.c", tmp_path / "test_disk_cache"
+@pytest.mark.parametrize("source", TRACES, ids=lambda source: source.stem)
+def test_longer_traces_and_200_kills(source: Path, core_library: Path, tmp_path: Path) -> None:
+    program = tmp_path / source.stem
     run([*COMPILER, *FLAGS, source, core_library, "-lm", "-o", program])
     env = os.environ | {"KILLS": "200", "TRACE_OPERATIONS": "100000"}
     result = subprocess.run([program], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=900)
