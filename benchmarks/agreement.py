@@ -1,6 +1,6 @@
 """The demo model in float32 through llmpy, llama.cpp and transformers: the same scores on the same text and tasks.
 
-    python benchmarks/agreement.py [--engines llmpy,llama.cpp,transformers] [--limit 10] [--folder DIRECTORY]
+    python benchmarks/agreement.py [--engines llama.cpp,transformers] [--limit 10] [--folder DIRECTORY]
 
 The demo model is SmolLM2-135M-Instruct with linears in Q4_1. All engines compute with the exact values of these in float32, and
 with a cache of float32. The table has the perplexity of the text of benchmarks/loss.py, the largest and the mean difference of

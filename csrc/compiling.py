@@ -110,7 +110,13 @@ def flags() -> list[str]:
     return result
 
 
-def units(machine: str = platform.machine()) -> list[Unit]:
+def machine() -> str:
+    """The processor that the C compiler compiles for: x86_64, aarch64."""
+    told = subprocess.run([*CC, "-dumpmachine"], capture_output=True, text=True).stdout
+    return told.strip().partition("-")[0] or platform.machine()
+
+
+def units(machine: str) -> list[Unit]:
     """Every object of the core."""
     built = NEON if machine == "aarch64" else ISAS
     found: list[Unit] = []
@@ -218,7 +224,7 @@ def core_objects(folder: Path, version: str) -> list[Object]:
     folders = (ROOT / "csrc", ROOT / "kernels")
     shared_files = [path for folder in folders for ending in ("h", "def") for path in folder.rglob(f"*.{ending}")]
     shared = compiler.encode() + b"".join(path.read_bytes() for path in sorted(shared_files))
-    return plan([(source, [*extra, *info], name) for source, extra, name in units()], [*CC, *flags()], folder, shared)
+    return plan([(source, [*extra, *info], name) for source, extra, name in units(machine())], [*CC, *flags()], folder, shared)
 
 
 def base_objects(folder: Path) -> list[Object]:

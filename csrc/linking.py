@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from compiling import CC, ROOT, Object, flags, glibc, read_version, run
+from compiling import CC, ROOT, Object, flags, glibc, machine, read_version, run
 
 LIBRARY = "libllmpy_cuda13.so"
 LICENCES = ROOT / "kernels/cuda/licenses"
@@ -57,10 +57,11 @@ def _link_old(output: Path, language: str, exports: Path, files: list[str]) -> N
     if subprocess.run([*zig, "version"], capture_output=True).returncode:
         raise SystemExit(f"llmpy: LLMPY_GLIBC={glibc()} wants the linker of ziglang; pip install ziglang")
     libgcc = subprocess.run([*CC, "-print-libgcc-file-name"], capture_output=True, text=True, check=True).stdout.strip()
-    command = [*zig, language, "-target", f"x86_64-linux-gnu.{glibc()}", "-s", "-shared", "-pthread"]
+    command = [*zig, language, "-target", f"{machine()}-linux-gnu.{glibc()}", "-s", "-shared", "-pthread"]
     # libgcc has what __builtin_cpu_supports reads; the linker's own is never filled.
     run([*command, f"-Wl,--version-script={exports}", *files, libgcc, "-lm", "-Wl,--as-needed", "-ldl", "-o", str(output)])
-    names = subprocess.run(["nm", "-D", "--undefined-only", str(output)], capture_output=True, text=True, check=True).stdout
+    nm = subprocess.run([*CC, "-print-prog-name=nm"], capture_output=True, text=True, check=True).stdout.strip()
+    names = subprocess.run([nm, "-D", "--undefined-only", str(output)], capture_output=True, text=True, check=True).stdout
     if wrong := newer(names.splitlines(), glibc()):
         raise SystemExit(f"llmpy: {output.name} needs more than glibc {glibc()}: {', '.join(wrong)}")
 

@@ -18,10 +18,9 @@ class Wheel(bdist_wheel):
     has_cuda: ClassVar[bool] = False
 
     def get_tag(self) -> tuple[str, str, str]:
-        python, abi, platform = super().get_tag()
-        if compiling.glibc():
-            platform = f"manylinux_{compiling.glibc().replace('.', '_')}_x86_64"
-        return python, abi, platform
+        python, abi, _ = super().get_tag()
+        system = f"manylinux_{compiling.glibc().replace('.', '_')}" if compiling.glibc() else "linux"
+        return python, abi, f"{system}_{compiling.machine()}"
 
     def write_wheelfile(self, wheelfile_base: str, *rest: Any, **named: Any) -> None:
         super().write_wheelfile(wheelfile_base, *rest, **named)

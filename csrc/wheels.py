@@ -4,7 +4,8 @@
     python csrc/wheels.py --out dist
 
 The wheels are built from the source archive, so it is complete. ziglang links them for an old glibc, so no container is needed.
-A wheel over its budget of bytes, or one that auditwheel finds to need a newer glibc, fails.
+They are for the processor of the C compiler: CC=aarch64-linux-gnu-gcc makes that of llmpy for aarch64. A wheel over its budget
+of bytes, or one that auditwheel finds to need a newer glibc, fails.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def check(wheel: Path, glibc: str) -> None:
         print("wheels: auditwheel did not look at it")
         return
     said = run("-m", "auditwheel", "show", wheel, cwd=wheel.parent)
-    tag = f"manylinux_{glibc.replace('.', '_')}_x86_64"
+    tag = f"manylinux_{glibc.replace('.', '_')}_{compiling.machine()}"
     policies = [word.strip('",.') for word in said.split() if word.startswith('"manylinux_')]
     if not policies or [int(part) for part in policies[0].split("_")[1:3]] > [int(part) for part in glibc.split(".")]:
         raise SystemExit(f"wheels: {wheel.name}: wanted {tag}; auditwheel says:\n{said}")

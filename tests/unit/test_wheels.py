@@ -2,7 +2,9 @@
 
 import json
 import os
+import platform
 import resource
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -99,6 +101,32 @@ def test_the_package_of_the_cuda_library(tmp_path: Path) -> None:
         assert f"Requires-Dist: llmpy=={version}\n" in files.read(f"{info}/METADATA").decode()
         bill = json.loads(files.read(f"{info}/sboms/llmpy-cu13.cdx.json"))
     assert {"CUDA runtime", "libstdc++", "llmpy"} <= {one["name"] for one in bill["components"]}
+
+
+CROSS = "aarch64-linux-gnu-gcc"
+
+
+@pytest.mark.parametrize(("told", "wanted"), [("aarch64-linux-gnu", "aarch64"), ("", platform.machine())])
+def test_the_compiler_says_the_processor(told: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "fake"
+    fake.write_text(f"#!/bin/sh\necho {told}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(compiling, "CC", [str(fake)])
+    assert compiling.machine() == wanted
+    assert any("avx512" in name for _, _, name in compiling.units(wanted)) == (wanted == "x86_64")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which(CROSS), reason=f"no {CROSS}")
+def test_a_wheel_for_aarch64(tmp_path: Path) -> None:
+    words = [ROOT / "csrc/wheels.py", "--out", tmp_path, "--cuda", "0"]
+    done = subprocess.run([sys.executable, *map(str, words)], env=os.environ | {"CC": CROSS}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    [wheel] = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-cp311-abi3-manylinux_2_28_aarch64.whl") and wheel.stat().st_size < 4e6
+    with zipfile.ZipFile(wheel) as files:
+        machine = files.read("llmpy/_core.abi3.so")[18:20]
+    assert int.from_bytes(machine, "little") == 183  # EM_AARCH64
 
 
 MAX_INSTALL_S = 5
