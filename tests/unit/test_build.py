@@ -86,7 +86,7 @@ def test_missing_headers_are_told_in_one_line(tmp_path: Path, fake: Path) -> Non
 def test_a_terminal_shows_the_progress_although_pip_hides_the_output(tmp_path: Path, fake: Path) -> None:
     words = ["setup.py", "-q", "build_ext", "--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
     command = ["sh", "-c", 'exec "$@" >/dev/null 2>&1', "sh", sys.executable, *words]
-    variables = {"CC": str(fake), "NVCC": str(fake)}
+    variables = {"CC": str(fake), "NVCC": str(fake), "LLMPY_CUDA": "1"}
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(ROOT)
