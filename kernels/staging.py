@@ -1,4 +1,4 @@
-"""Copies NumPy arrays to device buffers, calls a backend's function and copies the results back; binding.py uses it.
+"""Copies NumPy arrays to device buffers, calls a backend's function and copies the results back; binding uses it.
 
 The same tests therefore run on every device. Arrays that overlap in host memory share one device buffer. So operations in place
 work, and a write outside an array reaches the guard bytes around it. Addresses keep their alignment modulo 64.
@@ -18,7 +18,7 @@ from header import Header
 from llmpy import _core, errors
 
 if TYPE_CHECKING:
-    from binding import Backend
+    from binding.opened import Opened
 
 Array = Any
 """Anything that NumPy can use as an array without a copy."""
@@ -100,7 +100,7 @@ class Table:
 class Matrix:
     """A matrix of a backend. The object keeps the backend open."""
 
-    def __init__(self, backend: Backend, number: int) -> None:
+    def __init__(self, backend: Opened, number: int) -> None:
         self.backend, self.address = backend, number
 
     def __del__(self) -> None:
@@ -111,7 +111,7 @@ class Matrix:
 class Pool:
     """Pages of keys and values on a backend. The object keeps the backend open."""
 
-    def __init__(self, backend: Backend, view: Any, n_pages: int, n_layers: int, block_tokens: int) -> None:
+    def __init__(self, backend: Opened, view: Any, n_pages: int, n_layers: int, block_tokens: int) -> None:
         self.backend, self.view, self.n_layers, self.block_tokens = backend, view, n_layers, block_tokens
         self.size_bytes = n_pages * view.page_bytes
 
@@ -128,7 +128,7 @@ class Stage:
         item_bytes: Bytes of an element of a view; None: bytes of an activation.
     """
 
-    def __init__(self, backend: Backend, item_bytes: int | None = None) -> None:
+    def __init__(self, backend: Opened, item_bytes: int | None = None) -> None:
         self.backend, self.item_bytes = backend, item_bytes or backend.item_bytes
         self.n_rows: int | None = None
         self._ranges: list[tuple[int, int, bool]] = []  # host bytes [low, high); true if the call writes them

@@ -1,4 +1,4 @@
-/* py_backend.c: which operations a backend has. And what kernels/binding.py needs to call a backend's functions directly: the
+/* py_backend.c: which operations a backend has. And what kernels/binding needs to call a backend's functions directly: the
  * address of the backend's table, and a function that writes the dummy values of csrc/base/dummy.h to a matrix. */
 #include "py.h"
 

@@ -56,7 +56,7 @@ def apply(tree: Path, note: str, text: str) -> None:
 
 
 def run(tree: Path, *command: str) -> None:
-    """Runs a command in the changed tree, with the tree's llmpy and kernels/binding.py first on the path."""
+    """Runs a command in the changed tree, with the tree's llmpy and kernels/binding first on the path."""
     env = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/kernels", "LLMPY_CUDA": "0", "LLMPY_DEBUG": "1", "LLMPY_WERROR": "1"}
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

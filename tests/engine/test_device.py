@@ -35,7 +35,7 @@ LARGE = {
     "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
 }  # fmt: skip
 MIB = 1 << 20
-KERNELS = Path(__file__).parents[2] / "kernels"  # of binding.py
+KERNELS = Path(__file__).parents[2] / "kernels"  # of binding
 
 
 def free_bytes() -> int:

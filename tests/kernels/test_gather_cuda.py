@@ -199,7 +199,7 @@ def test_columns(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
 def test_sum_and_norm(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
     """a + b with the bits of `add`; the norm with the bits of `rms_norm`, in one launch or in two."""
     team, rng, kind = make_team(n_ranks, dtype, 4 << 20), np.random.default_rng(n_ranks), KINDS[dtype]
-    words = np.float32 if dtype == "float32" else np.uint16  # as binding.py takes activations
+    words = np.float32 if dtype == "float32" else np.uint16  # as binding takes activations
     shapes = [(1, 64, 8), (5, 256, 8), (3, 264, 8), (200, 1000, 8), (1, 4096, 64), (2, 8192, 8), (33, 5120, 64),
               (9, 16384, 64), (2, 16392, 8), (7, 333, 1), (3, 4096, 1)]  # fmt: skip
     for (n_rows, width, step), way in product(shapes, ("ll_norm", "push_norm", "ll", "push")):
