@@ -1,14 +1,10 @@
 #define _GNU_SOURCE
-#include "grammar.h"
+#include "grammar_state.h"
 
 #include "../base/clock.h"
 #include "../base/mem.h"
-#include "llguidance.h"
 
-#include <errno.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,74 +12,12 @@
 #define COMPILE_SECONDS 5.0
 #define MAX_COMPILERS 2u
 #define MAX_FILLERS 8u
-#define N_CACHED 32u
-#define ERROR_BYTES 400u
-#define EXPLAINED_BYTES 160u
-#define NOT_FORCED (-1)
 
 #define JSON_TEXT "[^\"\\\\\\x00-\\x1F\\x7F]"
 /* Classes of tokens, each without the tokens of the classes before it. A mask takes a class as a whole if all its tokens are
  * allowed. The last three are the library's defaults; alone they are too coarse for the ends of texts of limited length. */
 static const char *const SLICES[] = {
     JSON_TEXT "{1,3}", JSON_TEXT "{1,6}", JSON_TEXT "{1,10}", JSON_TEXT "{1,30}", JSON_TEXT "+", NULL,
-};
-
-struct matcher {
-    struct grammars *grammars;
-    const struct id_list *stop_ids;
-    struct llg_matcher *handle;
-    uint32_t *mask;                /* behind it in memory: the masks behind 1, 2, ... drafts */
-    const char *error, *mask_error; /* from consuming a token; from filling the mask (set by the filling thread); NULL: none */
-    char error_text[EXPLAINED_BYTES], mask_error_text[EXPLAINED_BYTES];
-    enum match match;
-    int32_t id;                    /* token to be consumed */
-    bool is_queued;                /* true until its mask is complete */
-    struct matcher *next;
-};
-
-struct grammar {
-    struct grammars *grammars;
-    atomic_uint n_holders;         /* the request, and the thread that compiles it */
-    atomic_uint state;             /* of enum grammar_state */
-    _Atomic double begun;          /* time when compilation began; 0: not yet */
-    const char *kind, *text;       /* copies, behind the struct */
-    struct id_list prior, stop_ids;
-    uint32_t n_samples, n_made, n_ahead;
-    struct matcher *matchers;      /* [n_samples] */
-    uint32_t *masks;               /* [n_samples][1 + n_ahead][n_words] */
-    bool is_late;                  /* compilation exceeded the time limit; used by the driver's thread only */
-    char error[ERROR_BYTES];
-    struct grammar *next;
-};
-
-struct cached {
-    char *kind, *text;
-    struct llg_matcher *handle;
-    bool is_warm;                  /* a request has used the handle, so it has what the library builds on demand */
-    uint64_t used;
-};
-
-struct grammars {
-    struct llguidance library;
-    const struct engine_config *config; /* the engine's; for functions of the driver's thread */
-    uint32_t n_words;
-
-    pthread_mutex_t lock;          /* guards what follows, up to the blank line */
-    pthread_cond_t ordered, queued, changed;
-    uint32_t n_holders;            /* the engine and the threads */
-    bool is_closing;
-    struct grammar *first, *last;  /* orders whose compilation has not begun */
-    uint32_t n_compilers, n_idle;
-    struct matcher *tokens, *queue; /* lists not yet begun: tokens to be consumed, masks to be filled */
-    uint32_t n_taking, n_filling, n_asleep;
-    uint64_t n_filled;
-    double filling_seconds;
-
-    pthread_mutex_t cache_lock;    /* guards what follows */
-    struct llg_tokenizer *tokenizer;
-    struct llg_tokenizer_init init; /* its arrays are freed once the tokenizer is made */
-    struct cached cache[N_CACHED];
-    uint64_t n_used;
 };
 
 static void forget_vocabulary(struct grammars *g)
@@ -96,8 +30,7 @@ static void forget_vocabulary(struct grammars *g)
     g->init.more_eos = NULL;
 }
 
-/* Call with the lock held: releases one reference and unlocks. */
-static void unlock_release(struct grammars *g)
+void grammars_unlock_release(struct grammars *g)
 {
     bool is_last = --g->n_holders == 0;
     pthread_mutex_unlock(&g->lock);
@@ -133,288 +66,6 @@ static bool start_thread(struct grammars *g, void *(*run)(void *), const char *n
     pthread_detach(thread);
     g->n_holders++;
     return true;
-}
-
-/* ---- masks -------------------------------------------------------------------------------------------------------------- */
-
-/* Explains an error of the library in `text`; returns `otherwise` if there is none. */
-static const char *explain(const char *error, const char *otherwise, char *text)
-{
-    if (!error)
-        return otherwise;
-    llguidance_explain(error, text, EXPLAINED_BYTES);
-    return text;
-}
-
-/* Fills a mask for the matcher's next token; false on an error of the library. */
-static bool fill(struct matcher *m, uint32_t *mask)
-{
-    const struct llguidance *library = &m->grammars->library;
-    if (library->compute_mask_into(m->handle, mask, m->grammars->n_words * sizeof *mask))
-        return false;
-    for (uint32_t i = 0; i < m->stop_ids->n && library->is_accepting(m->handle); i++)
-        mask[m->stop_ids->ids[i] / 32] |= 1u << m->stop_ids->ids[i] % 32;
-    return true;
-}
-
-static void fill_mask(struct matcher *m)
-{
-    if (fill(m, m->mask))
-        return;
-    m->mask_error =
-        explain(m->grammars->library.get_error(m->handle), "the grammar has no next token", m->mask_error_text);
-    memset(m->mask, 0, m->grammars->n_words * sizeof *m->mask);
-}
-
-static void consumed(struct matcher *m, int32_t rc)
-{
-    const struct llguidance *library = &m->grammars->library;
-    if (rc) {
-        m->error = explain(library->get_error(m->handle), "the grammar refuses the token", m->error_text);
-        m->match = MATCH_FAILED;
-    } else {
-        m->match = library->is_stopped(m->handle) ? MATCH_ENDED : MATCH_GOES_ON;
-    }
-}
-
-/* Fills the next queued mask; false if there is none. Call with the lock held; it is released while the mask is filled. */
-static bool fill_next(struct grammars *g)
-{
-    struct matcher *m = g->queue;
-    if (!m)
-        return false;
-    g->queue = m->next;
-    g->n_filling++;
-    pthread_mutex_unlock(&g->lock);
-    double begun = seconds_now();
-    fill_mask(m);
-    double seconds = seconds_now() - begun;
-    pthread_mutex_lock(&g->lock);
-    g->n_filled++;
-    g->filling_seconds += seconds;
-    m->is_queued = false;
-    if (--g->n_filling == 0 && !g->queue)
-        pthread_cond_broadcast(&g->changed);
-    return true;
-}
-
-/* Call with the lock held. */
-static void wake_filler(struct grammars *g)
-{
-    if (!g->n_asleep)
-        return;
-    g->n_asleep--;
-    pthread_cond_signal(&g->queued);
-}
-
-/* Consumes the next queued token and queues the mask of the one after it; false if there is none. Locks as fill_next. */
-static bool take_next(struct grammars *g)
-{
-    struct matcher *m = g->tokens;
-    if (!m)
-        return false;
-    g->tokens = m->next;
-    g->n_taking++;
-    pthread_mutex_unlock(&g->lock);
-    consumed(m, g->library.consume_token(m->handle, (uint32_t)m->id));
-    pthread_mutex_lock(&g->lock);
-    m->is_queued = m->match != MATCH_FAILED;
-    if (m->is_queued) {
-        m->next = g->queue;
-        g->queue = m;
-        wake_filler(g);
-    }
-    if (--g->n_taking == 0 && !g->tokens)
-        pthread_cond_broadcast(&g->changed);
-    return true;
-}
-
-static void *run_filler(void *ctx)
-{
-    struct grammars *g = ctx;
-    pthread_mutex_lock(&g->lock);
-    while (!g->is_closing)
-        if (!take_next(g) && !fill_next(g)) {
-            g->n_asleep++;
-            pthread_cond_wait(&g->queued, &g->lock);
-        }
-    unlock_release(g);
-    return NULL;
-}
-
-/* Call with the lock held. */
-static void finish_masks(struct grammars *g)
-{
-    while (fill_next(g))
-        continue;
-    while (g->n_filling)
-        pthread_cond_wait(&g->changed, &g->lock);
-}
-
-void grammars_finish_masks(struct grammars *g, uint64_t *n_masks, uint64_t *mask_us)
-{
-    pthread_mutex_lock(&g->lock);
-    finish_masks(g);
-    *n_masks = g->n_filled;
-    *mask_us = (uint64_t)(g->filling_seconds * 1e6);
-    pthread_mutex_unlock(&g->lock);
-}
-
-enum match matcher_look(const struct matcher *m)
-{
-    return m->match;
-}
-
-void matcher_take(struct matcher *m, int32_t id)
-{
-    struct grammars *g = m->grammars;
-    pthread_mutex_lock(&g->lock);
-    m->id = id;
-    m->is_queued = true;
-    m->next = g->tokens;
-    g->tokens = m;
-    wake_filler(g);
-    pthread_mutex_unlock(&g->lock);
-}
-
-enum match matcher_take_now(struct matcher *m, int32_t id)
-{
-    consumed(m, m->grammars->library.consume_token(m->handle, (uint32_t)id));
-    return m->match;
-}
-
-void grammars_finish_tokens(struct grammars *g)
-{
-    pthread_mutex_lock(&g->lock);
-    while (take_next(g))
-        continue;
-    while (g->n_taking)
-        pthread_cond_wait(&g->changed, &g->lock);
-    pthread_mutex_unlock(&g->lock);
-}
-
-enum match matcher_branch(struct matcher *m, int32_t id, struct llg_matcher **state)
-{
-    const struct llguidance *library = &m->grammars->library;
-    struct llg_matcher *copy = library->clone_matcher(m->handle);
-    enum match match = MATCH_FAILED;
-    *state = NULL;
-    if (library->consume_token(copy, (uint32_t)id))
-        m->error = explain(library->get_error(copy), "the grammar refuses the token", m->error_text);
-    else
-        match = library->is_stopped(copy) ? MATCH_ENDED : MATCH_GOES_ON;
-    if (match == MATCH_GOES_ON)
-        *state = copy;
-    else
-        library->free_matcher(copy);
-    return match;
-}
-
-void matcher_move(struct matcher *m, struct llg_matcher *state)
-{
-    struct grammars *g = m->grammars;
-    g->library.free_matcher(m->handle);
-    m->handle = state;
-    pthread_mutex_lock(&g->lock);
-    m->is_queued = true;
-    m->next = g->queue;
-    g->queue = m;
-    wake_filler(g);
-    pthread_mutex_unlock(&g->lock);
-}
-
-void matcher_discard(struct matcher *m, struct llg_matcher *state)
-{
-    if (state)
-        m->grammars->library.free_matcher(state);
-}
-
-const char *matcher_error(const struct matcher *m)
-{
-    return m->error;
-}
-
-const char *matcher_mask_error(const struct matcher *m)
-{
-    return m->mask_error;
-}
-
-const uint32_t *matcher_mask(const struct matcher *m, uint32_t n_ahead)
-{
-    return m->mask + (size_t)n_ahead * m->grammars->n_words;
-}
-
-/* Consumes one draft and fills the mask behind it; false if the grammar refuses it or ends with it. *n: tokens consumed. */
-static bool consume_draft(struct matcher *m, uint32_t id, uint32_t *n)
-{
-    const struct llguidance *library = &m->grammars->library;
-    if (library->validate_tokens(m->handle, &id, 1) != 1 || library->consume_token(m->handle, id))
-        return false;
-    ++*n;
-    return !library->is_stopped(m->handle) && fill(m, m->mask + (size_t)*n * m->grammars->n_words);
-}
-
-static const char *token_text(const struct engine_config *config, uint32_t id, size_t *n_bytes)
-{
-    bool is_known = id < config->n_tokens;
-    *n_bytes = is_known ? config->token_offsets[id + 1] - config->token_offsets[id] : 0;
-    return config->token_bytes + (is_known ? config->token_offsets[id] : 0);
-}
-
-/* The only id that a mask allows, or the longest if the texts of all others are beginnings of its text: the grammar forces the
- * text then. NOT_FORCED: neither. */
-static int32_t forced_id(const struct grammars *g, const uint32_t *mask)
-{
-    size_t n_longest = 0, n_bytes;
-    const char *longest = "";
-    int32_t best = NOT_FORCED;
-    for (uint32_t word = 0, n_allowed = 0; word < g->n_words; word++)
-        for (uint32_t left = mask[word]; left; left &= left - 1) {
-            uint32_t id = 32 * word + (uint32_t)__builtin_ctz(left);
-            const char *text = token_text(g->config, id, &n_bytes);
-            if (++n_allowed > 1 && (!n_bytes || !n_longest || memcmp(text, longest, n_bytes < n_longest ? n_bytes : n_longest)))
-                return NOT_FORCED;
-            if (n_allowed == 1 || n_bytes > n_longest) {
-                best = (int32_t)id;
-                longest = text;
-                n_longest = n_bytes;
-            }
-        }
-    return best;
-}
-
-/* Chooses the draft at place `at`: the proposed one if the mask allows it, else a forced one. n: number of proposed drafts;
- * those behind a replaced draft are dropped. */
-static bool choose_draft(const struct matcher *m, int32_t *ids, uint32_t at, uint32_t *n)
-{
-    const uint32_t *mask = matcher_mask(m, at);
-    if (at < *n && mask[ids[at] / 32] >> ids[at] % 32 & 1)
-        return true;
-    *n = at;
-    ids[at] = forced_id(m->grammars, mask);
-    return ids[at] != NOT_FORCED;
-}
-
-uint32_t matcher_look_ahead(struct matcher *m, int32_t *ids, uint32_t n, uint32_t most)
-{
-    struct grammars *g = m->grammars;
-    uint32_t n_allowed = 0, n_consumed = 0;
-    pthread_mutex_lock(&g->lock);
-    finish_masks(g);
-    pthread_mutex_unlock(&g->lock);
-    if (m->match != MATCH_GOES_ON || m->mask_error)
-        return 0;
-    double begun = seconds_now();
-    while (n_allowed < most && choose_draft(m, ids, n_allowed, &n) && consume_draft(m, (uint32_t)ids[n_allowed], &n_consumed))
-        n_allowed++;
-    bool is_back = !n_consumed || g->library.rollback(m->handle, n_consumed) == 0;
-    pthread_mutex_lock(&g->lock);
-    g->n_filled += n_allowed;
-    g->filling_seconds += seconds_now() - begun;
-    pthread_mutex_unlock(&g->lock);
-    if (!is_back)
-        consumed(m, -1);
-    return is_back ? n_allowed : 0;
 }
 
 /* ---- orders ------------------------------------------------------------------------------------------------------------- */
@@ -465,7 +116,7 @@ static void release_holder(struct grammar *order)
         g->library.free_matcher(order->matchers[i].handle);
     mem_free(order);
     pthread_mutex_lock(&g->lock);
-    unlock_release(g);
+    grammars_unlock_release(g);
 }
 
 static bool has_queued(const struct grammar *order)
@@ -502,7 +153,6 @@ static struct llg_tokenizer *make_tokenizer(struct grammars *g, char *error)
     pthread_mutex_unlock(&g->cache_lock);
     return g->tokenizer;
 }
-
 
 /* Caches a copy in place of the least recently used entry; caches nothing if memory is short. */
 static void keep_cached(struct grammars *g, const struct grammar *order, const struct llg_matcher *handle)
@@ -561,9 +211,10 @@ static bool make_matchers(struct grammars *g, struct grammar *order, struct llg_
             memcpy(m->mask, first->mask, g->n_words * sizeof *m->mask);
             continue;
         }
-        consumed(m, order->prior.n ? g->library.consume_tokens(handle, (const uint32_t *)order->prior.ids, order->prior.n) : 0);
+        const struct id_list *prior = &order->prior;
+        matcher_consumed(m, prior->n ? g->library.consume_tokens(handle, (const uint32_t *)prior->ids, prior->n) : 0);
         if (m->match != MATCH_FAILED)
-            fill_mask(m);
+            matcher_fill_mask(m);
         const char *error = m->match == MATCH_FAILED ? m->error : m->mask_error;
         if (error) {
             strncpy(order->error, error, ERROR_BYTES - 1);
@@ -606,7 +257,7 @@ static void *run_compiler(void *ctx)
         pthread_cond_broadcast(&g->changed);
     }
     g->n_compilers--;
-    unlock_release(g);
+    grammars_unlock_release(g);
     return NULL;
 }
 
@@ -759,7 +410,7 @@ enum rc grammars_create(const char *library, const struct engine_config *config,
     long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
     uint32_t n_fillers = n_cores / 2 < 1 ? 1 : n_cores / 2 > MAX_FILLERS ? MAX_FILLERS : (uint32_t)(n_cores / 2);
     pthread_mutex_lock(&g->lock);
-    while (n_fillers-- && start_thread(g, run_filler, "llmpy-mask"))
+    while (n_fillers-- && start_thread(g, grammars_run_filler, "llmpy-mask"))
         continue;
     pthread_mutex_unlock(&g->lock);
     *result = g;
@@ -774,5 +425,5 @@ void grammars_release(struct grammars *g)
     g->is_closing = true;
     pthread_cond_broadcast(&g->queued);
     pthread_cond_broadcast(&g->ordered);
-    unlock_release(g);
+    grammars_unlock_release(g);
 }
