@@ -2,17 +2,10 @@
  * _core.Engine or _core.EngineThread that runs the model. All tensors of a list are checked before the first is written; checks
  * and writes release the GIL. One thread at a time, which llmpy/weights/updates.py ensures. */
 #include "py_engine.h"
-#include "py_tensor.h"
+#include "py_update_batch.h"
 #include "py_update_lists.h"
 
-#include "../base/file.h"
-#include "../base/mem.h"
-#include "../program/checkpoint.h"
 #include "../program/team.h"
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
 
 typedef struct {
     PyObject_HEAD PyObject *model, *engine;
@@ -21,30 +14,6 @@ typedef struct {
     bool is_held, is_over;
     bool drafts; /* the model is the engine's drafter */
 } Update;
-
-/* Where a tensor lies that update_write reads piece by piece: in a checkpoint, or in a file that another process shares. */
-struct item_file {
-    const struct checkpoint *checkpoint; /* NULL: the shared file of `descriptor` */
-    const struct checkpoint_tensor *stored;
-    int descriptor;
-    uint64_t offset;
-    size_t n_bytes;
-};
-
-/* One tensor of a list. */
-struct item {
-    PyObject *name;
-    const char *text; /* the name as UTF-8, owned by `name` */
-    struct py_tensor tensor;
-    struct item_file file; /* used if tensor.tensor.read is set */
-    enum update_fate fate;
-    bool is_held; /* by the model's dict of lent tensors */
-};
-struct batch_of {
-    struct item *items;
-    Py_ssize_t n, n_taken;
-    bool wants_finite, lends;
-};
 
 /* ---- life ------------------------------------------------------------------------------------------------------------ */
 
@@ -137,227 +106,13 @@ static enum rc give_up(struct engine *engine, void *ctx, struct err *err)
     return RC_OK;
 }
 
-/* ---- lists of tensors ------------------------------------------------------------------------------------------------ */
-
-static void batch_free(struct batch_of *batch)
-{
-    for (Py_ssize_t i = 0; i < batch->n_taken; i++) {
-        if (batch->items[i].is_held)
-            Py_CLEAR(batch->items[i].tensor.keeps);
-        py_tensor_release(&batch->items[i].tensor);
-        Py_XDECREF(batch->items[i].name);
-    }
-    mem_free(batch->items);
-}
-
-static bool batch_make(struct batch_of *batch, PyObject *list)
-{
-    batch->n = PyList_Size(list);
-    batch->items = mem_calloc((size_t)batch->n + 1, sizeof *batch->items);
-    if (!batch->items)
-        PyErr_NoMemory();
-    return batch->items != NULL;
-}
-
-/* Adds an item of this name to a batch; NULL with an exception set. */
-static struct item *batch_add(struct batch_of *batch, PyObject *name)
-{
-    struct item *item = &batch->items[batch->n_taken];
-    item->text = PyUnicode_AsUTF8AndSize(name, NULL);
-    if (!item->text)
-        return NULL;
-    item->name = Py_NewRef(name);
-    batch->n_taken++;
-    return item;
-}
-
-/* Makes the error for a tensor that cannot be read; NULL if out of memory. */
-static PyObject *unreadable(PyObject *class, const char *name, PyObject *cause)
-{
-    PyObject *error = PyObject_CallFunction(class, "N", PyUnicode_FromFormat("weight '%s': cannot be read: %S", name, cause));
-    PyObject *names = error ? Py_BuildValue("[s]", name) : NULL;
-    if (!names || PyObject_SetAttrString(error, "mismatched", names) < 0)
-        Py_CLEAR(error);
-    Py_XDECREF(names);
-    return error;
-}
-
-/* Replaces the current exception by one that names the tensor. The current one becomes the cause; if it is an UnsupportedError,
- * so is the new one. */
-static void raise_unreadable(const char *name)
-{
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *unsupported = py_error_class("UnsupportedError");
-    bool is_unsupported = unsupported && value && PyObject_IsInstance(value, unsupported) == 1;
-    PyObject *class = is_unsupported ? Py_NewRef(unsupported) : py_error_class("WeightUpdateError");
-    PyObject *error = class && value ? unreadable(class, name, value) : NULL;
-    if (error && PyObject_IsInstance(value, PyExc_Exception) == 1) {
-        PyException_SetCause(error, Py_NewRef(value));
-        PyErr_SetObject(class, error);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(trace);
-    } else {
-        PyErr_Restore(type, value, trace);
-    }
-    Py_XDECREF(error);
-    Py_XDECREF(class);
-    Py_XDECREF(unsupported);
-}
-
-/* ---- tensors in files ------------------------------------------------------------------------------------------------ */
-
-static enum rc bucket_is_short(const struct item *item, uint64_t have, struct err *err)
-{
-    err_set(err, RC_DEVICE, "weight '%.160s': wanted bytes %" PRIu64 " to %" PRIu64 " of the bucket, have %" PRIu64
-            "; do not change the bucket before the update has ended", item->text, item->file.offset,
-            item->file.offset + item->file.n_bytes, have);
-    err_name(err, "ipc_open", NULL);
-    return RC_DEVICE;
-}
-
-/* Checks that the file has the tensor's bytes. Called before the first weight is written. */
-static enum rc check_file(const struct item *item, struct err *err)
-{
-    uint64_t size_bytes;
-    if (item->file.checkpoint)
-        return checkpoint_has(item->file.checkpoint, item->file.stored, err);
-    if (file_size(item->file.descriptor, &size_bytes))
-        size_bytes = 0;
-    if (size_bytes >= item->file.offset + item->file.n_bytes)
-        return RC_OK;
-    return bucket_is_short(item, size_bytes, err);
-}
-
-/* The `read` of struct update_tensor; ctx: the item. */
-static enum rc read_item(void *ctx, uint64_t first, size_t n_bytes, void *to, struct err *err)
-{
-    const struct item *item = ctx;
-    const struct item_file *file = &item->file;
-    size_t n_read;
-    if (file->checkpoint)
-        return checkpoint_read(file->checkpoint, file->stored, first, n_bytes, to, err);
-    int code = file_read(file->descriptor, file->offset + first, to, n_bytes, &n_read);
-    return code || n_read < n_bytes ? bucket_is_short(item, file->offset + first + n_read, err) : RC_OK;
-}
-
-static void read_from(struct item *item, struct item_file file)
-{
-    item->file = file;
-    item->tensor.tensor.read = read_item;
-    item->tensor.tensor.read_ctx = item;
-}
-
-static void view_stored(const struct checkpoint_tensor *stored, struct update_tensor *t)
-{
-    t->dtype = stored->dtype;
-    snprintf(t->type, sizeof t->type, "%.20s", stored->type);
-    t->n_dims = stored->n_dims < UPDATE_MAX_DIMS ? stored->n_dims : UPDATE_MAX_DIMS;
-    t->is_host = true;
-    int64_t step = 1;
-    for (uint32_t i = t->n_dims; i-- > 0; step *= t->shape[i]) {
-        t->shape[i] = (int64_t)stored->shape[i];
-        t->strides[i] = step;
-    }
-}
-
-static int take_stored(PyObject *tuple, struct item *item)
-{
-    PyObject *file;
-    const char *name;
-    if (!PyArg_ParseTuple(tuple, "Os", &file, &name))
-        return -1;
-    const struct checkpoint *checkpoint = py_checkpoint_get(file);
-    const struct checkpoint_tensor *stored = checkpoint ? checkpoint_find(checkpoint, name) : NULL;
-    if (stored) {
-        view_stored(stored, &item->tensor.tensor);
-        read_from(item, (struct item_file){.checkpoint = checkpoint, .stored = stored, .n_bytes = stored->size_bytes});
-    } else if (checkpoint) {
-        PyErr_Format(PyExc_KeyError, "%s", name);
-    }
-    return stored ? 0 : -1;
-}
-
-/* Views a Python tensor (py_tensor.h), or (checkpoint, name) of a _core.Checkpoint, which must outlive the call. Ignores the
- * tensor if its name is skipped. False with an exception set. */
-static bool take_tensor(const Update *self, struct item *item, PyObject *tensor, uintptr_t stream)
-{
-    if (update_skips(self->update, item->text))
-        return true;
-    if (PyTuple_Check(tensor) ? take_stored(tensor, item) == 0
-                              : py_tensor_take(tensor, self->ordinal, stream, &item->tensor) == 0)
-        return true;
-    raise_unreadable(item->text);
-    return false;
-}
-
-/* Adds each (name, tensor) of a list to the batch. False with an exception set. */
-static bool take_tensors(Update *self, struct batch_of *batch, PyObject *list, uintptr_t stream)
-{
-    if (!batch_make(batch, list))
-        return false;
-    for (Py_ssize_t i = 0; i < batch->n; i++) {
-        PyObject *name, *tensor;
-        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "UO", &name, &tensor))
-            return false;
-        struct item *item = batch_add(batch, name);
-        if (!item || !take_tensor(self, item, tensor, stream))
-            return false;
-        item->tensor.tensor.is_lent = batch->lends && !item->tensor.tensor.read;
-    }
-    return true;
-}
-
-static enum rc check_item(struct update *update, const struct batch_of *batch, struct item *item, struct err *err)
-{
-    const struct update_tensor *tensor = &item->tensor.tensor;
-    enum rc rc = update_check(update, item->text, tensor, batch->wants_finite, &item->fate, err);
-    return rc || !tensor->read || item->fate == UPDATE_SKIPPED ? rc : check_file(item, err);
-}
-
-static enum rc check_all(struct update *update, struct batch_of *batch, struct err *err)
-{
-    enum rc rc = RC_OK;
-    for (Py_ssize_t i = 0; i < batch->n && !rc; i++)
-        rc = check_item(update, batch, &batch->items[i], err);
-    return rc;
-}
-
-static enum rc write_all(struct update *update, struct batch_of *batch, struct err *err)
-{
-    enum rc rc = RC_OK;
-    bool waits = false;
-    for (Py_ssize_t i = 0; i < batch->n && !rc; i++) {
-        struct item *item = &batch->items[i];
-        rc = update_write(update, item->text, &item->tensor.tensor, false, &item->fate, err);
-        waits |= item->tensor.tensor.is_host && !item->tensor.tensor.read && item->fate != UPDATE_SKIPPED;
-    }
-    if (waits) { /* the caller may change host memory after this call, also after an error */
-        enum rc end = update_finish(update, rc ? NULL : err);
-        rc = rc ? rc : end;
-    }
-    return rc;
-}
-
-/* The list of skipped names. */
-static PyObject *skipped_of(const struct batch_of *batch)
-{
-    PyObject *list = PyList_New(0);
-    for (Py_ssize_t i = 0; list && i < batch->n; i++)
-        if (batch->items[i].fate == UPDATE_SKIPPED && PyList_Append(list, batch->items[i].name) < 0)
-            Py_CLEAR(list);
-    return list;
-}
-
 /* ---- lent tensors ---------------------------------------------------------------------------------------------------- */
 
 /* Keeps the tensors of a batch alive before they are written. */
-static int hold_lent(Update *self, struct batch_of *batch)
+static int hold_lent(Update *self, struct py_batch *batch)
 {
     for (Py_ssize_t i = 0; i < batch->n; i++) {
-        struct item *item = &batch->items[i];
+        struct py_batch_item *item = &batch->items[i];
         if (item->tensor.keeps && py_model_keep(self->model, NULL, item->tensor.keeps) < 0)
             return -1;
         item->is_held = item->tensor.keeps != NULL;
@@ -366,10 +121,10 @@ static int hold_lent(Update *self, struct batch_of *batch)
 }
 
 /* After a batch is written: forgets tensors that the model no longer reads. */
-static int settle_lent(Update *self, struct batch_of *batch)
+static int settle_lent(Update *self, struct py_batch *batch)
 {
     for (Py_ssize_t i = 0; i < batch->n; i++) {
-        struct item *item = &batch->items[i];
+        struct py_batch_item *item = &batch->items[i];
         const struct update_entry *entry = update_find(self->update, item->text);
         if (entry && py_model_keep(self->model, item->name, entry->lent_bytes ? item->tensor.keeps : NULL) < 0)
             return -1;
@@ -378,24 +133,24 @@ static int settle_lent(Update *self, struct batch_of *batch)
 }
 
 /* Checks the whole batch, then writes it. The check for finite values uses the device, so it holds the engine's steps first. */
-static PyObject *put(Update *self, struct batch_of *batch)
+static PyObject *put(Update *self, struct py_batch *batch)
 {
     struct err err;
     enum rc rc;
     if (batch->wants_finite && hold_steps(self) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    rc = check_all(self->update, batch, &err);
+    rc = py_batch_check(batch, self->update, &err);
     Py_END_ALLOW_THREADS
     if (rc)
         return py_raise(&err);
-    PyObject *skipped = skipped_of(batch);
+    PyObject *skipped = py_batch_skipped(batch);
     if (!skipped || PyList_Size(skipped) == batch->n)
         return skipped;
     if (hold_steps(self) < 0 || (batch->lends && hold_lent(self, batch) < 0))
         return Py_DECREF(skipped), NULL;
     Py_BEGIN_ALLOW_THREADS
-    rc = write_all(self->update, batch, &err);
+    rc = py_batch_write(batch, self->update, &err);
     Py_END_ALLOW_THREADS
     if (rc)
         py_raise(&err);
@@ -406,10 +161,10 @@ static PyObject *put(Update *self, struct batch_of *batch)
 }
 
 /* Ends a call that began with `begin`. */
-static PyObject *put_taken(Update *self, struct batch_of *batch, bool is_taken)
+static PyObject *put_taken(Update *self, struct py_batch *batch, bool is_taken)
 {
     PyObject *skipped = is_taken ? put(self, batch) : NULL;
-    batch_free(batch);
+    py_batch_free(batch);
     py_model_return(self->model);
     return skipped;
 }
@@ -424,106 +179,9 @@ static PyObject *write_tensors(PyObject *object, PyObject *args)
     int wants_finite = 0, lends = 0;
     if (!PyArg_ParseTuple(args, "O!|Kpp:write", &PyList_Type, &list, &stream, &wants_finite, &lends) || !begin(self))
         return NULL;
-    struct batch_of batch = {.wants_finite = wants_finite, .lends = lends};
-    return put_taken(self, &batch, take_tensors(self, &batch, list, (uintptr_t)stream));
-}
-
-static int parse_dims(PyObject *sequence, uint32_t *n_dims, int64_t *numbers)
-{
-    Py_ssize_t n = PySequence_Size(sequence);
-    if (n < 0 || n > UPDATE_MAX_DIMS) {
-        if (n > 0)
-            PyErr_Format(PyExc_ValueError, "wanted at most %d dimensions, have %zd", UPDATE_MAX_DIMS, n);
-        return -1;
-    }
-    *n_dims = (uint32_t)n;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *number = PySequence_GetItem(sequence, i);
-        numbers[i] = number ? PyLong_AsLongLong(number) : 0;
-        Py_XDECREF(number);
-        if (PyErr_Occurred())
-            return -1;
-    }
-    return 0;
-}
-
-/* Sets type, shape and strides of a tensor from an item's tuple. False with an exception set. */
-static bool take_form(struct update_tensor *t, const char *type, PyObject *shape, PyObject *strides)
-{
-    uint32_t n_strides;
-    t->dtype = dtype_from_name(type);
-    snprintf(t->type, sizeof t->type, "%.20s", type);
-    if (parse_dims(shape, &t->n_dims, t->shape) < 0)
-        return false;
-    int64_t step = 1;
-    for (uint32_t i = t->n_dims; i-- > 0; step *= t->shape[i])
-        t->strides[i] = step;
-    if (strides == Py_None)
-        return true;
-    if (parse_dims(strides, &n_strides, t->strides) < 0)
-        return false;
-    if (n_strides == t->n_dims)
-        return true;
-    PyErr_Format(PyExc_ValueError, "wanted %u strides, have %u", t->n_dims, n_strides);
-    return false;
-}
-
-/* (name, address, type, shape, strides or None) */
-static bool take_memory(struct batch_of *batch, PyObject *tuple, bool on_device, uintptr_t stream)
-{
-    PyObject *name, *shape, *strides;
-    unsigned long long address;
-    const char *type;
-    if (!PyArg_ParseTuple(tuple, "UKsOO", &name, &address, &type, &shape, &strides))
-        return false;
-    struct item *item = batch_add(batch, name);
-    if (!item)
-        return false;
-    struct update_tensor *t = &item->tensor.tensor;
-    t->data = (const void *)(uintptr_t)address;
-    t->is_host = !on_device;
-    t->stream = (void *)stream;
-    return take_form(t, type, shape, strides);
-}
-
-/* The bytes from a tensor's first item to the end of its last. False: a size or stride is negative, or the bytes overflow. If
- * the type is unsupported, *n_bytes stays unchanged. */
-static bool span_of(const struct update_tensor *t, size_t *n_bytes)
-{
-    const struct dtype_info *info = dtype_info(t->dtype);
-    int64_t last = 0, step;
-    bool is_empty = false;
-    for (uint32_t i = 0; i < t->n_dims; i++) {
-        is_empty |= t->shape[i] == 0;
-        if (t->shape[i] < 0 || t->strides[i] < 0 ||
-            (t->shape[i] && (__builtin_mul_overflow(t->shape[i] - 1, t->strides[i], &step) ||
-                             __builtin_add_overflow(last, step, &last))))
-            return false;
-    }
-    if (!info || last > INT64_MAX / 16 - 1)
-        return !info;
-    *n_bytes = is_empty ? 0 : (size_t)(last + 1) * info->block_bytes;
-    return true;
-}
-
-/* (name, descriptor, offset, type, shape, strides or None) */
-static bool take_shared(struct batch_of *batch, PyObject *tuple)
-{
-    PyObject *name, *shape, *strides;
-    unsigned long long offset;
-    int descriptor;
-    const char *type;
-    if (!PyArg_ParseTuple(tuple, "UiKsOO", &name, &descriptor, &offset, &type, &shape, &strides))
-        return false;
-    struct item *item = batch_add(batch, name);
-    if (!item || !take_form(&item->tensor.tensor, type, shape, strides))
-        return false;
-    item->tensor.tensor.is_host = true;
-    read_from(item, (struct item_file){.descriptor = descriptor, .offset = offset});
-    if (span_of(&item->tensor.tensor, &item->file.n_bytes) && offset <= INT64_MAX - item->file.n_bytes)
-        return true;
-    PyErr_Format(PyExc_ValueError, "weight '%U': its shape and strides are no tensor in a file", name);
-    return false;
+    struct py_batch batch = {.wants_finite = wants_finite, .lends = lends};
+    const struct py_memory memory = {.ordinal = self->ordinal, .stream = (uintptr_t)stream};
+    return put_taken(self, &batch, py_batch_take_tensors(&batch, self->update, list, &memory));
 }
 
 /* Checks the items of a later write_memory without writing. */
@@ -534,16 +192,14 @@ static PyObject *check_memory(PyObject *object, PyObject *list)
         return PyErr_Format(PyExc_TypeError, "check_memory: wanted a list");
     if (!begin(self))
         return NULL;
-    struct batch_of batch = {.wants_finite = false};
+    struct py_batch batch = {.wants_finite = false};
     struct err err;
-    bool is_taken = batch_make(&batch, list);
-    for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
-        is_taken = take_memory(&batch, PyList_GetItem(list, i), false, 0);
-    if (is_taken && check_all(self->update, &batch, &err)) {
+    bool is_taken = py_batch_take_memory(&batch, list, &(struct py_memory){.on_device = false});
+    if (is_taken && py_batch_check(&batch, self->update, &err)) {
         py_raise(&err);
         is_taken = false;
     }
-    batch_free(&batch);
+    py_batch_free(&batch);
     py_model_return(self->model);
     return is_taken ? Py_NewRef(Py_None) : NULL;
 }
@@ -557,11 +213,9 @@ static PyObject *write_memory(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!p|Kp:write_memory", &PyList_Type, &list, &on_device, &stream, &wants_finite) ||
         !begin(self))
         return NULL;
-    struct batch_of batch = {.wants_finite = wants_finite};
-    bool is_taken = batch_make(&batch, list);
-    for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
-        is_taken = take_memory(&batch, PyList_GetItem(list, i), on_device, (uintptr_t)stream);
-    return put_taken(self, &batch, is_taken);
+    struct py_batch batch = {.wants_finite = wants_finite};
+    const struct py_memory memory = {.on_device = on_device, .stream = (uintptr_t)stream};
+    return put_taken(self, &batch, py_batch_take_memory(&batch, list, &memory));
 }
 
 static PyObject *write_shared(PyObject *object, PyObject *args)
@@ -571,11 +225,8 @@ static PyObject *write_shared(PyObject *object, PyObject *args)
     int wants_finite = 0;
     if (!PyArg_ParseTuple(args, "O!|p:write_shared", &PyList_Type, &list, &wants_finite) || !begin(self))
         return NULL;
-    struct batch_of batch = {.wants_finite = wants_finite};
-    bool is_taken = batch_make(&batch, list);
-    for (Py_ssize_t i = 0; i < batch.n && is_taken; i++)
-        is_taken = take_shared(&batch, PyList_GetItem(list, i));
-    return put_taken(self, &batch, is_taken);
+    struct py_batch batch = {.wants_finite = wants_finite};
+    return put_taken(self, &batch, py_batch_take_shared(&batch, list));
 }
 
 static PyObject *finish(PyObject *object, PyObject *args)
@@ -705,7 +356,7 @@ static PyObject *progress(PyObject *object, PyObject *args)
 
 struct sum_of {
     struct update *update;
-    struct item *item;
+    struct py_batch_item *item;
     bool has_tensor;
     struct tensor_sum sum;
 };
@@ -728,9 +379,10 @@ static PyObject *checksum(PyObject *object, PyObject *args)
     unsigned long long stream = 0;
     if (!PyArg_ParseTuple(args, "U|OK:checksum", &name, &tensor, &stream) || !begin(self))
         return NULL;
-    struct item item = {.text = PyUnicode_AsUTF8AndSize(name, NULL)};
+    struct py_batch_item item = {.text = PyUnicode_AsUTF8AndSize(name, NULL)};
     struct sum_of s = {self->update, &item, tensor != Py_None, {0, 0}};
-    bool is_taken = item.text && (!s.has_tensor || take_tensor(self, &item, tensor, (uintptr_t)stream));
+    const struct py_memory memory = {.ordinal = self->ordinal, .stream = (uintptr_t)stream};
+    bool is_taken = item.text && (!s.has_tensor || py_batch_take_tensor(&item, self->update, tensor, &memory));
     if (is_taken && py_engine_call(self->engine, add_up, &s) == 0)
         result = item.fate == UPDATE_SKIPPED ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(s.sum.sum);
     py_tensor_release(&item.tensor);
