@@ -16,17 +16,6 @@ struct head_job {
     atomic_uint next;
 };
 
-static float dot(const float *a, const float *b, uint32_t n)
-{
-    vf sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
-    uint32_t i = 0, j = 0;
-    for (; i + LANES <= n; i += LANES, j = (j + 1) % 4)
-        sum[j] = v_fma(v_load(a + i), v_load(b + i), sum[j]);
-    if (i < n)
-        sum[j] = v_fma(v_load_n(a + i, n - i), v_load_n(b + i, n - i), sum[j]);
-    return v_hsum(v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3])));
-}
-
 static const float *operand(const struct head_linear_args *args, uint32_t row, uint32_t head)
 {
     return (const float *)args->x.data + (size_t)row * args->x.stride + (size_t)head * (args->x.width / args->n_heads);
@@ -47,7 +36,7 @@ static void multiply(const struct head_linear_args *args, uint32_t head, uint32_
         const float *x = operand(args, r, head);
         float *out = result(args, r, head, args->used_rows) + first;
         for (uint32_t i = 0; i < n; i++)
-            out[i] = dot(w + (size_t)i * cols, x, cols);
+            out[i] = v_dot(w + (size_t)i * cols, x, cols);
     }
 }
 

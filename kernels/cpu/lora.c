@@ -32,17 +32,6 @@ static struct lora_head head_of(const struct lora_part *part, const char *slot)
     return head;
 }
 
-static float dot(const float *a, const float *b, uint32_t n)
-{
-    vf sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
-    uint32_t i = 0, j = 0;
-    for (; i + LANES <= n; i += LANES, j = (j + 1) % 4)
-        sum[j] = v_fma(v_load(a + i), v_load(b + i), sum[j]);
-    if (i < n)
-        sum[j] = v_fma(v_load_n(a + i, n - i), v_load_n(b + i, n - i), sum[j]);
-    return v_hsum(v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3])));
-}
-
 /* y += scale * B t, or y = scale * B t, for rows first .. end of a part. */
 static void add_part(const struct lora_part *part, const char *slot, const float *t, bool is_delta, uint32_t first,
                      uint32_t end, float *y)
@@ -65,7 +54,7 @@ void K(lora_row)(const struct lora_part *part, const char *slot, const float *x,
 {
     const float *a = (const float *)(slot + part->a);
     for (uint32_t j = 0; j < head_of(part, slot).rank; j++, a += n_cols)
-        t[j] = dot(a, x, n_cols);
+        t[j] = v_dot(a, x, n_cols);
     add_part(part, slot, t, false, 0, part->n_rows, y + part->first_row);
 }
 
@@ -78,7 +67,7 @@ static void shrink(const struct lora_args *args, uint32_t row, uint32_t part_idx
         return;
     const float *a = (const float *)(slot + part->a) + (size_t)element * args->x.width;
     const float *x = (const float *)args->x.data + (size_t)row * args->x.stride;
-    args->scratch[((size_t)row * args->n_parts + part_idx) * args->max_rank + element] = dot(a, x, args->x.width);
+    args->scratch[((size_t)row * args->n_parts + part_idx) * args->max_rank + element] = v_dot(a, x, args->x.width);
 }
 
 /* Rows first .. end of a part of y. */

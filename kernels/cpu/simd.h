@@ -265,6 +265,18 @@ V_INLINE float v_hmax(vf x)
     return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
 
+/* Sum of a[i] b[i]: four chains of LANES columns each, then ((0 + 1) + (2 + 3)), then v_hsum's tree. */
+V_INLINE float v_dot(const float *a, const float *b, uint32_t n)
+{
+    vf sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    uint32_t i = 0, j = 0;
+    for (; i + LANES <= n; i += LANES, j = (j + 1) % 4)
+        sum[j] = v_fma(v_load(a + i), v_load(b + i), sum[j]);
+    if (i < n)
+        sum[j] = v_fma(v_load_n(a + i, n - i), v_load_n(b + i, n - i), sum[j]);
+    return v_hsum(v_add(v_add(sum[0], sum[1]), v_add(sum[2], sum[3])));
+}
+
 /* 2^x within 1 ulp: 2^n (1 + r q(r)), n = round(x), |r| <= 1/2. 2^0 = 1 and 2^-inf = 0 exactly, 2^128 and above = inf, NaN
  * stays; the result below the normal range is rounded once. */
 V_INLINE vf v_exp2(vf x)
