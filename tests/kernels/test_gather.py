@@ -1,12 +1,12 @@
 """Gathers of CPU ranks: every kind leaves the same bits on all ranks and touches nothing else. One thread runs each rank."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from rank_threads import run_all
 
 from binding import Backend
 from llmpy import _core, errors
@@ -15,25 +15,6 @@ from staging import address, header, struct
 
 Array = np.ndarray
 GUARD = 37  # floats around a value
-
-
-def run_all(n_ranks: int, work: Callable[[int], None]) -> None:
-    """Runs the ranks, one thread each; raises the first failure."""
-    failures: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            work(rank)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def random_bits(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:

@@ -2,7 +2,6 @@
 where there are two, the cases run on two as well."""
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cuda_ways import Ways
+from rank_threads import run_all
 
 from binding import Backend
 from llmpy import devices, errors, hardware
@@ -395,25 +395,6 @@ def neighbours_added(start: Array, n_ranks: int, n_steps: int) -> Array:
     for _ in range(n_steps - 1):
         value = value + np.roll(value, -WIDTH // n_ranks)
     return value
-
-
-def run_all(n_ranks: int, work: Callable[[int], None]) -> None:
-    """Runs the ranks, one thread each; raises the first failure."""
-    failures: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            work(rank)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def start_row(team: Team) -> Array:
