@@ -8,6 +8,7 @@ import pytest
 
 from binding import Backend
 from llmpy import hardware
+from staging import Batch, Pool
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 Array = np.ndarray
@@ -86,6 +87,26 @@ def test_cache_rounds_to_nearest_even(dtype: str, dim: int, open_backend: Open, 
     assert (out + 0.0).tobytes() == (want + 0.0).tobytes()
 
 
+def store_heads(
+    is_fused: bool, pool: Pool, batch: Batch, table: Array, heads: tuple[Array, Array, Array], norms: list[Array] | None,
+    rope: Array | None, interleaved: bool,
+) -> None:  # fmt: skip
+    """Norms and rope of q and k, then keys and values into the pool: in one operation, or in one for each of them.
+
+    A norm's weight is [size of a head], or [heads, size of a head].
+    """
+    backend, dim, (q, k, v) = pool.backend, pool.view.head_dim, heads
+    if is_fused:
+        backend.qkv(pool, batch, table, q, k, v, *(norms or (None, None)), 1e-6, rope, interleaved)
+        assert backend.allocations == 0
+        return
+    for x, weight in zip((q, k), norms or (), strict=False):
+        backend.rms_norm(x, weight, x, 1e-6, x.shape[1] // dim, dim if weight.ndim == 2 else 0)
+    if rope is not None:
+        backend.rope(rope, q, k, dim, interleaved)
+    backend.kv_write(pool, batch, table, k, v)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("parts", ["norm rope", "norms rope", "rope", "norm", ""])
 @pytest.mark.parametrize(("dim", "dtype", "block"), [(128, "bfloat16", 16), (40, "float32", 32), (24, "float16", 64)])
@@ -109,17 +130,7 @@ def test_fused_equals_composed(
         row = data.copy()
         q, k, v = row[:, : heads * dim], row[:, heads * dim : (heads + kv) * dim], row[:, (heads + kv) * dim :]
         pool = backend.kv_pool(20, kv, dim, dtype, block)
-        if is_fused:
-            q_norm, k_norm = norms if "norm" in parts else (None, None)
-            backend.qkv(pool, batch, table, q, k, v, q_norm, k_norm, 1e-6, rope, interleaved)
-            assert backend.allocations == 0
-        else:
-            if "norm" in parts:
-                backend.rms_norm(q, norms[0], q, 1e-6, heads, dim if "norms" in parts else 0)
-                backend.rms_norm(k, norms[1], k, 1e-6, kv, dim if "norms" in parts else 0)
-            if rope is not None:
-                backend.rope(rope, q, k, dim, interleaved)
-            backend.kv_write(pool, batch, table, k, v)
+        store_heads(is_fused, pool, batch, table, (q, k, v), norms if "norm" in parts else None, rope, interleaved)
         pools.append(backend.kv_read(pool))
         rows.append(row.tobytes())
     assert rows[0] == rows[1]
@@ -161,17 +172,7 @@ def test_fused_equals_composed_in_two_bytes(
         row = data.copy()
         q, k, v = row[:, : heads * dim], row[:, heads * dim : (heads + kv) * dim], row[:, (heads + kv) * dim : -8]
         pool = backend.kv_pool(4 * n_pages, kv, dim, dtype, block)
-        if is_fused:
-            q_norm, k_norm = norms if "norm" in parts else (None, None)
-            backend.qkv(pool, batch, table, q, k, v, q_norm, k_norm, 1e-6, rope, interleaved)
-            assert backend.allocations == 0
-        else:
-            if "norm" in parts:
-                backend.rms_norm(q, norms[0], q, 1e-6, heads, dim if "norms" in parts else 0)
-                backend.rms_norm(k, norms[1], k, 1e-6, kv, dim if "norms" in parts else 0)
-            if rope is not None:
-                backend.rope(rope, q, k, dim, interleaved)
-            backend.kv_write(pool, batch, table, k, v)
+        store_heads(is_fused, pool, batch, table, (q, k, v), norms if "norm" in parts else None, rope, interleaved)
         pools.append(backend.kv_read(pool))
         rows.append((q.tobytes(), v.tobytes(), row[:, -8:].tobytes()))
     assert rows[0] == rows[1]
