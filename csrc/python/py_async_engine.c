@@ -38,6 +38,23 @@ static PyObject *raise_rc(enum rc rc, const char *message)
     return py_raise(&err);
 }
 
+/* A method without arguments that calls a function of the object's driver, subscription or notifier (struct kind). COMMAND
+ * returns None, NUMBER what the function returns. */
+#define COMMAND(method, kind, function)                                                                               \
+    static PyObject *method(PyObject *object, PyObject *args)                                                         \
+    {                                                                                                                 \
+        (void)args;                                                                                                   \
+        struct kind *target = kind##_of(object);                                                                      \
+        return target ? (function(target), Py_NewRef(Py_None)) : NULL;                                                \
+    }
+#define NUMBER(method, kind, make, function)                                                                          \
+    static PyObject *method(PyObject *object, PyObject *args)                                                         \
+    {                                                                                                                 \
+        (void)args;                                                                                                   \
+        struct kind *target = kind##_of(object);                                                                      \
+        return target ? make(function(target)) : NULL;                                                                \
+    }
+
 /* The number of forks between the process that loaded the module and this one. getpid() would take longer than the rest of a
  * call. */
 static atomic_uint generation;
@@ -138,16 +155,6 @@ static void thread_dealloc(PyObject *object)
     py_deallocate(object);
 }
 
-static PyObject *thread_stop(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct driver *driver = driver_of(object);
-    if (!driver)
-        return NULL;
-    driver_stop(driver);
-    Py_RETURN_NONE;
-}
-
 /* ---- EngineThread: requests and commands ----------------------------------------------------------------------------- */
 
 static int notifier_init(PyObject *object, PyObject *args, PyObject *kwargs);
@@ -193,16 +200,6 @@ out:
     return (PyObject *)subscription;
 }
 
-static PyObject *thread_abort_all(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct driver *driver = driver_of(object);
-    if (!driver)
-        return NULL;
-    driver_abort_all(driver);
-    Py_RETURN_NONE;
-}
-
 static PyObject *thread_reset_prefix_cache(PyObject *object, PyObject *recompute)
 {
     struct err err;
@@ -239,43 +236,13 @@ static PyObject *thread_begin_sleep(PyObject *object, PyObject *mode)
     Py_RETURN_NONE;
 }
 
-static PyObject *thread_end_sleep(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct driver *driver = driver_of(object);
-    if (!driver)
-        return NULL;
-    driver_end_sleep(driver);
-    Py_RETURN_NONE;
-}
-
-static PyObject *thread_is_pausing(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct driver *driver = driver_of(object);
-    return driver ? PyBool_FromLong(driver_is_pausing(driver)) : NULL;
-}
-
-static PyObject *thread_state(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct driver *driver = driver_of(object);
-    return driver ? PyLong_FromUnsignedLong(driver_state(driver)) : NULL;
-}
-
-static PyObject *thread_next_boundary(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct driver *driver = driver_of(object);
-    return driver ? PyLong_FromUnsignedLongLong(driver_next_boundary(driver)) : NULL;
-}
-
-static PyObject *thread_boundary(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct driver *driver = driver_of(object);
-    return driver ? PyLong_FromUnsignedLongLong(driver_boundary(driver)) : NULL;
-}
+COMMAND(thread_stop, driver, driver_stop)
+COMMAND(thread_abort_all, driver, driver_abort_all)
+COMMAND(thread_end_sleep, driver, driver_end_sleep)
+NUMBER(thread_is_pausing, driver, PyBool_FromLong, driver_is_pausing)
+NUMBER(thread_state, driver, PyLong_FromUnsignedLong, driver_state)
+NUMBER(thread_next_boundary, driver, PyLong_FromUnsignedLongLong, driver_next_boundary)
+NUMBER(thread_boundary, driver, PyLong_FromUnsignedLongLong, driver_boundary)
 
 static PyObject *thread_wait(PyObject *object, PyObject *args)
 {
@@ -463,15 +430,7 @@ static PyObject *subscription_wait_for_output(PyObject *object, PyObject *timeou
     return PyBool_FromLong(has_output);
 }
 
-static PyObject *subscription_abort_request(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct subscription *subscription = subscription_of(object);
-    if (!subscription)
-        return NULL;
-    subscription_abort(subscription);
-    Py_RETURN_NONE;
-}
+COMMAND(subscription_abort_request, subscription, subscription_abort)
 
 static PyObject *subscription_move_to(PyObject *object, PyObject *args)
 {
@@ -548,12 +507,7 @@ static PyObject *notifier_close(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *notifier_fileno(PyObject *object, PyObject *args)
-{
-    (void)args;
-    struct notifier *notifier = notifier_of(object);
-    return notifier ? PyLong_FromLong(notifier_descriptor(notifier)) : NULL;
-}
+NUMBER(notifier_fileno, notifier, PyLong_FromLong, notifier_descriptor)
 
 static PyObject *notifier_take_all(PyObject *object, PyObject *args)
 {
