@@ -22,7 +22,7 @@ int disk_write(int file, struct iovec *buffers, int n);
 void disk_go_direct(int file);
 int disk_rename(int folder, const char *from, const char *to);
 int disk_remove(int folder, const char *name, bool is_folder);
-/* Locks a file or folder for this opening of it, until it is closed or the process ends. EWOULDBLOCK: somebody else has it. */
+/* Locks a file or folder for this opening of it, until it is closed or the process ends. EWOULDBLOCK: it is locked. */
 int disk_lock(int file);
 void disk_touch(int file); /* the file was used now */
 void disk_close(int file);

@@ -133,7 +133,7 @@ static void remove_name(void *ctx, const char *name)
     disk_remove(*(int *)ctx, name, false);
 }
 
-/* Removes the folder of an engine that was killed: nobody holds its lock. */
+/* Removes the folder of an engine that was killed: no process holds the folder's lock. */
 static void remove_orphan(void *ctx, const char *name)
 {
     struct disk_cache *c = ctx;
@@ -564,7 +564,7 @@ static enum rc folders_open(struct disk_cache *c, const struct disk_options *opt
     if (c->is_shared)
         each_name(c->folder, remove_unfinished, c);
     else
-        disk_lock(c->folder); /* where the file system has no locks, nobody takes the folder for an orphan */
+        disk_lock(c->folder); /* fails if the file system has no locks; then no engine removes the folder */
     if ((code = disk_create(c->folder, c->temporary, &file)))
         return refuse(err, options->path, "written to", code);
     disk_close(file);

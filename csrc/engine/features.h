@@ -1,8 +1,8 @@
 /* features.h: which rows of the model's feature pool hold the features of which item. The pool is a cache by content: an item
- * of a later prompt finds the features of an equal one. A step uses the entries of all items whose rows it computes; entries
- * that the step being built does not use may be evicted, the one unused for longest first, and are computed again when they
- * are needed, with the same bits. So no sequence keeps an entry, and a preemption has nothing to give back. Driver's thread
- * only; nothing is allocated after features_create. */
+ * of a later prompt finds the features of an equal one. A step uses the entries of all items whose rows it computes. All other
+ * entries may be evicted, the least recently used first. An evicted entry is computed again when a step needs it, with the same
+ * bits. So no sequence keeps an entry, and a preemption has nothing to give back. Only the driver's thread calls these
+ * functions. Nothing is allocated after features_create. */
 #ifndef LLMPY_FEATURES_H
 #define LLMPY_FEATURES_H
 

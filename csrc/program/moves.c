@@ -1,6 +1,6 @@
 /* moves.c: the host memory for pages outside the pool (struct moves of backend.h), and `move` and `poll_moves` of struct
- * runner. A slot has a page of each rank of the process, one behind the other, so that whoever reads or writes whole slots sees
- * one piece of memory. The first rank's context makes it. */
+ * runner. A slot has a page of each rank of the process, one behind the other, so a file or a connection gets a slot as one
+ * piece of memory. The first rank's context makes it. */
 #include "model_state.h"
 #include "team_state.h"
 

@@ -100,8 +100,8 @@ static void live(struct planner *b, struct ref ref, uint32_t node)
     b->last[ref.root] = node;
 }
 
-/* Other ranks store into a gathered value as soon as they have passed the meeting before, so its memory is free from then on:
- * from the gather before, which may still read and write on this rank, or from the meeting that opens the step. */
+/* Extends the lifetime of a gathered value back to the meeting before its gather, because other ranks store into the value as
+ * soon as they have passed that meeting. The meeting is that of the gather before, or the one that opens the step. */
 static void live_for_stores(struct planner *b)
 {
     for (uint32_t i = 0, before = 0; i < b->n_nodes; i++) {

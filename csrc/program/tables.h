@@ -1,6 +1,11 @@
-/* tables.h: 4-bit weights of bitsandbytes. NAME holds the numbers of a matrix, flattened; a small JSON text in
- * NAME.quant_state.bitsandbytes__TYPE says the matrix's shape; NAME.absmax has a scale for each 64 numbers, as float32, or as
- * 8 bits that choose a value of a table, times a second scale for each 256 ("nested"). */
+/* tables.h: 4-bit weights of bitsandbytes. A matrix NAME lies in several tensors:
+ *
+ *   NAME                                     the numbers, flattened
+ *   NAME.quant_state.bitsandbytes__TYPE      a small JSON text with the matrix's shape
+ *   NAME.absmax                              a scale for each 64 numbers
+ *
+ * A scale is a float32. In a "nested" file it is 8 bits that choose a value of a table; the value is multiplied by a second
+ * scale, one for each 256 scales. */
 #ifndef LLMPY_TABLES_H
 #define LLMPY_TABLES_H
 

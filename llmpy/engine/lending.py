@@ -126,7 +126,7 @@ def borrow(
         Leading tokens whose blocks are there now.
 
     Raises:
-        OSError: Nobody listens, or the process has died.
+        OSError: No process listens, or the process has died.
         LlmpyError: It does not lend them.
     """
     question = json.dumps({"fingerprint": fingerprint.hex(), "ids": list(map(int, ids)), "cache_salt": cache_salt}).encode()

@@ -1,8 +1,12 @@
 /* router.cuh: the linear that computes the logits of a row's experts. It is little work on the critical path of every row, so
- * its chain is designed for one row: columns go in parts of 256, a part in halves of 128, a half in two chains of four
- * mma.sync m16n8k16, one for every 32 columns: the first takes columns 0, 1, 4, 5 of every eight, the second columns 2, 3, 6,
- * 7, so that a lane's operands are 16 consecutive bytes. The chains' sums are added in this order, the parts' sums pairwise. A
- * warp has a part of 16 experts, whose weights stay in registers. */
+ * its order of sums is designed for one row:
+ *
+ *   part    256 columns: two halves; adds the sums of the four chains in their order; parts are added pairwise
+ *   half    128 columns of a part: two chains
+ *   chain   four mma.sync m16n8k16, one for every 32 columns; the first chain takes columns 0, 1, 4, 5 of every eight, the
+ *           second columns 2, 3, 6, 7, so a lane's operands are 16 consecutive bytes
+ *
+ * A warp has a part of 16 experts, whose weights stay in registers. */
 #ifndef LLMPY_CUDA_ROUTER_CUH
 #define LLMPY_CUDA_ROUTER_CUH
 

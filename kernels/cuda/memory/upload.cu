@@ -31,7 +31,7 @@ struct upload_job {
     uint32_t fp8_cols;                       /* of rows that are split; 0: rows are padded with zeros */
     uint32_t n_rows, rows_at_once, next_row; /* next_row and what follows: shared */
     int code;
-    int has_failed;                          /* a read has; whoever sets it fills err and rc */
+    int has_failed;                          /* a read has; the thread that sets it fills err and rc */
     struct err *err;
     enum rc rc;
 };

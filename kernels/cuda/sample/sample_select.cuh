@@ -1,7 +1,11 @@
 /* sample_select.cuh: exact thresholds over a row without a sort, and the alternatives. A threshold is fixed digit by digit,
- * from histograms that all blocks of the cluster add up: first the distance to the greatest logit in steps of 1/16, which
- * spreads logits over the bins, then the bits of the logit, made to ascend, eight at a time, then, where ties must be parted,
- * the id. Weights are counts, or masses in 2^-40: integers, whose sums do not depend on their order. Included by sample.cu. */
+ * from histograms that all blocks of the cluster add up. The digits, in this order:
+ *
+ *   distance   to the greatest logit in steps of 1/16, which spreads logits over the bins
+ *   bits       of the logit, made to ascend, eight at a time
+ *   id         where ties must be parted
+ *
+ * Weights are counts, or masses in 2^-40: integers, whose sums do not depend on their order. Included by sample.cu. */
 #ifndef LLMPY_CUDA_SAMPLE_SELECT_CUH
 #define LLMPY_CUDA_SAMPLE_SELECT_CUH
 
