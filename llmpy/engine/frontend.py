@@ -110,8 +110,8 @@ class Frontend:
         """What prepares images, or UnsupportedError."""
         if self.images is None:
             raise UnsupportedError(
-                f"prompts with images: {self._name} has no tower for images; load a model of a family that has one, "
-                "or leave the images out"
+                f"prompts with images: {self._name} has no tower for images; load a model of a family that has one "
+                "(without limit_mm_per_prompt={'image': 0}), or leave the images out"
             )
         return self.images
 

@@ -124,6 +124,7 @@ def load(config: EngineConfig, on_progress: Callable[[int, int], None] | None = 
 def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) -> Loaded:
     """Like `load`, with options whose sizes are resolved except those that depend on the weights."""
     from .. import hub, models
+    from ..vision.images import most_images
     from . import pooling
 
     result = Loaded()
@@ -136,7 +137,7 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
     compiled = models.load(
         files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted, quantization=config.quantization,
-        kv_cache_dtype=config.kv_cache_dtype,
+        kv_cache_dtype=config.kv_cache_dtype, takes_images=most_images(config) > 0,
     )  # fmt: skip
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     _check_adapters(config, compiled.spec)
@@ -207,9 +208,9 @@ def _images(config: EngineConfig, files: ModelFiles, spec: Spec, tokenizer: Toke
     towers: Mapping[str, Any] = spec.get("towers") or {}
     if "image" not in towers or files.directory is None:
         return None
-    from ..vision.images import Images, most_images
+    from ..vision.images import Images
 
-    return Images(config, files.config, files.directory, tokenizer) if most_images(config) else None
+    return Images(config, files.config, files.directory, tokenizer)
 
 
 def _check_adapters(config: EngineConfig, spec: Spec) -> None:

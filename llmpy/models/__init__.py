@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError, UnsupportedError
-from . import cache_scales, gguf, quantise, quantized, registry
+from . import cache_scales, gguf, quantise, quantized, registry, towers
 from .blocks import Block, Model
 from .config import ModelConfig, Raw
 from .program import Spec, Tensors, Value
@@ -89,6 +89,7 @@ def load(
     max_model_len: int | None = None,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
+    takes_images: bool = True,
 ) -> Compiled:
     """Writes the program of a model.
 
@@ -98,6 +99,7 @@ def load(
         hf_overrides: Fields that replace those of the configuration, or a function from the old configuration to the new one.
         max_model_len: Longest sequence to serve, in tokens; None: the model's own limit.
         quantization, kv_cache_dtype: As in EngineConfig.
+        takes_images: Whether the program has the model's towers.
 
     Returns:
         The program and the configuration.
@@ -137,6 +139,8 @@ def load(
     elif types is not None:
         quantise.mark_dummies(spec, types)
     config.dtype = "quantized" if quantization or types else _stored_dtype(spec, tensors, config)
+    if spec.get("towers") and not takes_images:
+        towers.leave_out(spec)
     return Compiled(spec, config, model.generates, model.tasks, model.pooling)
 
 

@@ -12,6 +12,7 @@ from ..vision.fields import Fields
 from . import registry
 from .blocks import Block, Model, Value
 from .config import ModelConfig
+from .program import Spec, Weight
 from .rope import Floats
 
 CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
@@ -97,3 +98,28 @@ def layer(block: Block, cfg: ModelConfig, x: Value, norms: Sequence[str], eps: f
     x = x + block.linear(block.row_attention(q, k, v), "self_attn.out_proj", x.width, bias=True)
     h = block.layer_norm(x, norms[1], eps)
     return x + block.mlp(h, "mlp.fc1", "mlp.fc2", cfg.intermediate_size, act=cfg.hidden_act)
+
+
+def leave_out(spec: Spec) -> None:
+    """Takes the towers, their weights and what reads their features out of a program; texts keep their bits.
+
+    The tensors of these weights are ignored from then on, also by updates.
+    """
+    behind: dict[int, int] = {}  # what a splice gives -> what it reads
+    for name, op in spec["ops"]:
+        if name == "splice":
+            behind[op["out"][0]] = behind.get(op["in"][0], op["in"][0])
+    del spec["towers"]
+    spec["ops"][:] = [each for each in spec["ops"] if each[0] != "splice"]
+    spec["values"][:] = [(width, behind.get(of, of), offset) for width, of, offset in spec["values"]]
+    kept = sorted({number for _, op in spec["ops"] for number in op["weights"] if number >= 0})
+    numbers = {old: new for new, old in enumerate(kept)}
+    for _, op in spec["ops"]:
+        op["in"] = [behind.get(number, number) for number in op["in"]]
+        op["weights"] = [numbers.get(number, number) for number in op["weights"]]
+    spec["ignored"] += [name for i, weight in enumerate(spec["weights"]) if i not in numbers for name in _names(weight)]
+    spec["weights"][:] = [spec["weights"][number] for number in kept]
+
+
+def _names(weight: Weight) -> set[str]:
+    return {name for part in weight["parts"] for name in (part.name, part.source)}

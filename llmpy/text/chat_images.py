@@ -60,8 +60,8 @@ def refuse_images(messages: Sequence[Message]) -> None:
         for part in _parts(message):
             if _kind(part) in KINDS:
                 raise UnsupportedError(
-                    f"content part of type '{_kind(part)}': the model has no tower for images; load a model that has one, or "
-                    "leave the images out"
+                    f"content part of type '{_kind(part)}': the model has no tower for images; load a model that has one "
+                    "(without limit_mm_per_prompt={'image': 0}), or leave the images out"
                 )
 
 

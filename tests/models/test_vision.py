@@ -298,6 +298,30 @@ def test_inspect_prints_towers(vision, capsys):
     assert "tower image, token 98" in text and "grid_attention" in text and "splice" in text
 
 
+@pytest.mark.parametrize("name", ["llava", "qwen3-vl", "gemma3", "paligemma"])
+def test_no_images_no_tower(name, vision):
+    """limit_mm_per_prompt={"image": 0}: less memory, the same bits of texts; updates may bring the tower's tensors."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = vision(name)
+    texts, params = [[5, 9, 77, 4], [3, 8, 20]], SamplingParams(temperature=0, max_tokens=6, logprobs=0)
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
+    answers, memory = [], []
+    for limits in (None, {"image": 0}):
+        with LLM(model.directory, limit_mm_per_prompt=limits, **options) as llm:
+            memory.append(llm.memory())
+            outputs = llm.generate(texts, params)
+            if limits:
+                llm.update_weights(safetensors.load_file(next(model.directory.glob("*.safetensors"))).items())
+                outputs += llm.generate(texts, params)
+                with pytest.raises(UnsupportedError, match="has no tower for images"):
+                    llm.generate({"prompt_token_ids": [98], "multi_modal_data": {"image": model.images(1)[0]}})
+            answers.append([(list(one.outputs[0].token_ids), one.outputs[0].token_logprobs.tolist()) for one in outputs])
+    assert answers[1] == answers[0] * 2
+    tower = sum(p.numel() for name, p in model.model.named_parameters() if "vision" in name or "visual" in name)
+    assert memory[0]["weights"] - memory[1]["weights"] >= 2 * tower
+    assert memory[1]["activations"] < memory[0]["activations"]
+
+
 def test_what_is_not_supported_is_named(vision):
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
     with pytest.raises(UnsupportedError, match=r"vision_feature_layer=\[-2, -3\]"):
