@@ -38,6 +38,10 @@ class EngineConfig:
         revision, tokenizer_revision: Hub branch, tag or commit.
         hf_token: Hub token; kept out of `repr` and `to_dict`.
         hf_overrides: Merged into, or applied to, the model's config before it is compiled.
+        model_impl: Where the program comes from: "auto" = a function of llmpy, else `llmpy_program.json` in the model's folder,
+            else transformers' class, converted once; "llmpy" = a function alone; "transformers" = the class, also of a model
+            that has a function.
+        program: A file of `llmpy export MODEL -o FILE.json`; None = as `model_impl` says.
         dtype: "auto" (the checkpoint's own; quantised: float32), "bfloat16", "float16" ("half", "fp16"), "float32".
         quantization: Rounds the linears of a checkpoint of floats at load: "fp8", "int8", "int4", "int4_g32"; None = what the
             checkpoint says.
@@ -127,6 +131,8 @@ class EngineConfig:
     hf_token: str | None = field(default=None, repr=False, metadata=option(optional(rules.text)))
     hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None = field(default=None, metadata=option(
         optional(rules.overrides)))
+    model_impl: str = field(default="auto", metadata=option(choice("auto", "llmpy", "transformers")))
+    program: str | None = field(default=None, metadata=option(optional(rules.path)))
     dtype: str = field(default="auto", metadata=option(rules.data_type))
     quantization: str | None = field(default=None, metadata=option(optional(choice(
         "fp8", "int8", "int4", "int4_g32", not_yet=("awq", "gptq"), knob="such a checkpoint loads without it"))))
@@ -197,6 +203,8 @@ class EngineConfig:
         seqs, tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
         if seqs is not None and tokens is not None and tokens < seqs:
             refuse("max_num_batched_tokens", f"at least max_num_seqs={seqs}", tokens)
+        if values["program"] is not None and values["model_impl"] == "llmpy":
+            refuse("model_impl", "'auto' or 'transformers' with program", values["model_impl"])
         hosts, host = values["nnodes"], values["node_rank"]
         if host is not None and host >= hosts:
             refuse("node_rank", f"below nnodes={hosts}", host)

@@ -97,7 +97,6 @@ class AlwaysSo(TypedDict, total=False):
     enable_chunked_prefill: bool | None
     tokenizer_mode: str
     runner: str
-    model_impl: str
     distributed_executor_backend: str | None
     cpu_offload_gb: float
     decode_context_parallel_size: int
@@ -121,6 +120,8 @@ class EngineOptions(TypedDict, total=False):
     tokenizer_revision: str | None
     hf_token: str | None
     hf_overrides: Mapping[str, Any] | Callable[[Any], Any] | None
+    model_impl: str
+    program: str | Path | None
     dtype: str
     quantization: str | None
     load_format: str

@@ -219,7 +219,6 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "enable_chunked_prefill": (True, None),
     "tokenizer_mode": ("auto",),
     "runner": ("auto", "generate"),
-    "model_impl": ("auto",),
     "distributed_executor_backend": (None, "uni", "mp"),
     "cpu_offload_gb": (0,),
     "decode_context_parallel_size": (1,),

@@ -137,7 +137,8 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
     wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
     compiled = models.load(
         files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted, quantization=config.quantization,
-        kv_cache_dtype=config.kv_cache_dtype, takes_images=most_images(config) > 0,
+        kv_cache_dtype=config.kv_cache_dtype, takes_images=most_images(config) > 0, program=config.program,
+        model_impl=config.model_impl,
     )  # fmt: skip
     result.tokenizer = None if config.skip_tokenizer_init else _load_tokenizer(config, files, checkpoint)
     _check_adapters(config, compiled.spec)

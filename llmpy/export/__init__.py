@@ -6,7 +6,6 @@ torch and the changes that a trace needs stay out of the engine's process.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import environment
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import CheckpointError, ConfigError, UnsupportedError
 from ..models.config import ModelConfig
-from ..models.registry import Architecture, unknown
+from ..models.registry import Architecture, lookup, unknown
 from . import stored
 
-__all__ = ["converted", "find", "missing_for", "place", "sketched"]
+__all__ = ["FILE", "convert", "converted", "find", "graph", "missing_for", "opened", "place", "sketched"]
 
 logger = logging.getLogger("llmpy")
 
@@ -33,7 +32,49 @@ CONVERTER = 1
 """Version of the conversion; a change that gives another program raises it, so that programs in the cache are made again."""
 
 OLDEST = (5, 17)  # transformers
-_NO_MEANING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_commit_hash")
+FILE = "llmpy_program.json"
+"""A program in a model's folder that is found by itself."""
+
+
+def convert(cls: Any, config: Any) -> dict[str, object]:
+    """Converts a class, for example one of your own package, in this process; torch and transformers stay imported.
+
+    Args:
+        cls: The class of a causal language model, with transformers' attention interface.
+        config: The fields of its config.json, or its configuration object. Programs of objects do not know their config.json,
+            so nobody checks that they belong to it.
+
+    Returns:
+        The contents of a program's file: `json.dump` writes it, and `LLM(model, program=FILE)` takes it.
+
+    Raises:
+        UnsupportedError: the class cannot be converted; the message names the module and the node.
+    """
+    from .conversion import Conversion
+
+    is_raw = isinstance(config, Mapping)
+    raw = {**(config if is_raw else config.to_dict()), "architectures": [cls.__name__]}
+    return Conversion(raw, cls, None if is_raw else config).stored()
+
+
+def opened(path: str | Path, raw: Mapping[str, object]) -> Architecture:
+    """The program of a file that the user names, or that lies in the model's folder.
+
+    Args:
+        path: The file.
+        raw: The fields of config.json.
+
+    Raises:
+        ConfigError: there is no such file.
+        CheckpointError: the file is damaged, or it is the program of another config.json.
+        UnsupportedError: another version of llmpy wrote it.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"program: {path} does not exist; llmpy export MODEL -o FILE.json writes one", option="program")
+    found = stored.read(path, raw)
+    logger.info("%s: the program of %s", ModelConfig(dict(raw), "config.json").architecture, path)
+    return found
 
 
 def find(raw: Mapping[str, object], where: str) -> Architecture:
@@ -56,7 +97,7 @@ def find(raw: Mapping[str, object], where: str) -> Architecture:
         except (CheckpointError, UnsupportedError, OSError) as error:
             logger.warning("%s; it is converted again", error)
     if (missing := missing_for(name)) is not None:
-        raise unknown(name, missing)
+        raise UnsupportedError(f"model_impl='transformers': {missing}") if lookup(name) else unknown(name, missing)
     logger.info("%s: converting transformers' class to a program, once, to %s", name, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
@@ -71,9 +112,7 @@ def find(raw: Mapping[str, object], where: str) -> Architecture:
 
 def place(raw: Mapping[str, object], architecture: str) -> Path:
     """The file of a converted program in the cache; its name has what the program depends on."""
-    fields = {name: value for name, value in raw.items() if name not in _NO_MEANING}
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
-    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    key = stored.config_key(raw)
     folder = environment.cache_dir() / "programs"
     stem = f"{architecture}-{key}-{CONVERTER}.{stored.FORMAT}"
     try:
@@ -86,7 +125,10 @@ def missing_for(name: str) -> str | None:
     """What the conversion of a class lacks, as a sentence; None: nothing. Nothing is imported, because that takes seconds."""
     lacking = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if lacking:
-        return f"If transformers has the class, `pip install {' '.join(lacking)}` converts it, once (docs/use/export.md)."
+        return (
+            f"If transformers has the class, `pip install {' '.join(lacking)}` converts it, once (docs/use/export.md); or "
+            "`llmpy export MODEL -o FILE.json` does so on another machine, and program='FILE.json' loads that here."
+        )
     have = version("transformers")
     if tuple(int(part) for part in have.split(".")[:2] if part.isdecimal()) < OLDEST:
         return f"transformers {have} is too old to convert classes; `pip install 'transformers>=5.17'`."
@@ -127,6 +169,22 @@ def sketched(raw: Mapping[str, object]) -> tuple[str, UnsupportedError | None]:
     """
     answer = _ask(raw, "skeleton")
     return answer["skeleton"], _error(answer) if "error" in answer else None
+
+
+def graph(raw: Mapping[str, object]) -> list[str]:
+    """The nodes of the traced graph of a class, a line each, in a child process.
+
+    Args:
+        raw: The fields of config.json.
+
+    Raises:
+        UnsupportedError: the class cannot be traced.
+    """
+    answer = _ask(raw, "graph")
+    if "error" in answer:
+        raise _error(answer)
+    lines: list[str] = answer["graph"]
+    return lines
 
 
 def _error(answer: Mapping[str, Any]) -> UnsupportedError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,16 @@ MOST = 1_000_000  # operations, values or weights
 
 # Fields of a configuration that the engine reads beside the program, under the names that all families share.
 FIELDS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings")
+
+
+_NO_MEANING = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "_commit_hash")
+
+
+def config_key(raw: Mapping[str, object]) -> str:
+    """A digest of the fields of config.json that a program depends on."""
+    fields = {name: value for name, value in raw.items() if name not in _NO_MEANING}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def fields_of(config: Any) -> dict[str, object]:
@@ -72,11 +83,15 @@ def _weight(weight: Weight, operation: str) -> dict[str, object]:
     return {**made, "offset": weight["offset"]} if weight["offset"] else made
 
 
-def read(path: Path) -> Architecture:
+def read(path: Path, raw: Mapping[str, object] | None = None) -> Architecture:
     """A converted program as a registered architecture.
 
+    Args:
+        path: The file.
+        raw: The fields of the config.json that the program has to be of; None: they are not compared.
+
     Raises:
-        CheckpointError: the file is damaged.
+        CheckpointError: the file is damaged, or it is the program of another config.json.
         UnsupportedError: another version of llmpy wrote it.
     """
     size = path.stat().st_size
@@ -93,6 +108,8 @@ def read(path: Path) -> Architecture:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: it is no converted program: {type(error).__name__}: {error}", file=str(path)) from error
+    if raw is not None:
+        program.check(raw)
     return Architecture(program.build, ignore=(*COMPUTED_BUFFERS, *program.ignored), fixed=program.fields)
 
 
@@ -108,7 +125,7 @@ class Program:
         self.file, self.architecture = file, str(found["architecture"])
         self.fields: dict[str, object] = dict(found["fields"])
         self.ignored = [str(name) for name in found["ignored"]]
-        self.prefix = str(found["prefix"])
+        self.prefix, self.key = str(found["prefix"]), found.get("config_key")
         self.vocab_size, self.states = int(found["vocab_size"]), int(found["states"])
         self.values = [(int(width), int(of), int(offset)) for width, of, offset in found["values"]]
         self.ops: list[tuple[str, Operands]] = [(str(op), _operands(operands)) for op, operands in found["operations"]]
@@ -125,6 +142,15 @@ class Program:
             raise ValueError(f"wanted at most {MOST} operations, values and weights")
         if not 0 <= self.states < len(self.values) or any(len(layer) != 4 for layer in self.layers):
             raise ValueError("a number of a value or a layer is wrong")
+
+    def check(self, raw: Mapping[str, object]) -> None:
+        """CheckpointError if this is the program of another config.json. Programs of configuration objects have no key."""
+        name = ModelConfig(dict(raw), "config.json").architecture
+        problem = "" if self.key in (None, config_key(raw)) else "the program of another config.json (or of other hf_overrides)"
+        if name != self.architecture:
+            problem = f"wanted the program of {name}, have that of {self.architecture}"
+        if problem:
+            raise CheckpointError(f"{self.file}: {problem}; llmpy export MODEL -o FILE.json writes this one's", file=self.file)
 
     def build(self, cfg: ModelConfig, m: Model) -> None:
         """The architecture function: writes the program; every tensor is compared with the checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ __all__ = [
     "Block", "Compiled", "Model", "ModelConfig", "Overrides", "Rope", "Spec", "Value", "architecture", "load",
     "open_checkpoint",
 ]  # fmt: skip
+
+logger = logging.getLogger("llmpy")
 
 Overrides = Mapping[str, object] | Callable[[Raw], Mapping[str, object]]
 
@@ -90,6 +93,8 @@ def load(
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     takes_images: bool = True,
+    program: str | None = None,
+    model_impl: str = "auto",
 ) -> Compiled:
     """Writes the program of a model.
 
@@ -98,7 +103,7 @@ def load(
         checkpoint: The checkpoint's tensors; None for dummy weights: no shape is checked.
         hf_overrides: Fields that replace those of the configuration, or a function from the old configuration to the new one.
         max_model_len: Longest sequence to serve, in tokens; None: the model's own limit.
-        quantization, kv_cache_dtype: As in EngineConfig.
+        quantization, kv_cache_dtype, program, model_impl: As in EngineConfig.
         takes_images: Whether the program has the model's towers.
 
     Returns:
@@ -119,7 +124,9 @@ def load(
     where = file if source.is_gguf else f"{files.directory}/config.json"
     raw = _overridden(raw, hf_overrides)
     scales = quantized.check(raw, checkpoint, where)
-    found = registry.lookup(ModelConfig(raw, where).architecture) or _converted(raw, where, source)
+    if source.is_gguf and (program is not None or model_impl == "transformers"):
+        raise UnsupportedError("program and model_impl='transformers' need a config.json; a GGUF file has none")
+    found = _architecture(files, raw, where, program, model_impl)
     config = ModelConfig(found.fields(raw), where, max_model_len)
     if found.texts:
         config.processor = _processor_of(files)
@@ -152,13 +159,22 @@ def _processor_of(files: ModelFiles) -> Mapping[str, Any]:
     return found[1] if found else {}
 
 
-def _converted(raw: Raw, where: str, source: Source) -> registry.Architecture:
-    """The program of a class that only transformers knows."""
-    if source.is_gguf:
-        raise registry.unknown(ModelConfig(raw, where).architecture)
+def _architecture(files: ModelFiles, raw: Raw, where: str, program: str | None, model_impl: str) -> registry.Architecture:
+    """The function of an architecture, or the converted program of a class that only transformers knows."""
+    name = ModelConfig(raw, where).architecture
+    if program is None and model_impl != "transformers" and (found := registry.lookup(name)) is not None:
+        logger.info("%s: the function of %s", name, found.build.__module__)
+        return found
+    if files.kind == "gguf":
+        raise registry.unknown(name)
+    if model_impl == "llmpy":
+        raise registry.unknown(name, "model_impl='llmpy' leaves transformers' classes aside.")
     from .. import export
 
-    return export.find(raw, where)
+    own = None if files.directory is None else files.directory / export.FILE
+    if program is not None:
+        return export.opened(program, raw)
+    return export.opened(own, raw) if model_impl == "auto" and own is not None and own.is_file() else export.find(raw, where)
 
 
 def _orders(checkpoint: _core.Checkpoint) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from llmpy import LLM, SamplingParams, export, models  # noqa: E402
-from llmpy.export.convert import convert  # noqa: E402
+from llmpy.export.conversion import convert  # noqa: E402
 from llmpy.export.trace import build, randomise  # noqa: E402
 
 SIZES = {

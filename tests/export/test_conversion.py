@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from modules import load
 
-from llmpy import LLM, CheckpointError, UnsupportedError, export
-from llmpy.export.convert import convert
+from llmpy import LLM, CheckpointError, ConfigError, EngineConfig, UnsupportedError, cli, export
+from llmpy.cli import engine_options
+from llmpy.export.conversion import convert
 
 helpers = load(Path(__file__).with_name("conftest.py"))
 torch = pytest.importorskip("torch")
@@ -63,6 +65,85 @@ def test_the_key_has_what_the_program_depends_on(made, cache_dir, monkeypatch) -
     assert one != export.place(raw, "X")
 
 
+def test_a_program_of_a_file(converted, made, tmp_path, monkeypatch, caplog) -> None:
+    """By its path, and by itself in the model's folder, where nothing can convert; programs of other models are refused."""
+    found = converted("helium")
+    monkeypatch.setattr(export, "missing_for", lambda name: "torch is missing.")
+    with LLM(found.path, **helpers.OPTIONS) as llm:
+        wanted = helpers.generated(llm, [helpers.IDS])
+    file = tmp_path / "program.json"
+    shutil.copy(found.program, file)
+    monkeypatch.setenv("LLMPY_CACHE_DIR", str(tmp_path / "empty"))
+    with LLM(found.path, program=file, **helpers.OPTIONS) as llm:
+        assert helpers.generated(llm, [helpers.IDS]) == wanted
+    with pytest.raises(UnsupportedError, match=r"torch is missing\. .*A function with @llmpy.architecture adds one"):
+        LLM(found.path, **helpers.OPTIONS)
+    folder = shutil.copytree(found.path, tmp_path / "model")
+    shutil.copy(file, folder / export.FILE)
+    caplog.set_level(logging.INFO, "llmpy")
+    with LLM(folder, **helpers.OPTIONS) as llm:
+        assert helpers.generated(llm, [helpers.IDS]) == wanted
+    assert f"HeliumForCausalLM: the program of {folder / export.FILE}" in caplog.text
+    with pytest.raises(UnsupportedError, match="model_impl='llmpy' leaves transformers' classes aside"):
+        LLM(folder, model_impl="llmpy", **helpers.OPTIONS)
+    other = json.loads(file.read_text())
+    for field, value, words in (("config_key", "0", "of another config.json"), ("architecture", "X", "have that of X")):
+        file.write_text(json.dumps({**other, field: value}))
+        with pytest.raises(CheckpointError, match=words):
+            LLM(found.path, program=file, **helpers.OPTIONS)
+    with pytest.raises(ConfigError, match=r"program: .* does not exist"):
+        LLM(found.path, program="nothing.json", **helpers.OPTIONS)
+    with pytest.raises(ConfigError, match="model_impl must be 'auto' or 'transformers' with program"):
+        EngineConfig(program="a.json", model_impl="llmpy")
+
+
+def test_the_server_has_the_options() -> None:
+    chosen = cli._parser("serve").parse_args(["serve", "--program", "a.json", "--model-impl", "transformers", "m"])
+    options = engine_options.engine_options(chosen)
+    assert options["program"] == "a.json" and options["model_impl"] == "transformers"
+
+
+def test_a_class_that_has_a_function(converted, caplog, monkeypatch) -> None:
+    """model_impl="transformers" takes the converted program, with the bits of the function."""
+    found = converted("llama", tie_word_embeddings=True)
+    caplog.set_level(logging.INFO, "llmpy")
+    answers = []
+    for kind in ("auto", "llmpy", "transformers"):
+        with LLM(found.path, model_impl=kind, **helpers.OPTIONS) as llm:
+            answers.append(helpers.generated(llm, [helpers.IDS]))
+    assert answers[0] == answers[1] == answers[2]
+    assert "LlamaForCausalLM: the function of llmpy.models.llama" in caplog.text
+    assert "LlamaForCausalLM: the program of transformers' class, from " in caplog.text
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    found.program.rename(found.program.with_suffix(".away"))
+    try:
+        with pytest.raises(UnsupportedError, match="model_impl='transformers': If transformers has the class, `pip install"):
+            LLM(found.path, model_impl="transformers", **helpers.OPTIONS)
+    finally:
+        found.program.with_suffix(".away").rename(found.program)
+
+
+def test_an_own_class_is_converted_in_its_process(made, tmp_path) -> None:
+    """`export.convert` takes a class that transformers does not have, by its fields or its configuration object."""
+    found = made("helium")
+
+    class OwnForCausalLM(type(found.model)):
+        pass
+
+    raw = {**found.raw, "architectures": ["OwnForCausalLM"]}
+    programs = [export.convert(OwnForCausalLM, config) for config in (found.raw, found.model.config)]
+    assert programs[0]["config_key"] == export.stored.config_key(raw) and programs[1]["config_key"] is None
+    assert programs[0] == {**programs[1], "config_key": programs[0]["config_key"]}
+    folder = shutil.copytree(found.path, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(raw))
+    for program in programs:
+        (tmp_path / "own.json").write_text(json.dumps(program))
+        with LLM(folder, program=tmp_path / "own.json", **helpers.OPTIONS) as llm:
+            logits = llm.tap([helpers.IDS], ["logits"])[0]["logits"]
+    wanted = helpers.expected(found.model, helpers.IDS)
+    assert (logits.argmax(-1) == wanted.argmax(-1)).all()
+
+
 REFUSED = {
     "youtu": (r"model.layers.0.self_attn \(YoutuAttention\)", "new_empty", "the vocabulary has no such operation"),
     "laguna": (r"model.layers.0.self_attn \(LagunaAttention\)", "softplus", "the vocabulary has no such operation"),
@@ -85,5 +166,5 @@ def test_names_that_nobody_has_are_refused_without_a_child(monkeypatch) -> None:
     with pytest.raises(UnsupportedError, match=r"'LamaForCausalLM' is not supported; similar: .*does not have it either"):
         export.find({"architectures": ["LamaForCausalLM"]}, "config.json")
     monkeypatch.setattr(export, "find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match="`pip install torch transformers` converts it, once"):
+    with pytest.raises(UnsupportedError, match=r"`pip install torch transformers` converts it, once.*program='FILE.json'"):
         export.find({"architectures": ["HeliumForCausalLM"], "a": 1}, "config.json")

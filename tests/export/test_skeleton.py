@@ -8,7 +8,7 @@ from modules import load
 
 from llmpy import UnsupportedError, export
 from llmpy.cli import main
-from llmpy.export import leaves
+from llmpy.export import conversion, leaves
 from llmpy.export.skeleton import skeleton
 from llmpy.models import Model, ModelConfig, registry
 from llmpy.models.source import Source
@@ -56,6 +56,22 @@ def test_the_command_prints_what_was_understood(tmp_path, capsys, monkeypatch) -
     monkeypatch.setattr(export, "converted", lambda raw: {"format": 1})
     assert main(["export", str(tmp_path), "-o", str(tmp_path / "program.json")]) == 0
     assert json.loads((tmp_path / "program.json").read_text()) == {"format": 1}
+    made = {"architecture": "X", "operations": [1, 2], "weights": [3]}
+    monkeypatch.setattr(export, "converted", lambda raw: made)
+    capsys.readouterr()
+    assert main(["export", str(tmp_path), "--check"]) == 0
+    assert capsys.readouterr().out.startswith("X converts: 2 operations, 1 weights;")
+    monkeypatch.setattr(export, "graph", lambda raw: ["a = b()", "c = d()"])
+    assert main(["export", str(tmp_path), "--graph"]) == 0
+    assert capsys.readouterr().out == "a = b()\nc = d()\n"
+
+
+def test_the_graph_has_nodes_and_modules(made) -> None:
+    found = made("youtu")
+    lines = conversion.graph(found.raw)
+    assert any("aten.linear" in line and line.endswith("# model.layers.0.mlp.down_proj (Linear)") for line in lines)
+    with pytest.raises(UnsupportedError, match="has no class of this name"):
+        conversion.graph({**found.raw, "architectures": ["NoForCausalLM"]})
 
 
 def test_an_error_in_a_rule_of_masks() -> None:
