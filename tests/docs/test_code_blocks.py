@@ -13,6 +13,7 @@ The text after a fence's language:
 
 import ast
 import asyncio
+import base64
 import inspect
 import json
 import os
@@ -29,6 +30,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from modules import load
 
 from llmpy import LLM, AsyncEngine
 from llmpy.server.formats import FORMATS
@@ -198,6 +200,15 @@ def tiers(tools: Tools) -> Setting:
     return Setting({}, {"/tmp/llmpy": str(tools.folder / "ipc"), "unix:prefill": f"unix:docs-{os.getpid()}"})
 
 
+def vision(tools: Tools) -> Setting:
+    pytest.importorskip("PIL")
+    tiny = load(ROOT / "tests/helpers/tiny_llava.py")
+    photo = tiny.photo(tools.folder / "photo.png")
+    url = "data:image/png;base64," + base64.b64encode(photo.read_bytes()).decode()
+    words = {"path/of/a/model": str(tiny.write(tools.folder / "llava")), "photo.jpg": str(photo)}
+    return Setting({}, {**words, "data:image/png;base64,...": url})
+
+
 SETTINGS: Mapping[str, Callable[[Tools], Setting]] = {
     "adding-an-architecture": own_architecture,
     "async-engine": async_engine,
@@ -205,6 +216,7 @@ SETTINGS: Mapping[str, Callable[[Tools], Setting]] = {
     "pooling": pooling,
     "rl": rl,
     "tiers": tiers,
+    "vision": vision,
 }
 """Page -> its setting. Other pages need only the demo model and path/to/model."""
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from modules import load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,6 +35,16 @@ def run(device: str, *arguments: str) -> str:
 )
 def test_example(name: str, wanted: str, device: str, demo_model: Path) -> None:
     assert wanted in run(device, str(EXAMPLES / name), str(demo_model))
+
+
+def test_images(device: str, tmp_path: Path) -> None:
+    """A tiny random model: images that are asked about again are not computed again."""
+    pytest.importorskip("PIL")
+    tiny = load(Path(__file__).parents[1] / "helpers/tiny_llava.py")
+    images = [str(tiny.photo(tmp_path / f"{seed}.png", seed)) for seed in range(2)]
+    lines = run(device, str(EXAMPLES / "images.py"), str(tiny.write(tmp_path / "llava")), *images).splitlines()
+    assert lines[0].startswith(f"{images[0]}: 9 features: ") and lines[2].startswith("all together: ")
+    assert lines[3] == "2 images encoded, 2 found"
 
 
 @pytest.mark.slow
