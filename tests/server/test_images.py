@@ -6,12 +6,16 @@ import io
 import json
 import struct
 import zlib
+from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
+from modules import load
 from PIL import Image
 
+from llmpy import LLM, AsyncEngine
 from llmpy.server import build_app, images
 from llmpy.server.errors import HttpError
 from llmpy.vision.images import Images
@@ -353,3 +357,50 @@ def test_a_url_of_a_request_is_fetched(post, seeing, monkeypatch):
     answer = post("/v1/chat/completions", chat(part, return_token_ids=True), allow_image_urls=True, image_domains=("a.b",))
     assert answer.json()["prompt_token_ids"].count(seeing) == FEATURES
     assert asked == [("https://host.example/a.png", ("a.b",))]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A server's engine of a tiny model with a tower, and the answer of `LLM.chat` to MESSAGES."""
+    tiny = load(Path(__file__).parents[1] / "helpers/tiny_llava.py")
+    options = {"device": "cpu", "kv_cache_memory_bytes": "16MiB"}
+    path = tiny.write(tmp_path_factory.mktemp("real") / "llava")
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    with LLM(path, **options) as llm:
+        parts = [TEXT, part, {"type": "text", "text": "w9 w10"}]
+        wanted = llm.chat([{"role": "user", "content": parts}], max_tokens=6, temperature=0)[0]
+    with AsyncEngine(path, **options) as engine:
+        yield SimpleNamespace(engine=engine, wanted=wanted)
+
+
+def test_answers_of_a_real_tower(real):
+    """Chat, responses and messages give the tokens of `LLM.chat`, streamed and at once."""
+    text, image = real.wanted.outputs[0].text, {"type": "base64", "media_type": "image/png", "data": DATA}
+    url, rest = {"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "w9 w10"}
+    texts = [{**TEXT, "type": "input_text"}, {**rest, "type": "input_text"}]
+    chats = {"messages": [{"role": "user", "content": [TEXT, url, rest]}], "max_tokens": 6, "temperature": 0}
+    messages = {**chats, "messages": [{"role": "user", "content": [TEXT, {"type": "image", "source": image}, rest]}]}
+    content = [texts[0], {"type": "input_image", "image_url": URL}, texts[1]]
+    responses = {"input": [{"role": "user", "content": content}], "max_output_tokens": 6, "temperature": 0}
+
+    async def ask():
+        transport = httpx.ASGITransport(build_app(real.engine, served_model_name=("tiny",)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+            found = []
+            for path, body in (("chat/completions", chats), ("messages", messages), ("responses", responses)):
+                answer = await client.post(f"/v1/{path}", json={"model": "tiny", **body})
+                assert answer.status_code == 200, answer.text
+                found.append(answer.json())
+            streamed = await client.post("/v1/chat/completions", json={"model": "tiny", "stream": True, **chats})
+        return *found, streamed.text
+
+    chat_, message, response, streamed = asyncio.run(ask())
+    assert len(text) > 6
+    assert chat_["choices"][0]["message"]["content"] == message["content"][0]["text"] == text
+    assert response["output"][0]["content"][0]["text"] == text
+    frames = [json.loads(line[6:]) for line in streamed.split("\n\n") if line.startswith("data: {")]
+    assert "".join(each["choices"][0]["delta"].get("content") or "" for each in frames if each["choices"]) == text
+    n = len(real.wanted.prompt_token_ids)
+    assert chat_["usage"]["prompt_tokens"] == response["usage"]["input_tokens"] == n
+    assert chat_["usage"]["prompt_tokens_details"]["image_tokens"] == real.wanted.num_image_tokens == 9
+
