@@ -151,6 +151,7 @@ class CoreOutput(TypedDict):
     prompt_logprobs: tuple[bytes, bytes] | None  # value (float32), rank (int32), [n]
     prompt_top: tuple[bytes, bytes, bytes] | None
     num_cached_tokens: int
+    num_cached_images: int
     num_preemptions: int
     drafts: tuple[bytes, bytes] | None  # drafts and accepted ones by place (uint32), of a sample that has finished
     epoch: int

@@ -213,6 +213,7 @@ class RequestOutput:
         finished: Whether the request has ended.
         num_cached_tokens: Number of prompt tokens found in the prefix cache at first admission.
         num_image_tokens: Number of prompt tokens that stand for features of images.
+        num_cached_images: Number of images of the prompt that the tower did not have to compute for this request.
         weight_version: Version of the weights for the last token.
         seed: The seed used; it reproduces the request.
         metrics: Times.
@@ -235,6 +236,7 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     num_image_tokens: int = 0
+    num_cached_images: int = 0
     weight_version: int | str = 0
     seed: int = 0
     metrics: RequestMetrics | None = None
@@ -480,6 +482,7 @@ class StepRecord(NamedTuple):
         blocks_used, blocks_cached: Number of blocks held by samples, and of free blocks in the prefix cache.
         in_flight: Number of steps in flight after the start, including this one; 2 if host and device overlap.
         replayed: 1 if a captured graph was replayed, else 0.
+        tower_pieces, tower_rows: Pieces of images that the tower computed before the rows, and their rows of patches.
         replica: Number of the replica, whose steps `number` counts; 0 with data_parallel_size=1.
     """
 
@@ -503,6 +506,8 @@ class StepRecord(NamedTuple):
     blocks_cached: int
     in_flight: int
     replayed: int
+    tower_pieces: int
+    tower_rows: int
     replica: int = 0
 
 
@@ -566,8 +571,8 @@ class EngineStats:
       sample's cache to host memory, and blocks copied so each way. `host_blocks_swapped`: blocks that wait there now.
     - `state_snapshots`, `state_snapshot_bytes`: recurrent states in the pool's prefix cache; running samples evict them.
     - `images_encoded`, `image_pieces`, `image_rows`: images that the tower has computed, their pieces (such as tiles) and their
-      rows of patches. `image_cache_hits`: images whose features were still there. `image_cache_evictions`: features that made
-      room for others.
+      rows of patches. `image_cache_hits`: images of prompts whose features were there at the first look. `images_reencoded`:
+      images (of `images_encoded`) computed once more for a request. `image_cache_evictions`: features that made room.
     - `host_blocks_total`, `host_blocks_cached`: blocks that the host cache has room for, and those of findable prefixes in it.
     - `host_cache_hits`: tokens that samples took from the host cache, also after a preemption.
     - `skipped_loads`, `skipped_load_tokens`: hits outside the pool that were not loaded, because computing them takes less
@@ -658,6 +663,7 @@ class EngineStats:
     image_rows: int = 0
     image_cache_hits: int = 0
     image_cache_evictions: int = 0
+    images_reencoded: int = 0
     num_masks: int = 0
     mask_us: int = 0
     num_held: int = 0
@@ -669,6 +675,11 @@ class EngineStats:
     num_draft_waits: int = 0
     drafts: tuple[int, ...] = ()
     accepted_drafts: tuple[int, ...] = ()
+
+    @property
+    def image_cache_queries(self) -> int:
+        """Images of prompts that were looked up among those with features."""
+        return self.image_cache_hits + self.images_encoded - self.images_reencoded
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name."""

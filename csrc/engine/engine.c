@@ -71,6 +71,7 @@ void engine_publish_stats(struct engine *e)
         stats->image_pieces = counts->n_pieces;
         stats->image_rows = counts->n_rows;
         stats->image_cache_hits = counts->n_hits;
+        stats->images_reencoded = counts->n_again;
         stats->image_cache_evictions = counts->n_evictions;
     }
     statistics_publish(e->statistics);
@@ -566,6 +567,8 @@ static struct step_record describe_step(const struct engine *e, const struct bat
         .n_waiting = (uint32_t)s->waiting.n,
         .n_pages_used = (uint32_t)e->stats->kv_blocks_total - n_free,
         .n_pages_cached = block_manager_n_cached(s->blocks),
+        .n_pieces = batch_n_pieces(b),
+        .n_piece_rows = batch_n_piece_rows(b),
     };
 }
 

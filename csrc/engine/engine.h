@@ -146,6 +146,7 @@ struct output {
     const float *states;              /* [n_states][states_width] in a complete pooling request's last output; else NULL */
     uint32_t n_states, states_width;
     uint32_t n_cached_tokens;         /* prompt tokens that the prefix cache served at the first admission */
+    uint32_t n_cached_items;          /* items of the prompt that no tower had to compute for this request */
     uint32_t n_preemptions;
     const struct draft_counts *drafts; /* in the final output of a sample that could have drafts; else NULL */
     const uint32_t *epochs;           /* [n_new] epoch of the weights that made each token; never decreases */

@@ -167,7 +167,8 @@ static bool encode(struct features *f, const struct prompt_item *item)
 
 uint32_t features_take(struct features *f, const struct sequence *q, uint32_t n)
 {
-    const struct request_spec *spec = &q->request->spec;
+    struct request *r = q->request;
+    const struct request_spec *spec = &r->spec;
     for (uint32_t i = 0; f && i < spec->n_items; i++) {
         const struct prompt_item *item = &spec->items[i];
         if (item->first >= q->n_computed + n)
@@ -175,13 +176,17 @@ uint32_t features_take(struct features *f, const struct sequence *q, uint32_t n)
         if (item->first + item->n_tokens <= q->n_computed)
             continue;
         struct entry *entry = find(f, &item->content);
-        f->counts.n_hits += entry && entry->used != f->n_steps;
-        if (entry)
-            entry->used = f->n_steps;
-        else if (!encode(f, item)) {
+        bool is_first = i >= r->n_seen_items;
+        if (!entry && !encode(f, item)) {
             n = item->first > q->n_computed ? item->first - q->n_computed : 0;
             break;
         }
+        if (entry)
+            entry->used = f->n_steps;
+        f->counts.n_hits += entry && is_first;
+        f->counts.n_again += !entry && !is_first;
+        r->n_encoded_items += !entry && is_first;
+        r->n_seen_items = is_first ? i + 1 : r->n_seen_items;
     }
     return f ? items_cut(q->request, q->n_computed, n) : n;
 }

@@ -11,7 +11,9 @@
 struct features;
 
 struct features_counts {
-    uint64_t n_items, n_pieces, n_rows, n_hits, n_evictions; /* computed items, their pieces and rows; items found; evictions */
+    uint64_t n_items, n_pieces, n_rows; /* computed items, their pieces and rows */
+    uint64_t n_again;                   /* of n_items: computed once more for the same request, whose features were evicted */
+    uint64_t n_hits, n_evictions;       /* items that a request's first look found; evictions */
 };
 
 /* n_features, max_rows: as in struct runner. */

@@ -73,6 +73,7 @@ static void report(struct sequence *q, uint32_t epoch, struct output *output)
         .n_new = n_new - first,
         .ids = q->output + r->spec.prior.n + first,
         .n_cached_tokens = r->n_cached,
+        .n_cached_items = r->spec.n_items - r->n_encoded_items,
         .n_preemptions = q->n_preemptions,
         .drafts = q->drafts.memory && q->state == SEQUENCE_FINISHED ? &q->draft_counts : NULL,
         .epochs = q->epochs + first,

@@ -41,6 +41,8 @@ struct request {
     uint32_t n_held;               /* sequences not yet released */
     uint32_t n_unreported;         /* sequences whose final output is not yet taken */
     uint32_t n_cached;             /* prompt tokens that the prefix cache served at the first admission */
+    uint32_t n_seen_items;         /* leading items of the prompt that were in the feature pool, or computed, at least once */
+    uint32_t n_encoded_items;      /* of these, items that were computed for this request */
     double queued, scheduled;
     atomic_bool is_aborted;
     struct request *next;          /* in the engine's inbox, then in its list of held requests */

@@ -49,6 +49,7 @@ struct engine_stats {
     uint64_t state_snapshots_taken;
     uint64_t images_encoded, image_pieces, image_rows; /* that towers have computed */
     uint64_t image_cache_hits, image_cache_evictions;  /* images whose features were there; that made room for others */
+    uint64_t images_reencoded;  /* of images_encoded: computed once more for a request, whose features had made room */
     uint64_t finished[N_FINISHES]; /* by enum finish */
     uint64_t num_masks, mask_us;   /* masks filled for grammars, and the threads' time for them */
     uint64_t allocations_since_warmup;
@@ -93,6 +94,7 @@ struct step_record {
     uint32_t n_admitted, n_preempted, n_running, n_waiting;
     uint32_t n_pages_used, n_pages_cached; /* cached: free, and can be found */
     uint32_t n_in_flight, is_replayed;     /* steps in flight at its start, this one included; 1: a graph was replayed */
+    uint32_t n_pieces, n_piece_rows;       /* pieces of images that the tower computes before the rows, and their rows */
 };
 
 struct statistics;

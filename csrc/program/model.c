@@ -559,10 +559,13 @@ enum rc model_memory(const struct model *m, struct model_memory *memory, struct 
         .activations_bytes = m->plan.arena_values * m->item_bytes + m->ropes_bytes + tower_bytes(m),
         .sampler_bytes = m->logits_bytes,
         .staging_bytes = m->staged_bytes,
+        .tower_weights_bytes = weights_tower_bytes(m->weights),
+        .tower_bytes = tower_bytes(m),
+        .features_bytes = tower_features_bytes(m),
         .host_cache_bytes = (uint64_t)m->n_slots * m->layout.page_bytes,
     };
     if ((m->asleep & PART_WEIGHTS) && !m->has_copy) /* if the device uses host memory, the copy is the weights */
-        memory->weights_bytes = 0;
+        memory->weights_bytes = memory->tower_weights_bytes = 0;
     if (m->asleep & PART_POOL)
         memory->kv_bytes = 0;
     if (!m->backend->memory)

@@ -45,6 +45,7 @@ struct model_options {
 struct model_memory {
     uint64_t weights_bytes, kv_bytes, activations_bytes, sampler_bytes, staging_bytes;
     uint64_t host_cache_bytes;
+    uint64_t tower_weights_bytes, tower_bytes, features_bytes; /* of weights; of activations; of tower_bytes */
     uint64_t workspaces_bytes, graphs_bytes, pinned_bytes; /* other memory of the backend; pinned is host memory */
     uint64_t device_total_bytes, device_free_bytes;       /* 0: the device uses host memory */
 };

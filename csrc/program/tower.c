@@ -225,6 +225,11 @@ uint64_t tower_bytes(const struct model *text)
     return tower_planned_bytes(text);
 }
 
+uint64_t tower_features_bytes(const struct model *text)
+{
+    return text->tower ? pool_bytes(text->tower) : 0;
+}
+
 static enum rc buffer(const struct tower *t, size_t size_bytes, void *pointer, struct err *err)
 {
     void *made = NULL;

@@ -18,6 +18,7 @@ uint64_t tower_planned_bytes(const struct model *model); /* of its buffers; 0: t
 enum rc tower_make_buffers(struct model *model, struct err *err);
 void tower_destroy(struct model *model);
 uint64_t tower_bytes(const struct model *model);
+uint64_t tower_features_bytes(const struct model *model); /* of the pool of features, part of tower_bytes */
 
 /* Lets a step of the text read the arrays of a graph: rope positions, and no features. */
 void tower_use(struct running *run);

@@ -656,3 +656,12 @@ size_t weights_bytes(const struct weights *w)
         bytes += w->stored[i].matrix ? w->backend->matrix_bytes(w->stored[i].matrix) : 0;
     return bytes;
 }
+
+size_t weights_tower_bytes(const struct weights *w)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; w->program->tower && i < w->program->n_weights; i++)
+        if (w->stored[i].matrix && uses_of(w->program->tower, i))
+            bytes += w->backend->matrix_bytes(w->stored[i].matrix);
+    return bytes;
+}

@@ -32,6 +32,7 @@ float *weights_kept(const struct weights *weights, uint32_t weight);
 struct tensor_place weights_place(const struct weights *weights, uint32_t weight, uint32_t part, const struct row_run *rows);
 uint32_t weights_stored(const struct weights *weights, uint32_t weight, uint32_t part); /* enum dtype */
 size_t weights_bytes(const struct weights *weights);
+size_t weights_tower_bytes(const struct weights *weights); /* of the matrices of the tower */
 /* Writes dummy values (dummy.h) to rows of a matrix's part. For weights_load and for tests of backends. */
 enum rc weights_fill(const struct backend *backend, void *backend_ctx, struct matrix *matrix, uint32_t part, uint32_t dtype,
                      const struct row_run *rows, uint32_t cols, uint64_t key, struct err *err);

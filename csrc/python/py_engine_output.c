@@ -121,7 +121,7 @@ static PyObject *drafts_of(const struct output *output)
 PyObject *py_output(const struct output *output)
 {
     return Py_BuildValue(
-        "{sKsIszsisIsNsIsIsNsNsNsNsNsIsIsIsNs(dddd)sNsNsN}",
+        "{sKsIszsisIsNsIsIsNsNsNsNsNsIsIsIsIsNs(dddd)sNsNsN}",
         "request", (unsigned long long)output->request,
         "sample", output->sample,
         "finish", py_finish_name(output->finish),
@@ -136,6 +136,7 @@ PyObject *py_output(const struct output *output)
         "prompt_logprobs", prompt_logprobs_of(output),
         "prompt_top", prompt_top_of(output),
         "num_cached_tokens", output->n_cached_tokens,
+        "num_cached_images", output->n_cached_items,
         "num_preemptions", output->n_preemptions,
         "epoch", output->epoch,
         "epochs", epochs_of(output),

@@ -76,6 +76,7 @@ PyObject *py_stats(const struct engine_stats *s)
         {"image_rows", s->image_rows},
         {"image_cache_hits", s->image_cache_hits},
         {"image_cache_evictions", s->image_cache_evictions},
+        {"images_reencoded", s->images_reencoded},
         {"weight_epoch", s->weight_epoch},
         {"sleep_level", s->sleep_level},
         {"nonfinite_rows", s->nonfinite_rows},
@@ -109,10 +110,11 @@ PyObject *py_stats(const struct engine_stats *s)
 
 static PyObject *step_tuple(uint64_t number, const struct step_record *s)
 {
-    return Py_BuildValue("(KdddIIIIIIIIIIIIIIII)", (unsigned long long)number, s->start, (double)s->host_us,
+    return Py_BuildValue("(KdddIIIIIIIIIIIIIIIIII)", (unsigned long long)number, s->start, (double)s->host_us,
                          (double)s->device_us, s->n_rows, s->n_prompt, s->n_decode, s->n_redone, s->n_wasted, s->n_draft,
                          s->n_tokens, s->n_accepted, s->n_admitted, s->n_preempted, s->n_running, s->n_waiting,
-                         s->n_pages_used, s->n_pages_cached, s->n_in_flight, s->is_replayed);
+                         s->n_pages_used, s->n_pages_cached, s->n_in_flight, s->is_replayed, s->n_pieces,
+                         s->n_piece_rows);
 }
 
 PyObject *py_step_log(struct engine *engine, uint32_t max)

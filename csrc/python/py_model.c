@@ -429,10 +429,12 @@ static PyObject *memory_of(const struct model *model)
     struct err err = {0};
     if (model_memory(model, &m, &err))
         return py_raise(&err);
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations",
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "weights", m.weights_bytes, "kv", m.kv_bytes, "activations",
                          m.activations_bytes, "host_cache", m.host_cache_bytes, "sampler", m.sampler_bytes, "staging",
                          m.staging_bytes, "workspaces", m.workspaces_bytes, "graphs", m.graphs_bytes, "pinned_host",
-                         m.pinned_bytes, "device_total", m.device_total_bytes, "device_free", m.device_free_bytes);
+                         m.pinned_bytes, "device_total", m.device_total_bytes, "device_free", m.device_free_bytes,
+                         "tower_weights", m.tower_weights_bytes, "tower", m.tower_bytes, "image_features",
+                         m.features_bytes);
 }
 
 static PyObject *memory(PyObject *self, PyObject *args)

@@ -109,3 +109,20 @@ void batch_destroy(struct batch *b)
         mem_free(arrays[i]);
     *b = (struct batch){0};
 }
+
+uint32_t batch_n_pieces(const struct batch *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_encodings; i++)
+        n += b->encodings[i].item->n_pieces;
+    return n;
+}
+
+uint32_t batch_n_piece_rows(const struct batch *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_encodings; i++)
+        for (uint32_t piece = 0; piece < b->encodings[i].item->n_pieces; piece++)
+            n += b->encodings[i].item->pieces[piece].n_rows;
+    return n;
+}

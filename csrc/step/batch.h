@@ -81,6 +81,8 @@ struct batch {
 
 /* Allocates the arrays of a model with a tower: n_features: rows of the feature pool. */
 enum rc batch_add_tower(struct batch *batch, uint32_t n_axes, uint32_t n_features, struct err *err);
+uint32_t batch_n_pieces(const struct batch *batch); /* of the images whose features are computed before the rows */
+uint32_t batch_n_piece_rows(const struct batch *batch);
 /* Allocates all other arrays at their largest size; no other function of the batch allocates. */
 enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint32_t max_rows, size_t n_top,
                      uint32_t max_copies, struct err *err);

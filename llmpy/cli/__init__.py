@@ -168,12 +168,7 @@ def _parser(word: str) -> argparse.ArgumentParser:
     convert.add_argument("--to", required=True, metavar="TYPE", help="fp8, int8, int4, int4_g32; of GGUF: gguf-q8_0, ...")
 
     export = command("export", "export", "Write the architecture function of a class that transformers has, or its program.")
-    _add_name(export)
-    export.add_argument("-o", "--output", metavar="FILE", help="FILE.py: the function; FILE.json: the program (default: print)")
-    only = export.add_mutually_exclusive_group()
-    only.add_argument("--skeleton", action="store_true", help="the function, as far as the class is understood (default)")
-    only.add_argument("--graph", action="store_true", help="the traced graph: nodes and their modules")
-    only.add_argument("--check", action="store_true", help="convert, compare with the class, and write nothing")
+    _add_export(export)
     pull = command("pull", "models", "Download a model of the Hugging Face hub, or the demo model.")
     pull.add_argument("name", metavar="MODEL", help="hub id, a file in one (org/name/file.gguf), or demo")
     pull.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
@@ -184,6 +179,16 @@ def _parser(word: str) -> argparse.ArgumentParser:
     command("devices", "machine", "Devices of this machine, and why one cannot be used.")
     command("version", "machine", "Version and build.")
     return parser
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `export`."""
+    _add_name(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="FILE.py: the function; FILE.json: the program (default: print)")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--skeleton", action="store_true", help="the function, as far as the class is understood (default)")
+    only.add_argument("--graph", action="store_true", help="the traced graph: nodes and their modules")
+    only.add_argument("--check", action="store_true", help="convert, compare with the class, and write nothing")
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:

@@ -378,7 +378,11 @@ class EngineBase(AdapterCalls, ABC):
         return read(self)
 
     def memory(self) -> dict[str, int]:
-        """Bytes by purpose, and the total and free bytes of the devices; all are sums over the ranks."""
+        """Bytes by purpose, and the total and free bytes of the devices; all are sums over the ranks.
+
+        `tower_weights` are part of `weights`, `tower` is part of `activations`, and `image_features`, the pool of features, of
+        `tower`.
+        """
         self._driver.check()
         ranks = self._driver.model.memory()
         found = {"weights": 0, "kv": 0, "activations": 0, "graphs": 0, "sampler": 0, "pinned_host": 0}

@@ -59,7 +59,7 @@ class Request:
         self.samples = [Sample() for _ in range(params.n)]
         self.error: LlmpyError | None = None
         self.finished = False
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_cached_images = 0
         self._num_preemptions = 0
         self._drafts: tuple[int, ...] = ()
         self._accepted_drafts: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Request:
 
     def absorb(self, output: CoreOutput) -> None:
         """Adds an update from the core."""
-        self.num_cached_tokens = output["num_cached_tokens"]
+        self.num_cached_tokens, self.num_cached_images = output["num_cached_tokens"], output["num_cached_images"]
         self._num_preemptions = output["num_preemptions"]
         self._epoch = output["epoch"]
         self._times = output["times"]
@@ -131,6 +131,7 @@ class Request:
             outputs=[completion],
             num_cached_tokens=self.num_cached_tokens,
             num_image_tokens=prompt.num_image_tokens,
+            num_cached_images=self.num_cached_images,
             weight_version=completion.weight_versions[0].version,
             seed=self.seed,
             metrics=RequestMetrics(
@@ -185,6 +186,7 @@ class Request:
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             num_image_tokens=prompt.num_image_tokens,
+            num_cached_images=self.num_cached_images,
             weight_version=version,
             seed=self.seed,
             metrics=self._metrics(),

@@ -222,6 +222,7 @@ class FakeEngine:
             "prompt_logprobs": prompt,
             "prompt_top": prompt_top,
             "num_cached_tokens": 1,
+            "num_cached_images": 0,
             "num_preemptions": 0,
             "drafts": None,
             "epoch": 0,

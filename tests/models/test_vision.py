@@ -117,24 +117,26 @@ def test_the_engine_matches_transformers(name, vision, device, open_engine):
         {"max_num_batched_tokens": 4, "max_num_seqs": 4},  # chunks end inside images
         {"encoder": (256, 0)},  # the pool holds one image
         {"encoder": (256, 256), "num_threads": 1},
-        {"kv_cache_bytes": 40 << 10, "max_num_seqs": 4, "max_model_len": 64},  # sequences are preempted
+        {"kv_cache_bytes": 48 << 10, "max_num_seqs": 4, "max_model_len": 80},  # sequences are preempted
     ],
     ids=["chunks", "one image", "one thread", "preemption"],
 )
 def test_equal_bits_in_batches_chunks_and_small_pools(name, options, vision, device, open_engine):
     model = vision(name)
     ids, placed = zip(*(model.prompt(each) for each in prompts_of(model)), strict=True)
+    n = 24 if "kv_cache_bytes" in options else 8
     with open_engine(device, model.directory) as engine:
-        alone = [engine.run([one], 8, 99, [images])[0] for one, images in zip(ids, placed, strict=True)]
+        alone = [engine.run([one], n, 99, [images])[0] for one, images in zip(ids, placed, strict=True)]
     if model.family.is_prefix and "max_num_batched_tokens" in options:  # a prompt is one step
         options = {**options, "max_num_batched_tokens": max(map(len, ids))}
     if options.get("encoder") == (256, 0):
         pages = [[-(-one.item.n_tokens // 16) for one in images] for images in placed]
         options = {"encoder": (256, 16 * max((sum if model.family.is_prefix else max)(each or [0]) for each in pages))}
     with open_engine(device, model.directory, **options) as engine:
-        for answer, want in zip(engine.run(ids * 2, 8, 99, placed * 2), alone * 2, strict=True):
+        for answer, want in zip(engine.run(ids * 2, n, 99, placed * 2), alone * 2, strict=True):
             assert (answer.ids, answer.logprobs) == (want.ids, want.logprobs)
             assert np.array_equal(answer.prompt_top, want.prompt_top)
+        assert "kv_cache_bytes" not in options or engine.engine.stats()["num_preemptions"]
 
 
 @pytest.mark.parametrize("name", ["qwen3-vl", "gemma3", "deepseek-ocr"])
@@ -274,6 +276,40 @@ def test_llm_takes_images_beside_texts(vision):
     assert both in [event.images for event in events if event.kind == 0]  # a block with tokens of two images names both
 
 
+def test_counts_of_images(vision):
+    """Images of a step, found and computed again, by request and in all; a pool of one image forgets the first one."""
+    model = vision("llava")
+    a, b, _ = model.images(3)
+
+    def prompt(*parts):
+        ids, placed = model.prompt(parts)
+        made = Prompt(None, np.array(ids, np.int32))
+        made.images = placed
+        return made
+
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "enable_prefix_caching": False}
+    params = SamplingParams(temperature=0, max_tokens=2)
+    with LLM(model.directory, encoder_cache_tokens=16, max_encoder_rows=16, **options) as llm:
+        cached = [llm.generate([prompt(*parts, 3)], params)[0].num_cached_images for parts in ([a], [a], [b], [a, 7])]
+        stats, steps = llm.stats(), llm.step_log()
+        metrics = {each.name: each.value for each in llm.get_metrics() if each.name.startswith("vllm:mm_")}
+    assert cached == [0, 1, 0, 0]
+    assert (stats.images_encoded, stats.image_cache_hits, stats.image_cache_evictions, stats.images_reencoded) == (3, 1, 2, 0)
+    assert sum(step.tower_pieces for step in steps) == 3 and sum(step.tower_rows for step in steps) == stats.image_rows == 30
+    assert metrics == {"vllm:mm_cache_queries": 4, "vllm:mm_cache_hits": 1, "vllm:mm_cache_evictions": 2}
+
+
+def test_images_computed_again_are_counted(vision, open_engine):
+    """Preempted prompts whose features have made room."""
+    model = vision("llava")
+    ids, placed = zip(*(model.prompt(each) for each in prompts_of(model)), strict=True)
+    small = {"encoder": (256, 16), "kv_cache_bytes": 40 << 10, "max_num_seqs": 4, "max_model_len": 64}
+    with open_engine("cpu", model.directory, **small) as engine:
+        engine.run(ids * 2, 24, 99, placed * 2)
+        stats = engine.engine.stats()
+    assert stats["num_preemptions"] and 0 < stats["images_reencoded"] < stats["images_encoded"]
+
+
 def test_a_text_passes_images_that_wait_for_the_tower(vision):
     """A step computes one image; the text behind three of them is in a step before them."""
     model = vision("llava")
@@ -319,7 +355,9 @@ def test_no_images_no_tower(name, vision):
     assert answers[1] == answers[0] * 2
     tower = sum(p.numel() for name, p in model.model.named_parameters() if "vision" in name or "visual" in name)
     assert memory[0]["weights"] - memory[1]["weights"] >= 2 * tower
-    assert memory[1]["activations"] < memory[0]["activations"]
+    assert memory[1]["tower_weights"] == memory[1]["tower"] == memory[1]["image_features"] == 0
+    assert memory[0]["activations"] - memory[1]["activations"] > 0.9 * memory[0]["tower"] > memory[0]["image_features"] > 0
+    assert memory[0]["weights"] - memory[1]["weights"] >= memory[0]["tower_weights"] >= tower
 
 
 def test_what_is_not_supported_is_named(vision):

@@ -45,6 +45,7 @@ COUNTERS += " blocks_swapped_out blocks_swapped_in saved_prompts saved_prompt_to
 COUNTERS += " kv_offload_total_bytes kv_offload_total_time kv_offload_tiering_write_bytes kv_offload_tiering_write_time"
 COUNTERS += " kv_offload_tiering_read_bytes kv_offload_tiering_read_time"
 COUNTERS += " fetched_prompt_tokens fetched_bytes fetch_seconds"
+COUNTERS += " mm_cache_queries mm_cache_hits mm_cache_evictions images_encoded images_reencoded image_rows"
 HISTOGRAMS = "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds"
 HISTOGRAMS += " e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds request_decode_time_seconds"
 HISTOGRAMS += " request_inference_time_seconds iteration_tokens_total request_prompt_tokens request_generation_tokens"
