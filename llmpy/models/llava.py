@@ -1,5 +1,7 @@
 """LLaVA 1.5 and LLaVA-NeXT (a tower of CLIP), Pixtral (a tower of its own); a projector of two linears, and a text model."""
 
+from functools import reduce
+
 from . import towers
 from .blocks import Model, Value
 from .config import ModelConfig
@@ -13,20 +15,24 @@ _VISION: dict[str, object] = {"layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"
 
 
 def clip(cfg: ModelConfig, vision: ModelConfig, v: Model) -> Value:
-    """The rows of CLIP behind the layer that the configuration names; the image's list has class rows or leaves them out."""
+    """The rows of CLIP behind the layers that the configuration names, their columns joined in its order.
+
+    The image's list has class rows or leaves them out.
+    """
     vision.only("model_type", "clip_vision_model")
     vision.only("num_channels", 3)
     dim, patch, eps = vision.hidden_size, vision.size("patch_size", 14), vision.get("layer_norm_eps", 1e-5)
     n_rows = (vision.size("image_size", 336) // patch) ** 2 + 1
-    n_layers = towers.layer_number(cfg, vision.num_layers)
+    numbers = towers.layer_numbers(cfg, vision.num_layers)
+    n_layers = max(numbers)
     v.ignore(f"{v.prefix}post_layernorm.*", *(f"{v.prefix}encoder.layers.{i}.*" for i in range(n_layers, vision.num_layers)))
     x = v.linear(v.pixels(towers.byte_table(cfg, towers.CLIP), 3 * patch**2), "embeddings.patch_embedding", dim)
     x = v.rows(x, "class", weight="embeddings.class_embedding")
     x = x + v.embed_taps("embeddings.position_embedding.weight", (n_rows, dim))
-    x = v.layer_norm(x, "pre_layrnorm", eps)
+    behind = [v.layer_norm(x, "pre_layrnorm", eps)]
     for block in v.layers("encoder.layers", n_layers):
-        x = towers.layer(block, vision, x, ("layer_norm1", "layer_norm2"), eps)
-    return v.rows(x, "patches")
+        behind.append(towers.layer(block, vision, behind[-1], ("layer_norm1", "layer_norm2"), eps))
+    return v.rows(reduce(v.concat, [behind[number] for number in numbers]), "patches")
 
 
 def pixtral(cfg: ModelConfig, vision: ModelConfig, v: Model) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,15 +63,16 @@ def byte_table(cfg: ModelConfig, usual: tuple[Sequence[float], Sequence[float]],
     return np.ascontiguousarray(processors.normalisation(Fields(fields, cfg.file)))
 
 
-def layer_number(cfg: ModelConfig, n_layers: int) -> int:
-    """How many layers of the tower run, by `vision_feature_layer`."""
-    given = cfg.raw.get("vision_feature_layer", -2)
-    if not isinstance(given, int):
-        raise UnsupportedError(f"{cfg.file}: vision_feature_layer={given!r} is not supported, only one layer")
-    number = given + n_layers + 1 if given < 0 else given
-    if not 1 <= number <= n_layers:
+def layer_numbers(cfg: ModelConfig, n_layers: int) -> list[int]:
+    """The layers of the tower, counted from 1, behind which `vision_feature_layer` takes rows: one layer, or a list."""
+    given: Any = cfg.raw.get("vision_feature_layer", -2)
+    every: list[int] = given if isinstance(given, list) else [given]
+    if not every or any(type(each) is not int for each in every):
+        raise UnsupportedError(f"{cfg.file}: vision_feature_layer={given!r} is not supported, only a layer or a list of layers")
+    numbers = [each + n_layers + 1 if each < 0 else each for each in every]
+    if not all(1 <= number <= n_layers for number in numbers):
         raise CheckpointError(f"{cfg.file}: vision_feature_layer: wanted one of {n_layers} layers, have {given}", file=cfg.file)
-    return number
+    return numbers
 
 
 def theta(vision: ModelConfig) -> float:

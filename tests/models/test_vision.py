@@ -110,6 +110,25 @@ def test_the_engine_matches_transformers(name, vision, device, open_engine):
         assert np.array_equal(answer.prompt_top, other.prompt_top)
 
 
+def test_features_of_several_layers(tmp_path, random_parameters, device, open_engine):
+    """LLaVA with a list of layers: their columns are joined in its order, and a layer may stand in it twice."""
+
+    def config():
+        found = ours.llava()
+        found.vision_feature_layer = [-1, -3, -1]
+        return found
+
+    family = dataclasses.replace(ours.FAMILIES["llava"], config=config)
+    model = ours.VisionModel(family, tmp_path, random_parameters)
+    assert model.model.model.multi_modal_projector.linear_1.in_features == 3 * 32
+    parts = prompts_of(model)[2]
+    ids, placed = model.prompt(parts)
+    with open_engine(device, model.directory) as engine:
+        answer = engine.run([ids], 4, 99, [placed])[0]
+    want = model.logits(ids, images_of(parts))
+    assert np.abs(answer.table(99) - log_softmax(want)[:-1]).max() <= 2 * BOUND * np.abs(want).max()
+
+
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize(
     "options",
@@ -362,8 +381,8 @@ def test_no_images_no_tower(name, vision):
 
 def test_what_is_not_supported_is_named(vision):
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
-    with pytest.raises(UnsupportedError, match=r"vision_feature_layer=\[-2, -3\]"):
-        LLM(vision("llava").directory, hf_overrides={"vision_feature_layer": [-2, -3]}, **options)
+    with pytest.raises(UnsupportedError, match="vision_feature_layer='last' is not supported"):
+        LLM(vision("llava").directory, hf_overrides={"vision_feature_layer": "last"}, **options)
     with pytest.raises(UnsupportedError, match="model_type 'mamba'"):
         LLM(vision("llava").directory, hf_overrides={"text_config": {"model_type": "mamba"}}, **options)
 
