@@ -1,13 +1,15 @@
 """Law 2: a request's tokens and logprob bits are the same however it is computed. Everything here is compared byte for byte."""
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from modules import load
 
-from llmpy import LLM, RequestOutput, SamplingParams, devices
+from llmpy import LLM, RequestOutput, SamplingParams, devices, export
 from llmpy.engine import loading
 
 Make = Callable[[str, str], Path]
@@ -26,6 +28,8 @@ TIERS = {
     "host_cache_bytes": "256KiB", "disk_cache": {"path": FILES.name, "bytes": "64MiB"}, "preemption": "swap",
     "cache_loads": "always",
 }  # fmt: skip
+# Classes that only transformers has, with their programs as `llmpy export` writes them: a dense one, and a mixture.
+EXPORTED = [("exported-helium", "float32", 1), ("exported-mellum", "float32", 2)]
 N_GPUS = sum(device["available"] for device in devices() if device["device"].startswith("cuda"))
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 70, 100, 129]
 
@@ -96,11 +100,28 @@ def alone(path: Path, batch: list[list[int]], device: str, **changes: object) ->
         return [bits(llm.generate([p], [params(i, **changes)], use_tqdm=False)[0]) for i, p in enumerate(batch)]
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda params: "-".join(map(str, params)))
-def case(request: pytest.FixtureRequest, each_device: str, tiny_model: Make) -> Iterator[Case]:
+def exported(folder: Path, kind: str) -> Path:
+    """A tiny model of transformers with its converted program in its folder."""
+    pytest.importorskip("torch")
+    helpers = load(Path(__file__).parents[1] / "export/conftest.py")
+    sizes = json.dumps({"vocab_size": 131, "max_position_embeddings": 512, "num_hidden_layers": 3})
+    found = helpers.checkpoint(folder, kind, sizes)
+    (found.path / export.FILE).write_text(json.dumps(helpers.convert(found.raw)))
+    return found.path
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*MODELS, *(pytest.param(each, marks=pytest.mark.slow) for each in EXPORTED)],
+    ids=lambda params: "-".join(map(str, params)),
+)
+def case(
+    request: pytest.FixtureRequest, each_device: str, tiny_model: Make, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Case]:
     """A model, a device or several ranks, and the outputs of one rank for every prompt alone. Ranks cut all matrices."""
     *which, n_ranks, cache = (*request.param, "")[:4]
-    path = tiny_model(*which)
+    kind = which[0].removeprefix("exported-")
+    path = tiny_model(*which) if kind == which[0] else exported(tmp_path_factory.mktemp(kind), kind)
     suffix = f" with {cache}" if cache else ""
     wanted = alone(path, prompts(), each_device + suffix)
     with pytest.MonkeyPatch.context() as patch:
