@@ -48,6 +48,7 @@ static uint32_t in_flight(const struct engine *e)
 void engine_publish_stats(struct engine *e)
 {
     struct engine_stats *stats = e->stats;
+    const struct page_counts pages = scheduler_count_pages(&e->scheduler);
     stats->num_running = e->scheduler.n_running;
     stats->num_preemptions = e->scheduler.n_preemptions;
     stats->num_mixed_preemptions = e->scheduler.n_mixed_preemptions;
@@ -59,12 +60,12 @@ void engine_publish_stats(struct engine *e)
     stats->decode_rows = e->scheduler.n_decode_rows;
     stats->redone_rows = e->scheduler.n_redone_rows;
     stats->draft_rows = e->scheduler.n_draft_rows;
-    stats->kv_blocks_free = block_manager_n_free(e->scheduler.blocks);
-    stats->kv_blocks_cached = block_manager_n_cached(e->scheduler.blocks);
-    stats->state_snapshots = block_manager_n_bundles(e->scheduler.blocks);
+    stats->kv_blocks_free = pages.n_free;
+    stats->kv_blocks_cached = pages.n_cached;
+    stats->state_snapshots = pages.n_bundles;
     stats->state_snapshot_bytes = stats->state_snapshots * e->config.layout.n_state_pages * e->config.layout.page_bytes;
     stats->state_snapshots_taken = e->scheduler.n_snapshots;
-    stats->evictions = block_manager_n_evictions(e->scheduler.blocks);
+    stats->evictions = pages.n_evictions;
     if (e->scheduler.features) {
         const struct features_counts *counts = features_counts(e->scheduler.features);
         stats->images_encoded = counts->n_items;
@@ -124,7 +125,7 @@ enum rc engine_create(const struct engine_config *config, struct engine **result
         return rc;
     }
     e->stats = statistics_totals(e->statistics);
-    e->stats->kv_blocks_total = config->n_pages - 1;
+    e->stats->kv_blocks_total = e->scheduler.n_pools * (config->n_pages - 1ull);
     e->stats->max_steps_in_flight = e->max_in_flight;
     engine_publish_stats(e);
     *result = e;
@@ -553,7 +554,7 @@ static struct step_record describe_step(const struct engine *e, const struct bat
                                         double begun)
 {
     const struct scheduler *s = &e->scheduler;
-    uint32_t n_free = block_manager_n_free(s->blocks);
+    const struct page_counts pages = scheduler_count_pages(s);
     return (struct step_record){
         .start = begun,
         .n_rows = b->n_rows,
@@ -565,8 +566,8 @@ static struct step_record describe_step(const struct engine *e, const struct bat
         .n_preempted = s->n_preempted,
         .n_running = s->n_running,
         .n_waiting = (uint32_t)s->waiting.n,
-        .n_pages_used = (uint32_t)e->stats->kv_blocks_total - n_free,
-        .n_pages_cached = block_manager_n_cached(s->blocks),
+        .n_pages_used = (uint32_t)(e->stats->kv_blocks_total - pages.n_free),
+        .n_pages_cached = (uint32_t)pages.n_cached,
         .n_pieces = batch_n_pieces(b),
         .n_piece_rows = batch_n_piece_rows(b),
     };

@@ -16,7 +16,7 @@
 /* The page that has a block, or 0; none that a copy still fills. */
 static int32_t page_of(const struct scheduler *s, const struct request *r, uint32_t block, uint32_t group)
 {
-    int32_t page = block_manager_find(s->blocks, &r->prompt_keys[block], group);
+    int32_t page = block_manager_find(s->pools[0].blocks, &r->prompt_keys[block], group);
     return page && s->tier && host_tier_last_move(s->tier, page, MOVE_IN) > s->loads_ended ? 0 : page;
 }
 
@@ -45,7 +45,7 @@ static enum rc list_pages(struct engine *from, const struct request *r, struct l
     if (n)
         lent->last_key = r->prompt_keys[n - 1];
     if (n && s->n_state_pages)
-        block_manager_list_bundle(s->blocks, page_of(s, r, n - 1, BUNDLE_GROUP), lent->pages);
+        block_manager_list_bundle(s->pools[0].blocks, page_of(s, r, n - 1, BUNDLE_GROUP), lent->pages);
     for (uint32_t b = 0; b < n; b++)
         for (uint32_t g = 0; g < n_groups; g++)
             lent->pages[s->n_state_pages + b * n_groups + g] = page_of(s, r, b, g);
@@ -108,12 +108,12 @@ static bool take_block(struct taking *t, uint32_t block, uint32_t group, const i
     struct scheduler *s = t->to;
     const struct hash *key = &t->want->prompt_keys[block];
     const uint32_t n = group == BUNDLE_GROUP ? s->n_state_pages : 1;
-    if (!*source || block_manager_find(s->blocks, key, group))
+    if (!*source || block_manager_find(s->pools[0].blocks, key, group))
         return true;
-    if (block_manager_n_free(s->blocks) < n || !host_tier_may_load(s->tier))
+    if (block_manager_n_free(s->pools[0].blocks) < n || !host_tier_may_load(s->tier))
         return false;
-    block_manager_take_to_fill(s->blocks, t->pages, group == BUNDLE_GROUP);
-    block_manager_publish_filled(s->blocks, t->pages[0], key, group);
+    block_manager_take_to_fill(s->pools[0].blocks, t->pages, group == BUNDLE_GROUP);
+    block_manager_publish_filled(s->pools[0].blocks, t->pages[0], key, group);
     for (uint32_t i = 0; i < n; i++)
         host_tier_receive(s->tier, t->pages[i], (uint32_t)source[i]);
     if (s->events && group != BUNDLE_GROUP)
@@ -134,7 +134,7 @@ static uint32_t take_blocks(struct taking *t, const struct lent_prompt *lent)
         for (uint32_t g = 0; g < n_groups && fits; g++)
             fits = take_block(t, n, g, source++);
     for (uint32_t i = t->n_taken; i-- > 0;)
-        block_manager_release(s->blocks, t->taken[i]);
+        block_manager_release(s->pools[0].blocks, t->taken[i]);
     return n;
 }
 
@@ -144,7 +144,7 @@ static enum rc confirm(const struct taking *t, const struct lent_prompt *lent, s
     if (!lent->is_held || lent->is_held(lent->ctx))
         return RC_OK;
     for (uint32_t i = t->n_taken; i-- > 0;)
-        block_manager_withdraw(t->to->blocks, t->taken[i]);
+        block_manager_withdraw(t->to->pools[0].blocks, t->taken[i]);
     return err_set(err, RC_IO, "lend: the other process does not answer");
 }
 

@@ -19,7 +19,7 @@ static void each_block(struct scheduler *s, const struct request *r, uint32_t fi
 /* Copies a block to the host tier. */
 static void store_block(struct scheduler *s, const struct hash *key, uint32_t group)
 {
-    block_manager_store_key(s->blocks, key, group);
+    block_manager_store_key(s->pools[0].blocks, key, group);
 }
 
 /* Saves a block, if the host tier has it. */

@@ -23,7 +23,7 @@ static double loads_s(struct scheduler *s, struct sequence *q, uint32_t slot, ui
             seconds += page_s(s, page);
             *first = page < 0 ? b : *first;
         }
-    int32_t bundle = s->n_state_pages && n_hit ? pages_look(s, sequence_key(q, n_hit - 1), BUNDLE_GROUP) : 0;
+    int32_t bundle = s->n_state_pages && n_hit ? pages_look(s, q, n_hit - 1, BUNDLE_GROUP) : 0;
     if (bundle < 0 && *first == n_hit)
         *first = n_hit - 1;
     return seconds + page_s(s, bundle) * s->n_state_pages;

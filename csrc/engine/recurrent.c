@@ -58,17 +58,18 @@ uint32_t recurrent_cut(const struct scheduler *s, const struct sequence *q, uint
 uint32_t recurrent_needed(const struct scheduler *s, const struct sequence *q)
 {
     int32_t bundle = recurrent_table(s, q->slot)[0];
-    return !bundle || block_manager_is_shared(s->blocks, bundle) ? s->n_state_pages : 0;
+    return !bundle || block_manager_is_shared(blocks_for(s, q), bundle) ? s->n_state_pages : 0;
 }
 
 /* Withdraws the temporary snapshot that `bundle`, a newer temporary snapshot, replaces. */
 static void drop_passed(struct scheduler *s, struct sequence *q, int32_t bundle)
 {
-    int32_t passed = q->passed_block ? block_manager_find(s->blocks, sequence_key(q, q->passed_block - 1), BUNDLE_GROUP) : 0;
-    if (!block_manager_is_temporary(s->blocks, bundle))
+    struct block_manager *blocks = blocks_for(s, q);
+    int32_t passed = q->passed_block ? block_manager_find(blocks, sequence_key(q, q->passed_block - 1), BUNDLE_GROUP) : 0;
+    if (!block_manager_is_temporary(blocks, bundle))
         return;
-    if (passed && passed != bundle && block_manager_is_temporary(s->blocks, passed) && block_manager_is_free(s->blocks, passed))
-        block_manager_withdraw(s->blocks, passed);
+    if (passed && passed != bundle && block_manager_is_temporary(blocks, passed) && block_manager_is_free(blocks, passed))
+        block_manager_withdraw(blocks, passed);
     q->passed_block = q->n_computed / block_tokens(s);
 }
 
@@ -79,7 +80,7 @@ static void fill_copies(struct scheduler *s, struct sequence *q, int32_t held)
     struct batch *batch = s->batch;
     for (uint32_t i = 0; i < s->n_state_pages; i++, batch->n_copies++) {
         batch->copies[batch->n_copies].target = table[i];
-        s->copy_owners[batch->n_copies] = (struct copy_owner){q, i ? 0 : held};
+        s->copy_owners[batch->n_copies] = (struct copy_owner){q, i ? 0 : held, q->pool};
     }
     q->state_copied = s->n_steps;
 }
@@ -88,12 +89,12 @@ void recurrent_take(struct scheduler *s, struct sequence *q, uint32_t n_spare)
 {
     uint32_t n = s->n_state_pages;
     int32_t *table = recurrent_table(s, q->slot), bundle = table[0];
-    if (bundle && block_manager_is_writable(s->blocks, bundle))
+    if (bundle && block_manager_is_writable(blocks_for(s, q), bundle))
         return;
     /* Other running sequences may need a page of each group in this step; none may be preempted for a copy. */
-    bool is_shared = bundle && block_manager_is_shared(s->blocks, bundle);
+    bool is_shared = bundle && block_manager_is_shared(blocks_for(s, q), bundle);
     if (bundle && !is_shared && n_spare < n + s->n_running * config_of(s)->layout.n_groups) {
-        block_manager_withdraw(s->blocks, bundle);
+        block_manager_withdraw(blocks_for(s, q), bundle);
         return;
     }
     struct batch *batch = s->batch;
@@ -102,20 +103,20 @@ void recurrent_take(struct scheduler *s, struct sequence *q, uint32_t n_spare)
     if (bundle)
         for (uint32_t i = 0; i < n; i++)
             batch->copies[batch->n_copies + i].source = table[i];
-    block_manager_take_bundle(s->blocks, table);
+    block_manager_take_bundle(blocks_for(s, q), table);
     page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, n);
     if (!bundle)
         return;
     fill_copies(s, q, bundle);
-    block_manager_hold(s->blocks, bundle);
-    block_manager_release(s->blocks, bundle);
+    block_manager_hold(blocks_for(s, q), bundle);
+    block_manager_release(blocks_for(s, q), bundle);
 }
 
 /* ---- drafts ---- */
 
 bool recurrent_can_keep(const struct scheduler *s, const struct sequence *q)
 {
-    return q->state_copied != s->n_steps && block_manager_is_writable(s->blocks, recurrent_table(s, q->slot)[0]);
+    return q->state_copied != s->n_steps && block_manager_is_writable(blocks_for(s, q), recurrent_table(s, q->slot)[0]);
 }
 
 uint32_t recurrent_draft_limit(const struct scheduler *s, const struct sequence *q)
@@ -135,18 +136,18 @@ void recurrent_keep(struct scheduler *s, struct sequence *q)
     q->kept_at = q->n_computed - q->n_rows;
     for (uint32_t i = 0; i < s->n_state_pages; i++)
         s->batch->copies[s->batch->n_copies + i].source = table[i];
-    block_manager_take_bundle(s->blocks, table);
+    block_manager_take_bundle(blocks_for(s, q), table);
     page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
     fill_copies(s, q, bundle);
-    block_manager_hold(s->blocks, bundle);
+    block_manager_hold(blocks_for(s, q), bundle);
 }
 
 void recurrent_settle(struct scheduler *s, struct sequence *q, bool is_back)
 {
     int32_t *table = recurrent_table(s, q->slot);
-    block_manager_release(s->blocks, is_back ? table[0] : q->kept_state);
+    block_manager_release(blocks_for(s, q), is_back ? table[0] : q->kept_state);
     if (is_back) {
-        block_manager_list_bundle(s->blocks, q->kept_state, table);
+        block_manager_list_bundle(blocks_for(s, q), q->kept_state, table);
         page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
     }
     q->kept_state = 0;
@@ -161,35 +162,35 @@ void recurrent_publish(struct scheduler *s, struct sequence *q)
         return;
     uint32_t block = q->n_computed / block_tokens(s) - 1;
     const struct hash *key = sequence_key(q, block);
-    int32_t found = block_manager_find(s->blocks, key, BUNDLE_GROUP), bundle = recurrent_table(s, q->slot)[0];
+    int32_t found = block_manager_find(blocks_for(s, q), key, BUNDLE_GROUP), bundle = recurrent_table(s, q->slot)[0];
     if (found) {
         if (is_lasting)
-            block_manager_mark_temporary(s->blocks, found, false);
+            block_manager_mark_temporary(blocks_for(s, q), found, false);
         return;
     }
-    if (!block_manager_is_writable(s->blocks, bundle))
+    if (!block_manager_is_writable(blocks_for(s, q), bundle))
         return;
-    block_manager_publish(s->blocks, bundle, key, BUNDLE_GROUP);
-    block_manager_mark_temporary(s->blocks, bundle, !is_lasting);
+    block_manager_publish(blocks_for(s, q), bundle, key, BUNDLE_GROUP);
+    block_manager_mark_temporary(blocks_for(s, q), bundle, !is_lasting);
     s->n_snapshots++;
 }
 
 void recurrent_withdraw(struct scheduler *s, const struct sequence *q)
 {
     int32_t bundle = recurrent_table(s, q->slot)[0];
-    if (bundle && !block_manager_is_shared(s->blocks, bundle) && !block_manager_is_settled(s->blocks, bundle))
-        block_manager_withdraw(s->blocks, bundle);
+    if (bundle && !block_manager_is_shared(blocks_for(s, q), bundle) && !block_manager_is_settled(blocks_for(s, q), bundle))
+        block_manager_withdraw(blocks_for(s, q), bundle);
 }
 
 void recurrent_release(struct scheduler *s, struct sequence *q)
 {
     int32_t *table = recurrent_table(s, q->slot), bundle = table[0];
-    if (bundle && !block_manager_is_writable(s->blocks, bundle) && !block_manager_is_shared(s->blocks, bundle))
+    if (bundle && !block_manager_is_writable(blocks_for(s, q), bundle) && !block_manager_is_shared(blocks_for(s, q), bundle))
         drop_passed(s, q, bundle);
     if (bundle)
-        block_manager_release(s->blocks, bundle);
+        block_manager_release(blocks_for(s, q), bundle);
     if (q->kept_state)
-        block_manager_release(s->blocks, q->kept_state);
+        block_manager_release(blocks_for(s, q), q->kept_state);
     q->kept_state = 0;
     for (uint32_t i = 0; i < s->n_state_pages; i++)
         table[i] = 0;
@@ -199,9 +200,9 @@ void recurrent_touch(struct scheduler *s, struct sequence *q, uint32_t block)
 {
     if (!is_caching(s, q) || block >= q->n_published)
         return;
-    int32_t bundle = block_manager_find(s->blocks, sequence_key(q, block), BUNDLE_GROUP);
+    int32_t bundle = block_manager_find(blocks_for(s, q), sequence_key(q, block), BUNDLE_GROUP);
     if (bundle)
-        block_manager_touch(s->blocks, bundle);
+        block_manager_touch(blocks_for(s, q), bundle);
 }
 
 /* ---- hits ---- */
@@ -209,8 +210,8 @@ void recurrent_touch(struct scheduler *s, struct sequence *q, uint32_t block)
 uint32_t recurrent_find(struct scheduler *s, struct sequence *q, uint32_t n_blocks)
 {
     for (uint32_t n = n_blocks; n; n--) {
-        int32_t bundle = pages_look(s, sequence_key(q, n - 1), BUNDLE_GROUP);
-        if (bundle < 0 || (bundle && block_manager_is_settled(s->blocks, bundle)))
+        int32_t bundle = pages_look(s, q, n - 1, BUNDLE_GROUP);
+        if (bundle < 0 || (bundle && block_manager_is_settled(blocks_for(s, q), bundle)))
             return n;
     }
     return 0;
@@ -260,15 +261,15 @@ void recurrent_start(struct scheduler *s, struct sequence *q, uint32_t n_hit, ui
     if (!n_hit)
         return;
     const struct hash *key = sequence_key(q, n_hit - 1);
-    int32_t bundle = block_manager_look(s->blocks, key, BUNDLE_GROUP), *table = recurrent_table(s, q->slot);
+    int32_t bundle = block_manager_look(blocks_for(s, q), key, BUNDLE_GROUP), *table = recurrent_table(s, q->slot);
     if (bundle < 0) {
-        block_manager_load(s->blocks, (uint32_t)-bundle, key, BUNDLE_GROUP, table);
+        block_manager_load(blocks_for(s, q), (uint32_t)-bundle, key, BUNDLE_GROUP, table);
         s->host_hits += config_of(s)->layout.n_groups ? 0 : n_hit * block_tokens(s); /* else hit_load counts blocks */
     } else {
-        block_manager_share(s->blocks, bundle);
-        block_manager_list_bundle(s->blocks, bundle, table);
+        block_manager_share(blocks_for(s, q), bundle);
+        block_manager_list_bundle(blocks_for(s, q), bundle, table);
     }
-    block_manager_mark_temporary(s->blocks, table[0], false);
+    block_manager_mark_temporary(blocks_for(s, q), table[0], false);
     page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
 }
 
@@ -278,7 +279,7 @@ void recurrent_fork(struct scheduler *s, const struct sequence *lead, struct seq
     int32_t *target = recurrent_table(s, q->slot);
     for (uint32_t i = 0; i < s->n_state_pages; i++)
         target[i] = source[i];
-    block_manager_share(s->blocks, target[0]);
+    block_manager_share(blocks_for(s, q), target[0]);
     page_tables_note(&s->tables, config_of(s)->layout.n_groups, q->slot, 0, s->n_state_pages);
     q->last_due = lead->last_due;
     q->leaves_at = lead->leaves_at;
@@ -288,9 +289,10 @@ void recurrent_fork(struct scheduler *s, const struct sequence *lead, struct seq
 /* Position of the snapshot that a running prompt makes in this step; if it makes none, position of its next one. */
 static uint32_t coming(const struct scheduler *s, const struct sequence *q)
 {
+    const struct block_manager *blocks = blocks_for(s, q);
     int32_t bundle = recurrent_table(s, q->slot)[0];
     bool is_made_now = q->n_rows && q->n_computed <= q->last_due && is_due(s, q) &&
-                       !block_manager_is_writable(s->blocks, bundle) && !block_manager_is_settled(s->blocks, bundle);
+                       !block_manager_is_writable(blocks, bundle) && !block_manager_is_settled(blocks, bundle);
     return is_made_now ? q->n_computed : next_due(s, q, q->n_computed);
 }
 
@@ -299,10 +301,10 @@ bool recurrent_is_awaited(struct scheduler *s, struct sequence *q, uint32_t limi
     for (uint32_t i = 0; limit && i < s->n_running; i++) {
         struct sequence *other = s->running[i];
         uint32_t n = coming(s, other) / block_tokens(s);
-        if (n > limit || !hash_equal(sequence_key(other, n - 1), sequence_key(q, n - 1)))
+        if (other->pool != q->pool || n > limit || !hash_equal(sequence_key(other, n - 1), sequence_key(q, n - 1)))
             continue;
-        int32_t there = block_manager_look(s->blocks, sequence_key(q, n - 1), BUNDLE_GROUP);
-        if (!there || (there > 0 && !block_manager_is_settled(s->blocks, there)))
+        int32_t there = block_manager_look(blocks_for(s, q), sequence_key(q, n - 1), BUNDLE_GROUP);
+        if (!there || (there > 0 && !block_manager_is_settled(blocks_for(s, q), there)))
             return true;
     }
     return false;

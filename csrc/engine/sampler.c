@@ -158,25 +158,80 @@ static void add_sequence(struct filler *f, struct sequence *q)
     }
 }
 
-uint32_t sampler_fill(const struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states)
+/* Fills the batch with the sequences of a pool. Returns how many have states to read. */
+static uint32_t fill(struct filler *f, const struct scheduler *scheduler, uint32_t pool, struct states_owner *states)
 {
-    struct batch *batch = scheduler->batch;
-    struct filler f = {batch, owners, 0, scheduler->features};
+    struct batch *batch = f->batch;
     uint32_t n_owners = 0;
     batch->has_masks = batch->has_types = batch->has_adapters = batch->has_visual = false;
     batch->n_rows = batch->n_seqs = batch->n_logits_rows = batch->n_state_rows = batch->n_tasks = 0;
     batch->seq_first_row[0] = 0;
-    for (uint32_t slot = 0, left = scheduler->n_running; left; slot++) {
+    for (uint32_t slot = 0, left = scheduler->pools[pool].n_running; left; slot++) {
         struct sequence *q = scheduler->slots[slot];
-        left -= q != NULL;
-        if (!q || !q->n_rows)
+        if (!q || q->pool != pool)
+            continue;
+        left--;
+        if (!q->n_rows)
             continue;
         uint32_t first = batch->n_state_rows;
-        add_sequence(&f, q);
+        add_sequence(f, q);
         batch->seq_first_row[++batch->n_seqs] = (int32_t)batch->n_rows;
         if (batch->n_state_rows > first)
             states[n_owners++] = (struct states_owner){q, first, batch->n_state_rows - first};
     }
     memcpy(batch->logits_rows + batch->n_logits_rows, batch->state_rows, batch->n_state_rows * sizeof *batch->state_rows);
     return n_owners;
+}
+
+/* Says where a part lies, once it is filled. The part's batch begins behind all parts before it. */
+static void close_part(struct batch *whole, const struct batch *part, uint32_t number)
+{
+    struct batch_part *at = &whole->parts[number];
+    at->n_rows = part->n_rows;
+    at->n_seqs = part->n_seqs;
+    at->n_logits_rows = part->n_logits_rows;
+    at->n_state_rows = part->n_state_rows;
+    at->n_tasks = part->n_tasks;
+    for (uint32_t row = 0; row < part->n_rows; row++)
+        whole->row_part[at->first_row + row] = (int32_t)number;
+    whole->n_rows += part->n_rows;
+    whole->n_seqs += part->n_seqs;
+    whole->n_logits_rows += part->n_logits_rows;
+    whole->n_state_rows += part->n_state_rows;
+    whole->n_tasks += part->n_tasks;
+    whole->has_masks |= part->has_masks;
+    whole->has_types |= part->has_types;
+}
+
+/* Fills the parts one behind the other. */
+static uint32_t fill_parts(struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states)
+{
+    struct batch *whole = scheduler->batch;
+    uint32_t n_owners = 0, n_top = 0, n_copies = 0;
+    scheduler_sort_copies(scheduler);
+    whole->has_masks = whole->has_types = whole->has_adapters = whole->has_visual = false;
+    whole->n_rows = whole->n_seqs = whole->n_logits_rows = whole->n_state_rows = whole->n_tasks = 0;
+    for (uint32_t i = 0; i < whole->n_parts; i++) {
+        whole->parts[i] = (struct batch_part){
+            .first_row = whole->n_rows, .first_seq_row = whole->n_seqs + i, .first_state = whole->n_state_rows,
+            .first_wanted = whole->n_logits_rows + whole->n_state_rows, .first_task = whole->n_tasks, .first_copy = n_copies,
+        };
+        struct batch part = batch_part_of(whole, i);
+        struct filler f = {&part, owners + whole->n_tasks, n_top, scheduler->features};
+        uint32_t n = fill(&f, scheduler, i, states + n_owners);
+        for (uint32_t j = 0; j < n; j++)
+            states[n_owners + j].first += whole->parts[i].first_state;
+        for (; n_copies < whole->n_copies && scheduler->copy_owners[n_copies].pool == i; n_copies++)
+            whole->parts[i].n_copies++;
+        n_owners += n;
+        n_top = f.n_top;
+        close_part(whole, &part, i);
+    }
+    return n_owners;
+}
+
+uint32_t sampler_fill(struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states)
+{
+    struct filler f = {scheduler->batch, owners, 0, scheduler->features};
+    return scheduler->n_pools > 1 ? fill_parts(scheduler, owners, states) : fill(&f, scheduler, 0, states);
 }

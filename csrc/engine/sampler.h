@@ -23,6 +23,6 @@ struct states_owner {
 void sampler_describe(struct sequence *sequence, uint32_t n_before, uint32_t n_ahead, struct sample_task *task);
 /* Fills the scheduler's batch from its slots. owners: [max_tasks], states: [max_seqs]. Each draw adds a pending token to its
  * sequence. Returns the number of entries in `states`. */
-uint32_t sampler_fill(const struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states);
+uint32_t sampler_fill(struct scheduler *scheduler, struct task_owner *owners, struct states_owner *states);
 
 #endif

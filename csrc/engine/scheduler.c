@@ -29,6 +29,7 @@ static void running_insert(struct scheduler *s, struct sequence *q)
     for (q->slot = 0; s->slots[q->slot];)
         q->slot++;
     s->slots[q->slot] = q;
+    s->pools[q->pool].n_running++;
     q->state = SEQUENCE_RUNNING;
     q->n_admitted_output = q->n_output;
     if (q->request->adapter)
@@ -42,6 +43,7 @@ static void running_remove(struct scheduler *s, struct sequence *q)
         at--;
     memmove(&s->running[at], &s->running[at + 1], (s->n_running - at - 1) * sizeof *s->running);
     s->n_running--;
+    s->pools[q->pool].n_running--;
     s->slots[q->slot] = NULL;
     if (q->request->adapter)
         adapter_slots_leave(&s->adapters, q->adapter_slot);
@@ -73,7 +75,7 @@ static bool rows_give_back(struct scheduler *s, struct sequence *q)
     uint32_t before = q->n_computed - q->n_rows;
     for (uint32_t b = before / block_tokens(s); b < q->n_computed / block_tokens(s); b++)
         for (uint32_t g = 0; g < n_groups(s); g++)
-            block_manager_withdraw(s->blocks, scheduler_table(s, g, q->slot)[b]);
+            block_manager_withdraw(blocks_for(s, q), scheduler_table(s, g, q->slot)[b]);
     if (s->n_state_pages)
         recurrent_withdraw(s, q);
     count_rows(s, q, before, q->n_rows, true);
@@ -131,6 +133,7 @@ static void preempt(struct scheduler *s, struct sequence *q, bool may_swap)
     s->n_preemptions++;
     s->n_preempted++;
     s->last_victim = sequence_order(q);
+    s->last_victim_pool = q->pool;
 }
 
 /* ---- a step ---- */
@@ -150,6 +153,15 @@ static bool publishes_later(const struct scheduler *s, const struct sequence *q)
     return s->n_state_pages && q->drafts.n_wanted && q->draws && !sequence_is_new(q);
 }
 
+/* The last running sequence of a pool in which one runs. */
+static struct sequence *last_running(const struct scheduler *s, uint32_t pool)
+{
+    uint32_t i = s->n_running - 1;
+    while (s->running[i]->pool != pool)
+        i--;
+    return s->running[i];
+}
+
 /* Gives a running sequence the rows that it owes, as far as rows are left. May preempt sequences behind it, or itself. */
 static void rows_take(struct scheduler *s, struct sequence *q)
 {
@@ -164,7 +176,7 @@ static void rows_take(struct scheduler *s, struct sequence *q)
         return;
     pages_advance_windows(s, q);
     while (!pages_take(s, q, n)) {
-        struct sequence *victim = s->running[s->n_running - 1];
+        struct sequence *victim = last_running(s, q->pool);
         preempt(s, victim, true);
         if (victim == q)
             return;
@@ -194,7 +206,7 @@ uint32_t scheduler_find_hit(struct scheduler *s, struct sequence *q, uint32_t sl
             continue;
         int32_t *table = scheduler_table(s, g, slot);
         uint32_t b = 0;
-        while (b < n_hit && (table[b] = pages_look(s, sequence_key(q, b), g)))
+        while (b < n_hit && (table[b] = pages_look(s, q, b, g)))
             b++;
         n_hit = b;
     }
@@ -210,7 +222,7 @@ uint32_t scheduler_find_hit(struct scheduler *s, struct sequence *q, uint32_t sl
         if (!config_of(s)->layout.groups[g].window)
             continue;
         for (uint32_t b = n_hit; b-- > pages_first_seen_block(s, g, hit_tokens(s, q, n_hit));)
-            if (!pages_look(s, sequence_key(q, b), g)) {
+            if (!pages_look(s, q, b, g)) {
                 n_hit = b;
                 n_settled = 0;
             }
@@ -219,7 +231,7 @@ uint32_t scheduler_find_hit(struct scheduler *s, struct sequence *q, uint32_t sl
         int32_t *table = scheduler_table(s, g, slot);
         uint32_t first = pages_first_seen_block(s, g, hit_tokens(s, q, n_hit));
         for (uint32_t b = 0; b < limit; b++) /* also clears entries behind a shortened hit */
-            table[b] = b >= first && b < n_hit ? pages_look(s, sequence_key(q, b), g) : 0;
+            table[b] = b >= first && b < n_hit ? pages_look(s, q, b, g) : 0;
     }
     return n_hit;
 }
@@ -247,17 +259,17 @@ static uint64_t pages_needed(const struct scheduler *s, const struct sequence *q
 static void promise_rest(struct scheduler *s, const struct sequence *q)
 {
     if (sequence_goal(q) > q->n_computed)
-        s->n_promised += (uint32_t)pages_needed(s, q, blocks_of(s, q->n_computed) * block_tokens(s));
+        s->pools[q->pool].n_promised += (uint32_t)pages_needed(s, q, blocks_of(s, q->n_computed) * block_tokens(s));
 }
 
 /* Number of pages that a hit takes off the free lists: those that are found there, and those to be loaded. */
-static uint32_t hit_free_pages(const struct scheduler *s, uint32_t slot, uint32_t n_hit)
+static uint32_t hit_free_pages(const struct scheduler *s, const struct sequence *q, uint32_t slot, uint32_t n_hit)
 {
     uint32_t n = 0;
     for (uint32_t g = 0; g < n_groups(s); g++)
         for (uint32_t b = 0; b < n_hit; b++) {
             int32_t page = scheduler_table(s, g, slot)[b];
-            n += page < 0 || (page && block_manager_is_free(s->blocks, page));
+            n += page < 0 || (page && block_manager_is_free(blocks_for(s, q), page));
         }
     return n;
 }
@@ -265,9 +277,9 @@ static uint32_t hit_free_pages(const struct scheduler *s, uint32_t slot, uint32_
 /* True if q may fit now: there is more room, or the cache has the next block. Saves looking up the whole hit again. */
 static bool is_worth_trying(struct scheduler *s, struct sequence *q, uint32_t limit)
 {
-    if (!q->failed_room || !s->n_running || pages_room(s) >= q->failed_room)
+    if (!q->failed_room || !s->n_running || s->n_pools > 1 || pages_room(s, q->pool) >= q->failed_room)
         return true;
-    return n_groups(s) && q->failed_hit < limit && block_manager_look(s->blocks, sequence_key(q, q->failed_hit), 0);
+    return n_groups(s) && q->failed_hit < limit && block_manager_look(blocks_for(s, q), sequence_key(q, q->failed_hit), 0);
 }
 
 static void count_admission(struct scheduler *s, struct sequence *q, uint32_t n_hit_tokens, double now)
@@ -306,11 +318,11 @@ static bool hit_fits(const struct scheduler *s, const struct sequence *q, uint32
     uint32_t n_tokens = hit_tokens(s, q, n_hit);
     for (uint32_t g = 0; n_tokens % block_tokens(s) && g < n_groups(s); g++) {
         int32_t page = scheduler_table(s, g, slot)[n_hit - 1];
-        if (page > 0 && !block_manager_is_settled(s->blocks, page))
+        if (page > 0 && !block_manager_is_settled(blocks_for(s, q), page))
             return false;
     }
     /* A state takes a bundle: a fresh one, or the snapshot itself if there is no room for a copy. */
-    return pages_needed(s, q, n_tokens) + hit_free_pages(s, slot, n_hit) + s->n_state_pages <= pages_room(s);
+    return pages_needed(s, q, n_tokens) + hit_free_pages(s, q, slot, n_hit) + s->n_state_pages <= pages_room(s, q->pool);
 }
 
 /* Notes which move is the last into a page of a sequence that has just been admitted. */
@@ -339,7 +351,7 @@ static void hit_load(struct scheduler *s, struct sequence *q, uint32_t n_hit)
         for (uint32_t g = 0; g < n_groups(s); g++) {
             int32_t *page = &scheduler_table(s, g, q->slot)[b];
             if (*page < 0) {
-                block_manager_load(s->blocks, (uint32_t)-*page, sequence_key(q, b), g, page);
+                block_manager_load(blocks_for(s, q), (uint32_t)-*page, sequence_key(q, b), g, page);
                 if (s->events)
                     pages_note_stored(s, q, b, g);
                 is_loaded = true;
@@ -356,11 +368,11 @@ static bool admit_swapped(struct scheduler *s, struct sequence *q, uint32_t slot
     uint32_t n_blocks = blocks_of(s, q->n_swapped), n_tails = q->n_swapped % block_tokens(s) ? n_groups(s) : 0,
              n_admitted_output = q->n_admitted_output;
     swap_look(s, q, slot);
-    uint64_t need = pages_needed(s, q, q->n_swapped) - n_tails + hit_free_pages(s, slot, n_blocks) + s->n_state_pages;
-    if (need > pages_room(s) || !host_tier_may_load(s->tier)) {
+    uint64_t need = pages_needed(s, q, q->n_swapped) - n_tails + hit_free_pages(s, q, slot, n_blocks) + s->n_state_pages;
+    if (need > pages_room(s, q->pool) || !host_tier_may_load(s->tier)) {
         for (uint32_t g = 0; g < n_groups(s); g++)
             memset(scheduler_table(s, g, slot), 0, n_blocks * sizeof(int32_t));
-        q->failed_room = pages_room(s) + 1;
+        q->failed_room = pages_room(s, q->pool) + 1;
         q->failed_hit = UINT32_MAX;
         return false;
     }
@@ -381,21 +393,9 @@ static bool has_adapter(struct scheduler *s, const struct sequence *q)
     return !q->request->adapter || adapter_slots_admit(&s->adapters, q->request->adapter, s->others_run);
 }
 
-/* Admits a waiting sequence with its cached blocks, if all its rows fit into the pool. */
-static bool admit(struct scheduler *s, struct sequence *q, double now)
+/* Admits a waiting sequence with the cached blocks of its pool, if all its rows fit there. slot: the first free one. */
+static bool admit_to_pool(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t limit, double now)
 {
-    uint32_t limit = hit_limit(s, q), slot = 0;
-    if (config_of(s)->runner.takes_whole_prompts && sequence_goal(q) > s->rows_left)
-        return false;
-    if (!has_adapter(s, q))
-        return false;
-    if (!is_worth_trying(s, q, limit))
-        return false;
-    while (s->slots[slot])
-        slot++;
-    if (q->swapped && (admit_swapped(s, q, slot, now) || s->n_running))
-        return q->state == SEQUENCE_RUNNING;
-    swap_drop(s, q); /* no sequence runs, and still there is no room to copy the pages back */
     uint32_t n_hit = scheduler_find_hit(s, q, slot, limit);
     if (s->tier)
         n_hit = load_cost_cut(s, q, slot, n_hit);
@@ -410,10 +410,10 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, slot);
         for (uint32_t b = 0; fits && b < n_hit; b++)
-            s->batch->shares_new_keys |= table[b] > 0 && !block_manager_is_settled(s->blocks, table[b]);
+            s->batch->shares_new_keys |= table[b] > 0 && !block_manager_is_settled(blocks_for(s, q), table[b]);
         for (uint32_t b = 0; b < n_hit; b++)
             if (table[b] > 0 && fits)
-                block_manager_share(s->blocks, table[b]);
+                block_manager_share(blocks_for(s, q), table[b]);
             else if (table[b] < 0 && fits)
                 host_tier_touch(s->tier, (uint32_t)-table[b]); /* before pages are taken, which may displace entries */
             else
@@ -422,7 +422,7 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
         page_tables_note(&s->tables, g, slot, q->first_block[g], fits ? n_hit : 0);
     }
     if (!fits) {
-        q->failed_room = pages_room(s) + 1;
+        q->failed_room = pages_room(s, q->pool) + 1;
         q->failed_hit = n_hit;
         return false;
     }
@@ -442,6 +442,33 @@ static bool admit(struct scheduler *s, struct sequence *q, double now)
     return true;
 }
 
+/* Admits a waiting sequence to the pool that was chosen for it, or to any other one with room. */
+static bool admit(struct scheduler *s, struct sequence *q, double now)
+{
+    uint32_t limit = hit_limit(s, q), slot = 0, chosen = q->pool;
+    if (config_of(s)->runner.takes_whole_prompts && sequence_goal(q) > s->rows_left)
+        return false;
+    if (!has_adapter(s, q))
+        return false;
+    if (!is_worth_trying(s, q, limit))
+        return false;
+    while (s->slots[slot])
+        slot++;
+    if (q->swapped && (admit_swapped(s, q, slot, now) || s->n_running))
+        return q->state == SEQUENCE_RUNNING;
+    swap_drop(s, q); /* no sequence runs, and still there is no room to copy the pages back */
+    if (admit_to_pool(s, q, slot, limit, now))
+        return true;
+    for (uint32_t i = 0; i < s->n_pools; i++) {
+        if (i == chosen)
+            continue;
+        q->pool = i;
+        if (admit_to_pool(s, q, slot, limit, now))
+            return true;
+    }
+    return false;
+}
+
 /* The first sample of q's request if its last prompt row is computed in this step: q can fork from it. Else NULL. */
 static struct sequence *fork_source(const struct sequence *q)
 {
@@ -453,6 +480,7 @@ static struct sequence *fork_source(const struct sequence *q)
 /* Lets q run on every block of the lead, also the unfilled tail. */
 static void share_blocks(struct scheduler *s, struct sequence *lead, struct sequence *q)
 {
+    q->pool = lead->pool;
     running_insert(s, q);
     pages_share(s, lead, q);
     q->n_published = lead->n_published;
@@ -466,14 +494,14 @@ static void share_blocks(struct scheduler *s, struct sequence *lead, struct sequ
 /* Admits q as a fork of the lead. */
 static bool fork_from(struct scheduler *s, struct sequence *lead, struct sequence *q)
 {
-    if (n_groups(s) + s->n_state_pages > pages_room(s))
+    if (n_groups(s) + s->n_state_pages > pages_room(s, lead->pool))
         return false;
     queue_remove(&s->waiting, q);
     share_blocks(s, lead, q);
     q->draws = true;
     q->next_fork = lead->next_fork;
     lead->next_fork = q;
-    s->n_promised += n_groups(s) + s->n_state_pages;
+    s->pools[q->pool].n_promised += n_groups(s) + s->n_state_pages;
     s->n_admitted++;
     s->last_admitted = sequence_order(q);
     return true;
@@ -519,6 +547,8 @@ static void admit_waiting(struct scheduler *s, double now)
     for (struct sequence *q = queue_first(&s->waiting), *next; q && s->n_running < config_of(s)->max_num_seqs; q = next) {
         struct sequence *lead = q->swapped ? NULL : fork_source(q);
         next = queue_next(q);
+        if (s->n_pools > 1)
+            q->pool = scheduler_choose_pool(s, q, hit_limit(s, q));
         q->is_blocked = !lead && n_passed < MAX_PASSED && is_passed_over(s, q);
         if (q->is_blocked) {
             if (!overtaken && awaits_adapter(s, q))
@@ -558,18 +588,28 @@ static void loads_join(struct scheduler *s, bool is_in_flight)
         }
 }
 
+/* Gives rows to running sequences that have none: to those that decode, or to all. One may be preempted at its turn, and those
+ * behind it, which have pages of other pools, go on. */
+static void rows_take_all(struct scheduler *s, bool only_decoding)
+{
+    for (uint32_t i = 0; i < s->n_running;) {
+        struct sequence *q = s->running[i];
+        if (only_decoding ? is_decoding(q) : !q->n_rows)
+            rows_take(s, q);
+        i += i < s->n_running && s->running[i] == q;
+    }
+}
+
 /* Gives rows to running and then to waiting sequences. */
 static void rows_spend(struct scheduler *s, bool is_in_flight, double now)
 {
-    s->n_promised = s->n_preempted = s->n_admitted = s->n_seeking = 0;
+    s->n_preempted = s->n_admitted = s->n_seeking = 0;
+    for (uint32_t i = 0; i < s->n_pools; i++)
+        s->pools[i].n_promised = 0;
     s->awaits_features = false;
     s->others_run = s->n_running > 0;
-    for (uint32_t i = 0; i < s->n_running; i++)
-        if (is_decoding(s->running[i]))
-            rows_take(s, s->running[i]);
-    for (uint32_t i = 0; i < s->n_running; i++)
-        if (!s->running[i]->n_rows)
-            rows_take(s, s->running[i]);
+    rows_take_all(s, true);
+    rows_take_all(s, false);
     loads_join(s, is_in_flight);
     if (!s->n_preempted)
         admit_waiting(s, now);
@@ -611,15 +651,16 @@ static void store_ahead(struct scheduler *s)
     uint64_t n_most = (uint64_t)n_groups(s) * n_blocks + STORED_BYTES / layout->page_bytes + 1;
     uint32_t n = n_most < s->n_store_ahead ? (uint32_t)n_most : s->n_store_ahead;
     if (config->runner.n_host_slots / 2 >= config->n_pages) /* what the pool has too takes half of it at most */
-        block_manager_store_new(s->blocks, n);
-    block_manager_store_ahead(s->blocks, n);
+        block_manager_store_new(s->pools[0].blocks, n);
+    block_manager_store_ahead(s->pools[0].blocks, n);
 }
 
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
 {
     s->batch = batch;
     s->n_steps++;
-    block_manager_begin_step(s->blocks);
+    for (uint32_t i = 0; i < s->n_pools; i++)
+        block_manager_begin_step(s->pools[i].blocks);
     batch->shares_new_keys = false;
     s->holds_images = holds_images(s);
     features_begin_step(s->features, batch, s->holds_images);
@@ -642,7 +683,7 @@ void scheduler_end_step(struct scheduler *s)
 {
     for (uint32_t i = 0; i < s->batch->n_copies; i++)
         if (s->copy_owners[i].held)
-            block_manager_unhold(s->blocks, s->copy_owners[i].held);
+            block_manager_unhold(s->pools[s->copy_owners[i].pool].blocks, s->copy_owners[i].held);
     s->batch->n_copies = 0;
     page_tables_settle(&s->tables);
     adapter_slots_settle(&s->adapters);
@@ -687,7 +728,8 @@ static void preempt_all(struct scheduler *s, bool may_swap)
 
 static void pool_reset(struct scheduler *s, bool recompute)
 {
-    block_manager_reset(s->blocks);
+    for (uint32_t i = 0; i < s->n_pools; i++)
+        block_manager_reset(s->pools[i].blocks);
     features_reset(s->features);
     for (uint32_t i = 0; i < s->n_running; i++)
         s->running[i]->is_stale = true;

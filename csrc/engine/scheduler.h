@@ -27,13 +27,26 @@
 struct copy_owner {
     struct sequence *sequence;
     int32_t held;                    /* page held until the step is started; 0: the bundle's first copy holds it */
+    uint32_t pool;                   /* of both pages */
+};
+
+/* Pages that have numbers of their own. A sequence has all its pages in one pool, and finds only blocks of that one. */
+struct pool {
+    struct block_manager *blocks;
+    uint32_t n_running;              /* sequences */
+    uint32_t n_promised;             /* pages kept for unfinished prompts and for the first rows of new forks of this step */
+};
+
+struct page_counts {
+    uint64_t n_free, n_cached, n_bundles, n_evictions;
 };
 
 struct scheduler {
     const struct sequence_context *context;
     struct page_tables tables;
     struct batch *batch;             /* of the step being built; the scheduler fills its copies */
-    struct block_manager *blocks;
+    struct pool *pools;              /* [n_pools] each of n_pages */
+    uint32_t n_pools;                /* several: there is no tier, and no sequence has drafts */
     struct host_tier *tier;          /* NULL: the model has no host cache */
     struct outer_tier *outer;        /* NULL: there is none */
     bool looks_outside;              /* lookups go on in the outer tier */
@@ -58,13 +71,14 @@ struct scheduler {
     bool awaits_features;            /* a sequence has fewer rows in the step than it owes, because its image is not computed */
     struct copy_owner *copy_owners;  /* [scheduler_max_copies] owner of each of batch->copies */
     struct hash *seen_keys;          /* [N_SEEN_KEYS] keys of recently published blocks; NULL without recurrent state */
-    uint32_t *scratch;               /* [2 * n_pages] for scheduler_check */
+    uint32_t *scratch;               /* [2 * n_pools * n_pages] for scheduler_check */
 
     /* The step being built. */
     uint64_t n_steps;                /* number of this step */
-    uint32_t rows_left, n_promised;  /* n_promised: pages kept for unfinished prompts and for the first rows of new forks */
+    uint32_t rows_left;
     uint32_t n_preempted, n_admitted;
     struct order last_victim, last_admitted;
+    uint32_t last_victim_pool;
     bool has_stalled;                /* the last step had no row, although sequences waited or ran and no step was in flight */
 
     uint64_t n_swaps, n_pages_swapped_out, n_pages_swapped_in;
@@ -123,6 +137,12 @@ void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
  * free slot. In place of a page that only the host tier has stands minus the number of the tier's entry; with looks_outside,
  * PAGE_OUTSIDE in place of one that only the outer tier has. */
 uint32_t scheduler_find_hit(struct scheduler *scheduler, struct sequence *sequence, uint32_t slot, uint32_t limit);
+/* scheduler_pools.c: the pool to try first for a waiting sequence: the one with most of its first `limit` blocks, else the one
+ * in which the fewest run. */
+uint32_t scheduler_choose_pool(const struct scheduler *scheduler, struct sequence *sequence, uint32_t limit);
+/* Puts the copies of the step being built in the order of their pools. */
+void scheduler_sort_copies(struct scheduler *scheduler);
+struct page_counts scheduler_count_pages(const struct scheduler *scheduler); /* sums over the pools */
 int32_t *scheduler_table(const struct scheduler *scheduler, uint32_t group, uint32_t slot);
 enum rc scheduler_check(const struct scheduler *scheduler, struct err *err);
 

@@ -25,11 +25,13 @@ static enum rc check_sequence(const struct scheduler *s, const struct sequence *
 
 static enum rc check_running(const struct scheduler *s, struct err *err)
 {
-    uint32_t n_slots = 0;
+    uint32_t n_slots = 0, n_in_pools = 0;
     for (uint32_t i = 0; i < s->context->config->max_num_seqs; i++)
         n_slots += s->slots[i] != NULL;
-    if (n_slots != s->n_running)
-        BROKEN("invariant 9: %u sequences run, %u slots are taken", s->n_running, n_slots);
+    for (uint32_t i = 0; i < s->n_pools; i++)
+        n_in_pools += s->pools[i].n_running;
+    if (n_slots != s->n_running || n_in_pools != s->n_running)
+        BROKEN("invariant 9: %u sequences run, %u slots are taken, %u are in pools", s->n_running, n_slots, n_in_pools);
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct order order = sequence_order(s->running[i]);
         enum rc rc = check_sequence(s, s->running[i], err);
@@ -37,7 +39,7 @@ static enum rc check_running(const struct scheduler *s, struct err *err)
             return rc;
         if (i && !sequence_is_ahead(s->running[i - 1], s->running[i]))
             BROKEN("running sequences: number %u is out of order", i);
-        if (s->n_preempted && !order_is_ahead(&order, &s->last_victim))
+        if (s->n_preempted && s->running[i]->pool == s->last_victim_pool && !order_is_ahead(&order, &s->last_victim))
             BROKEN("invariant 10: somebody was preempted while a sequence further behind kept running");
     }
     if (s->n_preempted && s->n_admitted)
@@ -109,7 +111,7 @@ static enum rc count_state(const struct scheduler *s, uint32_t slot, uint32_t *r
             BROKEN("invariant 6: slot %u has page %d as part %u of its state", slot, table[i], i);
     if (!n || !table[0])
         return RC_OK;
-    if (!block_manager_is_bundle(s->blocks, table))
+    if (!block_manager_is_bundle(s->pools[s->slots[slot]->pool].blocks, table))
         BROKEN("invariant 6: the state of slot %u is not one bundle", slot);
     refs[table[0]]++;
     refs[s->slots[slot]->kept_state] += s->slots[slot]->kept_state != 0;
@@ -140,17 +142,22 @@ static enum rc check_searches(const struct scheduler *s, struct err *err)
 
 enum rc scheduler_check(const struct scheduler *s, struct err *err)
 {
-    uint32_t n_pages = s->context->config->n_pages, *refs = s->scratch, *holds = s->scratch + n_pages;
+    size_t n_pages = s->context->config->n_pages, n_all = n_pages * s->n_pools;
+    uint32_t *refs = s->scratch, *holds = s->scratch + n_all;
     enum rc rc = check_running(s, err);
     if (!rc)
         rc = check_waiting(s, err);
     if (!rc)
         rc = check_searches(s, err);
-    memset(s->scratch, 0, (size_t)n_pages * 2 * sizeof *s->scratch);
-    for (uint32_t slot = 0; slot < s->context->config->max_num_seqs && !rc; slot++)
-        if (!(rc = count_tables(s, slot, refs, err)))
-            rc = count_state(s, slot, refs, err);
+    memset(s->scratch, 0, 2 * n_all * sizeof *s->scratch);
+    for (uint32_t slot = 0; slot < s->context->config->max_num_seqs && !rc; slot++) {
+        uint32_t *own = refs + (s->slots[slot] ? s->slots[slot]->pool * n_pages : 0);
+        rc = count_tables(s, slot, own, err);
+        rc = rc ? rc : count_state(s, slot, own, err);
+    }
     if (!rc && s->tier)
         rc = host_tier_check(s->tier, err);
-    return rc ? rc : block_manager_check(s->blocks, refs, holds, err);
+    for (uint32_t i = 0; i < s->n_pools && !rc; i++)
+        rc = block_manager_check(s->pools[i].blocks, refs + i * n_pages, holds + i * n_pages, err);
+    return rc;
 }

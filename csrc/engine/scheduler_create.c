@@ -14,6 +14,8 @@ enum rc scheduler_create_batch(const struct scheduler *s, size_t n_top, struct b
     const struct engine_config *config = s->context->config;
     const struct runner *runner = &config->runner;
     enum rc rc = batch_create(batch, &s->tables, config->max_num_batched_tokens, n_top, scheduler_max_copies(config), err);
+    if (!rc && s->n_pools > 1)
+        rc = batch_add_parts(batch, s->n_pools, err);
     return rc || !runner->n_features ? rc : batch_add_tower(batch, runner->n_axes, runner->n_features, err);
 }
 
@@ -51,11 +53,13 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
     s->slots = mem_calloc(n_slots, sizeof *s->slots);
     s->copy_owners = mem_calloc(scheduler_max_copies(config), sizeof *s->copy_owners);
     s->seen_keys = layout->n_state_pages ? mem_calloc(N_SEEN_KEYS, sizeof *s->seen_keys) : NULL;
-    s->scratch = mem_calloc((size_t)config->n_pages * 2, sizeof *s->scratch);
+    s->n_pools = config->runner.n_pools ? config->runner.n_pools : 1;
+    s->pools = mem_calloc(s->n_pools, sizeof *s->pools);
+    s->scratch = mem_calloc((size_t)s->n_pools * config->n_pages * 2, sizeof *s->scratch);
     enum rc rc = page_tables_create(&s->tables, kv_layout_n_tables(layout), n_slots,
                                     kv_layout_stride(layout, config->max_model_len), err);
-    if (!rc)
-        rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->blocks, err);
+    for (uint32_t i = 0; i < s->n_pools && s->pools && !rc; i++)
+        rc = block_manager_create(config->n_pages, layout->n_state_pages, &s->pools[i].blocks, err);
     if (!rc && config->runner.n_host_slots)
         rc = host_tier_create(config->runner.n_host_slots, config->n_pages, layout->n_state_pages, &s->tier, err);
     if (!rc && (config->disk || config->library || config->connector))
@@ -66,15 +70,15 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
         rc = adapter_slots_create(&s->adapters, config->runner.adapters, err);
     if (!rc && config->runner.n_features)
         rc = features_create(config->runner.n_features, config->runner.max_encoder_rows, &s->features, err);
-    if (!rc)
-        block_manager_tell(s->blocks, s->events);
     if (!rc && s->tier)
         host_tier_tell(s->tier, s->events, layout->n_groups);
-    if (!rc)
-        block_manager_add_tier(s->blocks, s->tier);
+    for (uint32_t i = 0; i < s->n_pools && s->pools && !rc; i++) {
+        block_manager_tell(s->pools[i].blocks, s->events);
+        block_manager_add_tier(s->pools[i].blocks, s->tier);
+    }
     s->n_store_ahead = layout->n_groups * (config->max_num_batched_tokens / layout->block_tokens + 1) + layout->n_state_pages;
     bool has_keys = s->seen_keys || !layout->n_state_pages;
-    if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->scratch || !has_keys))
+    if (!rc && (!s->running || !s->slots || !s->copy_owners || !s->pools || !s->scratch || !has_keys))
         rc = err_set(err, RC_MEMORY, "scheduler: out of memory for %u slots; lower max_num_seqs", n_slots);
     if (rc)
         scheduler_destroy(s);
@@ -84,12 +88,14 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
 void scheduler_destroy(struct scheduler *s)
 {
     outer_tier_destroy(s->outer);
-    block_manager_destroy(s->blocks);
+    for (uint32_t i = 0; s->pools && i < s->n_pools; i++)
+        block_manager_destroy(s->pools[i].blocks);
     host_tier_destroy(s->tier);
     adapter_slots_destroy(&s->adapters);
     features_destroy(s->features);
     kv_events_destroy(s->events);
     page_tables_destroy(&s->tables);
+    mem_free(s->pools);
     mem_free(s->running);
     mem_free(s->slots);
     mem_free(s->copy_owners);

@@ -14,7 +14,7 @@ bool scheduler_awaits_drafts(const struct scheduler *s)
 uint32_t scheduler_draft_room(const struct scheduler *s, const struct sequence *q, uint32_t most)
 {
     bool are_pages_wanted = s->waiting.n && s->n_running < config_of(s)->max_num_seqs;
-    uint64_t n_free = are_pages_wanted ? 0 : pages_room(s);
+    uint64_t n_free = are_pages_wanted ? 0 : pages_room(s, q->pool);
     if (s->n_state_pages) {
         uint32_t limit = recurrent_draft_limit(s, q);
         if (n_free < s->n_state_pages || !recurrent_can_keep(s, q))

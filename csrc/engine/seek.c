@@ -14,7 +14,7 @@ static void keep_found(struct scheduler *s, struct sequence *q, uint32_t slot, u
             if (page < 0 && page != PAGE_OUTSIDE)
                 host_tier_touch(s->tier, (uint32_t)-page);
         }
-    int32_t bundle = s->n_state_pages ? pages_look(s, sequence_key(q, n_hit - 1), BUNDLE_GROUP) : 0;
+    int32_t bundle = s->n_state_pages ? pages_look(s, q, n_hit - 1, BUNDLE_GROUP) : 0;
     if (bundle < 0 && bundle != PAGE_OUTSIDE)
         host_tier_touch(s->tier, (uint32_t)-bundle);
 }
@@ -31,7 +31,7 @@ static bool load(struct scheduler *s, struct sequence *q, uint32_t block, uint32
  * with recurrent states has no hit. */
 static void load_missing(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t n_hit)
 {
-    bool is_state_outside = s->n_state_pages && pages_look(s, sequence_key(q, n_hit - 1), BUNDLE_GROUP) == PAGE_OUTSIDE;
+    bool is_state_outside = s->n_state_pages && pages_look(s, q, n_hit - 1, BUNDLE_GROUP) == PAGE_OUTSIDE;
     if (is_state_outside && !load(s, q, n_hit - 1, BUNDLE_GROUP))
         return;
     for (uint32_t b = 0; b < n_hit; b++) {

@@ -127,6 +127,7 @@ struct sequence {
 
     /* Fields of the scheduler. */
     uint32_t slot, n_computed;
+    uint32_t pool;                 /* of its pages while it runs; only an admission changes it */
     uint32_t adapter_slot;         /* of its adapter while it runs */
     uint32_t n_overtaken;          /* sequences that were admitted while it waited for a slot of adapters */
     uint32_t n_published;          /* leading blocks that have been published, or found, in the prefix cache */

@@ -10,9 +10,10 @@ int32_t *scheduler_table(const struct scheduler *s, uint32_t group, uint32_t slo
     return page_tables_row(&s->tables, group, slot);
 }
 
-int32_t pages_look(struct scheduler *s, const struct hash *key, uint32_t group)
+int32_t pages_look(struct scheduler *s, struct sequence *q, uint32_t block, uint32_t group)
 {
-    int32_t page = block_manager_look(s->blocks, key, group);
+    const struct hash *key = sequence_key(q, block);
+    int32_t page = block_manager_look(blocks_for(s, q), key, group);
     return page || !s->looks_outside || !outer_tier_has(s->outer, key, group) ? page : PAGE_OUTSIDE;
 }
 
@@ -32,7 +33,7 @@ void pages_release(struct scheduler *s, struct sequence *q)
         for (uint32_t g = 0; g < n_groups(s); g++) {
             int32_t *page = &scheduler_table(s, g, q->slot)[b];
             if (*page)
-                block_manager_release(s->blocks, *page);
+                block_manager_release(blocks_for(s, q), *page);
             *page = 0;
         }
     }
@@ -51,7 +52,7 @@ void pages_advance_windows(struct scheduler *s, struct sequence *q)
         int32_t *table = scheduler_table(s, g, q->slot);
         uint32_t first = pages_first_seen_block(s, g, q->n_computed);
         for (; q->first_block[g] < first; q->first_block[g]++) {
-            block_manager_release(s->blocks, table[q->first_block[g]]);
+            block_manager_release(blocks_for(s, q), table[q->first_block[g]]);
             table[q->first_block[g]] = 0;
         }
     }
@@ -62,7 +63,7 @@ static uint32_t shared_tails(const struct scheduler *s, const struct sequence *q
 {
     uint32_t n = 0;
     for (uint32_t g = 0; q->shares_tail && g < n_groups(s); g++)
-        n += !block_manager_is_writable(s->blocks, scheduler_table(s, g, q->slot)[q->n_computed / block_tokens(s)]);
+        n += !block_manager_is_writable(blocks_for(s, q), scheduler_table(s, g, q->slot)[q->n_computed / block_tokens(s)]);
     return n;
 }
 
@@ -72,12 +73,12 @@ static void tails_copy(struct scheduler *s, struct sequence *q)
     for (uint32_t g = 0; q->shares_tail && g < n_groups(s); g++) {
         uint32_t block = q->n_computed / block_tokens(s);
         int32_t *page = &scheduler_table(s, g, q->slot)[block];
-        if (block_manager_is_writable(s->blocks, *page))
+        if (block_manager_is_writable(blocks_for(s, q), *page))
             continue;
-        struct page_copy copy = {*page, block_manager_take(s->blocks)};
-        block_manager_hold(s->blocks, copy.source);
-        block_manager_release(s->blocks, copy.source);
-        s->copy_owners[s->batch->n_copies] = (struct copy_owner){q, copy.source};
+        struct page_copy copy = {*page, block_manager_take(blocks_for(s, q))};
+        block_manager_hold(blocks_for(s, q), copy.source);
+        block_manager_release(blocks_for(s, q), copy.source);
+        s->copy_owners[s->batch->n_copies] = (struct copy_owner){q, copy.source, q->pool};
         s->batch->copies[s->batch->n_copies++] = copy;
         *page = copy.target;
         if (q->drafts.n_computed > block * block_tokens(s)) /* the drafter's page is not copied */
@@ -87,16 +88,18 @@ static void tails_copy(struct scheduler *s, struct sequence *q)
     q->shares_tail = false;
 }
 
-uint64_t pages_room(const struct scheduler *s)
+uint64_t pages_room(const struct scheduler *s, uint32_t number)
 {
-    uint64_t kept = s->n_promised + (s->n_running ? config_of(s)->n_pages / 100 : 0), n_free = block_manager_n_free(s->blocks);
+    const struct pool *pool = &s->pools[number];
+    uint64_t kept = pool->n_promised + (pool->n_running ? config_of(s)->n_pages / 100 : 0),
+             n_free = block_manager_n_free(pool->blocks);
     return n_free > kept ? n_free - kept : 0;
 }
 
 bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
 {
     uint32_t have = blocks_of(s, q->n_computed), want = blocks_of(s, q->n_computed + n_rows);
-    uint32_t n_free = block_manager_n_free(s->blocks),
+    uint32_t n_free = block_manager_n_free(blocks_for(s, q)),
              needed = (want - have) * n_groups(s) + shared_tails(s, q);
     if (s->n_state_pages)
         needed += recurrent_needed(s, q);
@@ -108,7 +111,7 @@ bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, q->slot);
         for (uint32_t b = have; b < want; b++)
-            table[b] = block_manager_take(s->blocks);
+            table[b] = block_manager_take(blocks_for(s, q));
         page_tables_note(&s->tables, g, q->slot, have, want);
     }
     return true;
@@ -141,8 +144,8 @@ void pages_publish(struct scheduler *s, struct sequence *q)
     for (; q->n_published < n; q->n_published++) {
         const struct hash *key = sequence_key(q, q->n_published);
         for (uint32_t g = 0; g < n_groups(s); g++) {
-            bool is_new = s->events && !block_manager_find(s->blocks, key, g);
-            block_manager_publish(s->blocks, scheduler_table(s, g, q->slot)[q->n_published], key, g);
+            bool is_new = s->events && !block_manager_find(blocks_for(s, q), key, g);
+            block_manager_publish(blocks_for(s, q), scheduler_table(s, g, q->slot)[q->n_published], key, g);
             if (is_new)
                 pages_note_stored(s, q, q->n_published, g);
         }
@@ -160,7 +163,7 @@ void pages_share(struct scheduler *s, struct sequence *lead, struct sequence *q)
         int32_t *target = scheduler_table(s, g, q->slot);
         for (uint32_t b = lead->first_block[g]; b < blocks_of(s, lead->n_computed); b++) {
             target[b] = source[b];
-            block_manager_share(s->blocks, target[b]);
+            block_manager_share(blocks_for(s, q), target[b]);
         }
         q->first_block[g] = lead->first_block[g];
         page_tables_note(&s->tables, g, q->slot, q->first_block[g], blocks_of(s, lead->n_computed));
@@ -175,7 +178,7 @@ void pages_give_back(struct scheduler *s, struct sequence *q, uint32_t n_left)
     for (uint32_t b = blocks_of(s, q->n_computed); b-- > blocks_of(s, n_left);)
         for (uint32_t g = 0; g < n_groups(s); g++) {
             int32_t *page = &scheduler_table(s, g, q->slot)[b];
-            block_manager_release(s->blocks, *page);
+            block_manager_release(blocks_for(s, q), *page);
             *page = 0;
         }
     q->n_taken_rows -= q->n_computed - n_left;
@@ -189,7 +192,7 @@ bool pages_cancel_copies(struct scheduler *s, const struct sequence *q)
     for (uint32_t i = batch->n_copies; i-- > 0;)
         if (s->copy_owners[i].sequence == q) {
             if (s->copy_owners[i].held)
-                block_manager_unhold(s->blocks, s->copy_owners[i].held);
+                block_manager_unhold(blocks_for(s, q), s->copy_owners[i].held);
             batch->copies[i] = batch->copies[--batch->n_copies];
             s->copy_owners[i] = s->copy_owners[batch->n_copies];
         }

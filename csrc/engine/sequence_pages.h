@@ -25,11 +25,17 @@ static inline uint32_t blocks_of(const struct scheduler *s, uint32_t n_positions
     return (n_positions + block_tokens(s) - 1) / block_tokens(s);
 }
 
+/* The pages among which those of the sequence are. */
+static inline struct block_manager *blocks_for(const struct scheduler *s, const struct sequence *q)
+{
+    return s->pools[q->pool].blocks;
+}
+
 #define PAGE_OUTSIDE INT32_MIN /* in place of a page: the outer tier has it */
-/* block_manager_look; with looks_outside, PAGE_OUTSIDE if only the outer tier has the key. */
-int32_t pages_look(struct scheduler *scheduler, const struct hash *key, uint32_t group);
-/* Free pages that are promised to no sequence; while sequences run, one in a hundred is kept for them. */
-uint64_t pages_room(const struct scheduler *scheduler);
+/* block_manager_look for a block of the sequence; with looks_outside, PAGE_OUTSIDE if only the outer tier has it. */
+int32_t pages_look(struct scheduler *scheduler, struct sequence *sequence, uint32_t block, uint32_t group);
+/* Free pages of a pool that are promised to no sequence; while sequences run, one in a hundred is kept for them. */
+uint64_t pages_room(const struct scheduler *scheduler, uint32_t pool);
 /* Takes all pages for the next n rows, or none. */
 bool pages_take(struct scheduler *scheduler, struct sequence *sequence, uint32_t n_rows);
 /* Takes positions from n_left on back; releases the pages wholly behind the rest. */

@@ -65,12 +65,12 @@ static bool pages_out(struct scheduler *s, struct sequence *q)
     for (uint32_t g = 0; g < n_groups(s); g++) {
         const int32_t *table = scheduler_table(s, g, q->slot);
         for (uint32_t b = q->first_block[g]; b < blocks_of(s, q->n_computed); b++)
-            if (!page_out(s, q, table[b], block_manager_is_shared(s->blocks, table[b]), &last))
+            if (!page_out(s, q, table[b], block_manager_is_shared(blocks_for(s, q), table[b]), &last))
                 return false;
     }
     for (uint32_t i = 0; i < s->n_state_pages; i++) {
         const int32_t *state = recurrent_table(s, q->slot);
-        if (!page_out(s, q, state[i], block_manager_is_shared(s->blocks, state[0]), &last))
+        if (!page_out(s, q, state[i], block_manager_is_shared(blocks_for(s, q), state[0]), &last))
             return false;
     }
     return true;
@@ -109,7 +109,7 @@ void swap_look(struct scheduler *s, struct sequence *q, uint32_t slot)
     for (uint32_t g = 0; g < n_groups(s); g++) {
         int32_t *table = scheduler_table(s, g, slot);
         for (uint32_t b = pages_first_seen_block(s, g, q->n_swapped); b < blocks_of(s, q->n_swapped); b++) {
-            table[b] = b < n_found ? block_manager_find(s->blocks, sequence_key(q, b), g) : 0;
+            table[b] = b < n_found ? block_manager_find(blocks_for(s, q), sequence_key(q, b), g) : 0;
             table[b] = table[b] ? table[b] : -1;
         }
     }
@@ -125,12 +125,12 @@ static void block_in(struct scheduler *s, struct sequence *q, uint32_t group, ui
         host_tier_drop(s->tier, slot);
         return;
     }
-    block_manager_take_to_fill(s->blocks, page, false);
+    block_manager_take_to_fill(blocks_for(s, q), page, false);
     host_tier_swap_in(s->tier, slot, *page);
     s->n_pages_swapped_in++;
     if (q->is_stale || block >= q->n_published)
         return;
-    block_manager_publish_filled(s->blocks, *page, sequence_key(q, block), group);
+    block_manager_publish_filled(blocks_for(s, q), *page, sequence_key(q, block), group);
     if (s->events)
         pages_note_stored(s, q, block, group);
 }
@@ -138,7 +138,7 @@ static void block_in(struct scheduler *s, struct sequence *q, uint32_t group, ui
 static void state_in(struct scheduler *s, struct sequence *q, uint32_t at)
 {
     int32_t *state = recurrent_table(s, q->slot);
-    block_manager_take_to_fill(s->blocks, state, true);
+    block_manager_take_to_fill(blocks_for(s, q), state, true);
     for (uint32_t i = 0, next; i < s->n_state_pages; i++, at = next) {
         next = host_tier_next(s->tier, at);
         host_tier_swap_in(s->tier, at, state[i]);
@@ -155,9 +155,9 @@ void swap_in(struct scheduler *s, struct sequence *q)
         const int32_t *table = scheduler_table(s, g, q->slot);
         q->first_block[g] = pages_first_seen_block(s, g, q->n_swapped);
         for (uint32_t b = q->first_block[g]; b < n_blocks; b++) {
-            s->batch->shares_new_keys |= table[b] > 0 && !block_manager_is_settled(s->blocks, table[b]);
+            s->batch->shares_new_keys |= table[b] > 0 && !block_manager_is_settled(blocks_for(s, q), table[b]);
             if (table[b] > 0)
-                block_manager_share(s->blocks, table[b]); /* before pages are taken */
+                block_manager_share(blocks_for(s, q), table[b]); /* before pages are taken */
         }
     }
     for (uint32_t g = 0; g < n_groups(s); g++) {

@@ -140,7 +140,7 @@ void tiers_close(struct engine *e)
         scheduler_reset_cache(s, false);
     for (uint32_t round = 0; round < 2; round++) { /* what the host tier has may have to make room for what the pool has */
         if (round)
-            block_manager_store_all(s->blocks);
+            block_manager_store_all(s->pools[0].blocks);
         if (tiers_await(e, NULL))
             return;
         outer_tier_save_all(s->outer);
@@ -151,7 +151,7 @@ enum rc tiers_settle(struct engine *e, bool stores, struct err *err)
 {
     if (stores) {
         scheduler_leave_pages(&e->scheduler);
-        block_manager_store_all(e->scheduler.blocks);
+        block_manager_store_all(e->scheduler.pools[0].blocks);
     }
     for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
         host_tier_await_number(e->scheduler.tier, UINT64_MAX, way);

@@ -100,11 +100,56 @@ enum rc batch_add_tower(struct batch *b, uint32_t n_axes, uint32_t n_features, s
     return err_set(err, RC_MEMORY, "batch: out of memory for %u features; lower encoder_cache_tokens", n_features);
 }
 
+enum rc batch_add_parts(struct batch *b, uint32_t n_parts, struct err *err)
+{
+    b->n_parts = n_parts;
+    mem_free(b->seq_first_row);
+    b->seq_first_row = mem_calloc((size_t)b->max_seqs + n_parts, sizeof *b->seq_first_row);
+    b->parts = mem_calloc(n_parts, sizeof *b->parts);
+    b->row_part = mem_calloc(b->max_rows, sizeof *b->row_part);
+    return b->seq_first_row && b->parts && b->row_part ? RC_OK : err_set(err, RC_MEMORY, "batch: out of memory");
+}
+
+struct batch batch_part_of(const struct batch *b, uint32_t number)
+{
+    const struct batch_part *at = &b->parts[number];
+    struct batch part = *b;
+    part.n_parts = 0;
+    part.n_rows = at->n_rows;
+    part.n_seqs = at->n_seqs;
+    part.n_logits_rows = at->n_logits_rows;
+    part.n_state_rows = at->n_state_rows;
+    part.n_tasks = at->n_tasks;
+    part.n_copies = at->n_copies;
+    part.token_ids += at->first_row;
+    part.positions += at->first_row;
+    part.token_types += at->first_row;
+    part.row_seq += at->first_row;
+    part.row_adapter += at->first_row;
+    part.source_rows += at->first_row;
+    part.seq_first_row += at->first_seq_row;
+    part.logits_rows += at->first_wanted;
+    part.state_rows += at->first_state;
+    part.tasks += at->first_task;
+    part.results += at->first_task;
+    part.copies += at->first_copy;
+    return part;
+}
+
+uint32_t batch_find_state(const struct batch *b, uint32_t *row)
+{
+    uint32_t part = 0;
+    while (part + 1 < b->n_parts && *row >= b->parts[part].first_state + b->parts[part].n_state_rows)
+        part++;
+    *row -= b->n_parts ? b->parts[part].first_state : 0;
+    return part;
+}
+
 void batch_destroy(struct batch *b)
 {
     void *arrays[] = {b->token_ids, b->positions, b->token_types, b->row_seq, b->row_adapter, b->source_rows, b->seq_first_row,
                       b->copies, b->logits_rows, b->state_rows, b->tasks, b->results, b->top_ids, b->top_values, b->top_ranks,
-                      b->visual, b->visible_end, b->rope_positions, b->encodings, b->feature_rows};
+                      b->visual, b->visible_end, b->rope_positions, b->encodings, b->feature_rows, b->parts, b->row_part};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         mem_free(arrays[i]);
     *b = (struct batch){0};

@@ -26,6 +26,14 @@ void page_tables_note(struct page_tables *tables, uint32_t group, uint32_t slot,
 /* Forgets the noted changes: call it when a step that carries them has been started. */
 void page_tables_settle(struct page_tables *tables);
 
+/* What belongs to the sequences of one pool of pages: side by side in the arrays of the batch. Rows, logits rows, tasks of the
+ * step before and page numbers are counted from the part's first one. */
+struct batch_part {
+    uint32_t first_row, n_rows, n_seqs, first_seq_row; /* first_seq_row: in seq_first_row, with an end for each part */
+    uint32_t first_wanted, n_logits_rows, n_state_rows; /* first_wanted: in logits_rows */
+    uint32_t first_state, first_task, n_tasks, first_copy, n_copies;
+};
+
 struct batch {
     uint32_t slot;           /* 0 or 1, alternating */
     uint32_t n_rows, n_seqs;
@@ -44,6 +52,9 @@ struct batch {
     bool is_carried;         /* source_rows are of the head's own kept rows: the batch goes on from drafts */
     int32_t *seq_first_row;  /* [max_seqs + 1]; every sequence of a step has at least one row */
     uint32_t max_rows, max_seqs;
+    struct batch_part *parts; /* [n_parts] one a pool; n_parts 0: there is one pool, and the batch is its part */
+    uint32_t n_parts;
+    int32_t *row_part;       /* [max_rows] the part of each row, with parts */
     const struct page_tables *tables;
     int32_t *visual;         /* [max_rows] the row of the feature pool that replaces the row's embedding, -1: none; valid if
                               * has_visual; else no row has one */
@@ -87,5 +98,11 @@ uint32_t batch_n_piece_rows(const struct batch *batch);
 enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint32_t max_rows, size_t n_top,
                      uint32_t max_copies, struct err *err);
 void batch_destroy(struct batch *batch);
+/* Makes room for parts, right behind batch_create. */
+enum rc batch_add_parts(struct batch *batch, uint32_t n_parts, struct err *err);
+/* Part `number` of a batch as a batch whose arrays are ranges of those of the whole one. */
+struct batch batch_part_of(const struct batch *batch, uint32_t number);
+/* The part that has a state row of the batch; *row becomes its number in the part. 0 without parts. */
+uint32_t batch_find_state(const struct batch *batch, uint32_t *row);
 
 #endif

@@ -59,6 +59,7 @@ struct runner {
     /* For other processes: a descriptor of a rank's pool, which the caller closes, and the pool's place in its memory; and such
      * a pool of another process, as moves of this runner read it. */
     uint32_t n_ranks;
+    uint32_t n_pools;                   /* ranks with pages of their own (attention by data); 0 or 1: one pool for all */
     enum rc (*share)(void *ctx, uint32_t rank, int *descriptor, uint64_t *offset, uint64_t *size_bytes, struct err *err);
     enum rc (*import)(void *ctx, uint32_t rank, int descriptor, uint64_t offset, uint64_t size_bytes,
                       struct imported **imported, const void **pool, struct err *err);

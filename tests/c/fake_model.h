@@ -517,6 +517,7 @@ UNUSED static void random_job(struct job *job, const struct fake *fake, enum eng
 struct trace;
 struct setup {
     uint32_t block_tokens, n_pages, max_num_seqs, max_num_batched_tokens;
+    uint32_t n_pools; /* 0: one */
     uint32_t windows[4], n_layers; /* 0: one full layer */
     struct kv_need states[MAX_STATES]; /* behind them */
     uint32_t n_states, snapshot_tokens;
@@ -564,7 +565,8 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
         fake->states.places[i] = places[n_layers + i];
         CHECK(fake->layout.page_bytes / setup->states[i].unit_bytes <= setup->block_tokens); /* a cell for each */
     }
-    fake->pool = calloc((size_t)setup->n_pages * setup->block_tokens, sizeof *fake->pool);
+    fake->n_parts = setup->n_pools ? setup->n_pools : 1;
+    fake->pool = fake->pools = calloc((size_t)fake->n_parts * setup->n_pages * setup->block_tokens, sizeof *fake->pool);
     fake->slots = calloc((size_t)setup->n_host_slots * setup->block_tokens + 1, sizeof *fake->slots);
     struct engine_config config = {
         .layout = fake->layout, .n_pages = setup->n_pages, .max_num_seqs = setup->max_num_seqs,
@@ -578,12 +580,13 @@ static struct engine *fake_engine(const struct setup *setup, struct fake *fake, 
                    fake_move, fake_poll_moves, fake->slots, setup->block_tokens * sizeof *fake->slots},
     };
     config.runner.n_ranks = 1;
+    config.runner.n_pools = setup->n_pools;
     config.runner.lend = fake_lend;
     config.runner.share = setup->share;
     config.runner.import = setup->import;
     config.runner.release_import = setup->release_import;
     if (engine_create(&config, &engine, err)) {
-        free(fake->pool);
+        free(fake->pools);
         free(fake->slots);
     }
     return engine;
@@ -601,9 +604,9 @@ static void fake_close(struct engine *engine, struct fake *fake)
     }
     for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++)
         fake_end_moves(fake, way, UINT64_MAX);
-    free(fake->pool);
+    free(fake->pools);
     free(fake->slots);
-    free(fake->row_states);
+    free(fake->all_row_states);
 }
 
 /* ---- what has come ---- */

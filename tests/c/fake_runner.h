@@ -73,8 +73,10 @@ struct fake_moves {
 struct fake {
     struct kv_layout layout;
     struct fake_states states;
-    uint64_t *row_states;  /* [max_rows] of the last step: what each row makes of its states */
+    uint64_t *all_row_states, *row_states; /* [max_rows] of the last step: what each row makes of its states */
     uint32_t n_pages;
+    struct cell *pools;    /* [n_parts][n_pages][block_tokens] */
+    uint32_t n_parts, part; /* part: of the batch that is computed, with `pool` and its rows in `row_states` */
     struct cell *pool;     /* [n_pages][block_tokens] */
     bool has_nan;          /* some histories give non-finite logits */
     bool takes_whole_prompts;
@@ -257,8 +259,11 @@ static int32_t fake_token(const struct fake *fake, const struct batch *b, uint32
     CHECK(id < (int32_t)VOCAB);
     if (id >= 0)
         return id;
-    CHECK(fake->last && fake->last->is_drawn && !fake->last->batch->tasks[-1 - id].is_score);
-    return fake->last->results[-1 - id].status ? 0 : fake->last->results[-1 - id].id;
+    CHECK(fake->last && fake->last->is_drawn);
+    const struct batch *last = fake->last->batch;
+    uint32_t task = (uint32_t)(-1 - id) + (last->n_parts ? last->parts[fake->part].first_task : 0);
+    CHECK(!last->tasks[task].is_score && (!last->n_parts || (uint32_t)(-1 - id) < last->parts[fake->part].n_tasks));
+    return fake->last->results[task].status ? 0 : fake->last->results[task].id;
 }
 
 static void fake_write(struct fake *fake, const struct batch *b)
@@ -371,15 +376,13 @@ static void fake_lay(struct fake_flight *flight, const struct batch *b)
     flight->top_values = calloc((size_t)b->max_tasks * MAX_TOP, sizeof *flight->top_values);
 }
 
-static void fake_logits(const struct fake *fake, struct fake_flight *flight)
+static void fake_logits(const struct fake *fake, const struct batch *b, uint64_t *logits, uint32_t n_top)
 {
-    struct batch *b = flight->batch;
-    uint32_t n_top = 0;
     for (uint32_t t = 0; t < b->n_tasks; t++) {
         const struct sample_task *task = &b->tasks[t];
         uint32_t row = (uint32_t)b->logits_rows[task->logits_row];
         struct view_of_batch view = {fake, b, (uint32_t)b->row_seq[row]};
-        flight->logits[t] =
+        logits[t] =
             attend(&fake->layout, fetch_from_pool, &view, (uint32_t)b->positions[row], true) ^ fake->weights ^ fake->row_states[row];
         CHECK(!t || task->logits_row >= b->tasks[t - 1].logits_row);
         CHECK_EQ(task->top_offset, n_top);
@@ -472,6 +475,43 @@ static enum rc fake_lend(void *ctx, void *reader, struct lent_pools *pools, stru
     return RC_OK;
 }
 
+/* Pages, tokens of the step before and rows are those of the part from here on. */
+static void fake_use_part(struct fake *fake, const struct batch *b, uint32_t part)
+{
+    fake->part = part;
+    fake->pool = fake->pools + (size_t)part * fake->n_pages * fake->layout.block_tokens;
+    fake->row_states = fake->all_row_states + (b->n_parts ? b->parts[part].first_row : 0);
+}
+
+/* Computes a batch, or each of its parts as a batch of its own. */
+static void fake_compute(struct fake *fake, const struct batch *whole, struct fake_flight *flight)
+{
+    uint32_t n_rows = 0, n_seqs = 0, n_tasks = 0, n_copies = 0, n_wanted = 0, n = whole->n_parts ? whole->n_parts : 1;
+    CHECK(n == fake->n_parts);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct batch b = whole->n_parts ? batch_part_of(whole, i) : *whole;
+        uint32_t first_task = n_tasks, n_top = first_task ? whole->tasks[first_task - 1].top_offset + whole->tasks[first_task - 1].n_top : 0;
+        fake_use_part(fake, whole, i);
+        CHECK_EQ(b.seq_first_row[0], 0);
+        CHECK_EQ(b.seq_first_row[b.n_seqs], b.n_rows);
+        for (uint32_t row = 0; row < b.n_rows && whole->n_parts; row++)
+            CHECK_EQ(whole->row_part[n_rows + row], i);
+        CHECK(!whole->n_parts || (whole->parts[i].first_row == n_rows && whole->parts[i].first_wanted == n_wanted));
+        fake_copy(fake, &b);
+        fake_write(fake, &b);
+        fake_recur(fake, &b);
+        fake_attend(fake, &b);
+        fake_logits(fake, &b, flight->logits + first_task, n_top);
+        n_rows += b.n_rows;
+        n_seqs += b.n_seqs;
+        n_tasks += b.n_tasks;
+        n_copies += b.n_copies;
+        n_wanted += b.n_logits_rows + b.n_state_rows;
+    }
+    CHECK(n_rows == whole->n_rows && n_seqs == whole->n_seqs && n_tasks == whole->n_tasks && n_copies == whole->n_copies);
+    fake_use_part(fake, whole, 0);
+}
+
 static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
 {
     struct fake *fake = ctx;
@@ -486,7 +526,7 @@ static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
     }
     CHECK_EQ(fake->asleep, 0);
     CHECK(b->n_rows > 0 && b->n_rows <= b->max_rows && b->n_seqs <= b->max_seqs && b->n_tasks <= b->max_tasks);
-    CHECK_EQ(b->seq_first_row[b->n_seqs], b->n_rows);
+    CHECK(b->n_parts || b->seq_first_row[b->n_seqs] == (int32_t)b->n_rows);
     CHECK_EQ(b->slot, (fake->n_runs - 1) % 2);
     for (uint32_t i = 0; fake->takes_whole_prompts && i < b->n_seqs; i++)
         CHECK_EQ(b->positions[b->seq_first_row[i]], 0);
@@ -496,13 +536,9 @@ static enum rc fake_start(void *ctx, struct batch *b, struct err *err)
     flight->is_drawn = false;
     if (fake->last && !fake->last->is_drawn)
         fake_sample(fake, fake->last);
-    if (!fake->row_states)
-        fake->row_states = calloc(b->max_rows, sizeof *fake->row_states);
-    fake_copy(fake, b);
-    fake_write(fake, b);
-    fake_recur(fake, b);
-    fake_attend(fake, b);
-    fake_logits(fake, flight);
+    if (!fake->all_row_states)
+        fake->row_states = fake->all_row_states = calloc(b->max_rows, sizeof *fake->row_states);
+    fake_compute(fake, b, flight);
     fake->last = flight;
     fake->n_in_flight++;
     fake->n_most_in_flight = fake->n_in_flight > fake->n_most_in_flight ? fake->n_in_flight : fake->n_most_in_flight;
@@ -539,7 +575,7 @@ static enum rc fake_release(void *ctx, uint32_t parts, bool keeps, struct err *e
     CHECK_EQ(fake->n_in_flight, 0);
     fake->n_releases++;
     if (parts & PART_POOL)
-        memset(fake->pool, 0, (size_t)fake->n_pages * fake->layout.block_tokens * sizeof *fake->pool);
+        memset(fake->pools, 0, (size_t)fake->n_parts * fake->n_pages * fake->layout.block_tokens * sizeof *fake->pool);
     if (parts & PART_WEIGHTS) {
         fake->copy = !keeps ? 0xbad : fake->weights;
         fake->weights = 0xbad;
@@ -562,10 +598,13 @@ static enum rc fake_restore(void *ctx, uint32_t parts, struct err *err)
 }
 
 /* Like a real runner, which has states only of the last step: no other step may have been started since. */
-static enum rc fake_read_states(void *ctx, const struct batch *b, uint32_t first, uint32_t n, float *rows, struct err *err)
+static enum rc fake_read_states(void *ctx, const struct batch *whole, uint32_t first, uint32_t n, float *rows, struct err *err)
 {
     struct fake *fake = ctx;
+    uint32_t part = batch_find_state(whole, &first);
+    const struct batch own = whole->n_parts ? batch_part_of(whole, part) : *whole, *b = &own;
     (void)err;
+    fake_use_part(fake, whole, part);
     CHECK(fake->last == &fake->flights[b->slot] && !fake->n_in_flight && first + n <= b->n_state_rows);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t row = (uint32_t)b->logits_rows[b->n_logits_rows + first + i];
@@ -574,6 +613,7 @@ static enum rc fake_read_states(void *ctx, const struct batch *b, uint32_t first
         for (uint32_t c = 0; c < STATES_WIDTH; c++)
             rows[i * STATES_WIDTH + c] = fake_state(of_type(logits, b->has_types ? b->token_types[row] : 0), c, fake->has_nan);
     }
+    fake_use_part(fake, whole, 0);
     return RC_OK;
 }
 
