@@ -81,11 +81,17 @@ static enum rc begin_batch(struct running *run, const struct captured *captured)
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
 
+/* By data a rank may have no rows, and then works on those of other ranks alone. */
+static bool has_no_rows(const struct running *run)
+{
+    return run->m->program->is_by_data && !run->view.n_rows;
+}
+
 enum rc rope_tables_run(struct running *run)
 {
     struct model *m = run->m;
     enum rc rc = RC_OK;
-    for (uint32_t r = 0; r < m->program->n_ropes && !rc; r++) {
+    for (uint32_t r = 0; r < m->program->n_ropes && !has_no_rows(run) && !rc; r++) {
         const struct rope *rope = &m->program->ropes[r];
         struct rope_table_args args = {run->view.n_rows, rope->n_freqs, run->view.positions, m->rope_freqs[r], rope->magnitude,
                                        m->rope_tables[r], .axes = m->rope_axes[r], .axis_stride = run->axis_stride};
@@ -121,6 +127,8 @@ enum rc program_run(struct running *run)
     for (uint32_t i = run->is_carried ? m->plan.first_carried : 0; i < m->plan.n_steps && !rc; i++) {
         const struct step *step = &m->plan.steps[i];
         if (!run->n_wanted_rows && (step->on_selected || step->code == STEP_SELECT))
+            continue;
+        if (has_no_rows(run) && !step->of_all_ranks)
             continue;
         rc = step_run(run, step);
         if (!rc && m->options.is_synchronous)
@@ -226,7 +234,7 @@ enum rc graphs_warm(struct model *m, struct err *err)
     if (program_is_head(m->program) && !m->plan.first_carried)
         return RC_OK; /* every batch of such a head reads rows of its model */
     if (!m->backend->graph_begin || !m->backend->begin || !entries_allow_graphs(&m->entries) || m->options.is_eager ||
-        m->options.is_synchronous || has_group)
+        m->options.is_synchronous || has_group || m->program->is_by_data)
         return RC_OK;
     for (uint32_t n = 0; n < most; n = next_size(n))
         n_sizes++;
@@ -315,25 +323,28 @@ static enum rc end_start(struct running *run, uint32_t n_rows)
     struct batch *b = run->batch;
     m->n_undrawn = 0;
     if (!run->is_drawn_at_once) {
-        m->sampled = (struct meet_args){b->slot, m->options.rank ? 0 : b->n_tasks, 0};
-        return m->options.rank ? logits_end(run) : RC_OK;
+        m->sampled = (struct meet_args){b->slot, model_draws(m) ? b->n_tasks : 0, 0};
+        return model_draws(m) ? RC_OK : logits_end(run);
     }
     if (b->has_masks && n_rows >= m->least_shared_rows) {
         m->n_undrawn = n_rows;
         return RC_OK;
     }
-    if (b->has_masks && !m->options.rank)
+    if (b->has_masks && model_draws(m))
         b->await_masks(b->masks_ctx);
     return logits_draw(run, n_rows);
 }
 
-enum rc model_start(void *ctx, struct batch *batch, struct err *err)
+enum rc model_start(void *ctx, struct batch *whole, struct err *err)
 {
     struct model *m = ctx;
-    struct running run = {.m = m, .batch = batch, .err = err, .is_drawn_at_once = batch->n_logits_rows <= m->max_logits_rows};
+    struct batch own = whole->n_parts ? batch_part_of(whole, m->options.rank) : *whole, *batch = &own;
+    struct running run = {.m = m, .batch = batch, .err = err, .is_drawn_at_once = batch->n_logits_rows <= m->max_logits_rows,
+                          .own_row = whole->n_parts ? whole->parts[m->options.rank].first_row : 0, .n_all_rows = whole->n_rows,
+                          .row_part = whole->row_part};
     const struct captured *captured = graph_for(m, batch);
     if (!m->options.rank) /* the ranks share the batch */
-        batch->is_replayed = captured != NULL;
+        whole->is_replayed = captured != NULL;
     enum rc rc = ranks_meet(&run, m->sampled);
     if (!rc)
         rc = begin_batch(&run, captured);

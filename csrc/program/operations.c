@@ -121,10 +121,14 @@ enum rc step_run(struct running *run, const struct step *step)
 {
     const struct model *m = run->m;
     uint32_t n_rows = run->piece ? piece_rows(run->piece, step->list) / step->per : run->view.n_rows;
-    struct views v = {.n_rows = step->on_selected ? run->n_wanted_rows : n_rows, .out = view_of(m, step->out),
-                      .mid = view_of(m, step->mid)};
+    bool is_wanted = step->on_selected || step->code == STEP_SELECT;
+    run->first_row = step->on_selected || step->of_all_ranks ? 0 : run->own_row;
+    struct views v = {.n_rows = is_wanted ? run->n_wanted_rows : step->of_all_ranks ? run->n_all_rows : n_rows,
+                      .mid = view_of(run, step->mid)};
     for (uint32_t i = 0; i < OP_INPUTS; i++)
-        v.in[i] = view_of(m, step->in[i]);
+        v.in[i] = view_of(run, step->in[i]);
+    run->first_row = is_wanted ? 0 : run->first_row;
+    v.out = view_of(run, step->out);
     switch (step->code) {
     case STEP_OPERATION: return OPS[step->ops[ROLE_MAIN]->code].run(run, step, &v);
     case STEP_QKV:

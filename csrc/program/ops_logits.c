@@ -102,12 +102,12 @@ enum rc run_logits(struct running *run, const struct step *step, const struct vi
     struct model *m = run->m;
     enum rc rc = RC_OK;
     uint32_t task = 0;
-    if (m->options.rank && !ranks_share_logits(m, step->ops[ROLE_MAIN])) /* rank 0 computes all of them */
+    if (!model_draws(m) && !ranks_share_logits(m, step->ops[ROLE_MAIN])) /* rank 0 computes all of them */
         return RC_OK;
     for (uint32_t row = 0; row < run->n_logits_rows && !rc; row += m->max_logits_rows) {
         uint32_t left = run->n_logits_rows - row, n = left < m->max_logits_rows ? left : m->max_logits_rows;
         rc = compute(run, step, v->in[0], row, n);
-        if (!rc && run->batch && !run->is_drawn_at_once && !m->options.rank)
+        if (!rc && run->batch && !run->is_drawn_at_once && model_draws(m))
             rc = sample_slice(run, row, n, &task);
     }
     return rc;

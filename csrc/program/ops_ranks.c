@@ -22,6 +22,8 @@ const char *check_gather(const struct program *p, const struct op *op)
         return NULL;
     if (given->first >= given->end || given->end > INT32_MAX)
         return "a rank has rows of at least one token id, or results of at least one expert";
+    if (given->by_rank && given->kind != GATHER_ROWS)
+        return "rows belong to ranks";
     if (given->kind == GATHER_COLUMNS)
         return width == whole && own == op->in[0] && root == out && whole % given->n_chosen == 0 &&
                        given->end <= whole / given->n_chosen
@@ -61,7 +63,7 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
             args.b = v->in[1];
         }
     } else {
-        args.token_ids = run->view.token_ids;
+        args.token_ids = given->by_rank ? run->row_part : run->view.token_ids;
         args.routes = v->in[1].data;
         args.route_stride = route_stride(m, v->in[1]);
         args.n_chosen = given->n_chosen;
@@ -69,7 +71,7 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
         args.end_id = (int32_t)given->end;
     }
     if (norm) {
-        row = (struct rms_norm_args){v->n_rows, 1, v->out, view_of(m, step->normed), vector_of(m, norm, 0),
+        row = (struct rms_norm_args){v->n_rows, 1, v->out, view_of(run, step->normed), vector_of(m, norm, 0),
                                      norm->rms_norm.eps, 0};
         args.norm = &row;
     }
@@ -102,7 +104,7 @@ struct drawn_rows ranks_drawn_rows(const struct model *m, uint32_t n_rows)
 {
     const uint64_t n = n_rows, rank = m->options.rank, n_ranks = m->options.n_ranks;
     if (n_rows < m->least_shared_rows)
-        return (struct drawn_rows){0, rank ? 0 : n_rows};
+        return (struct drawn_rows){0, model_draws(m) ? n_rows : 0};
     return (struct drawn_rows){(uint32_t)(n * rank / n_ranks), (uint32_t)(n * (rank + 1) / n_ranks)};
 }
 

@@ -55,12 +55,13 @@ const char *check_linear(const struct program *p, const struct op *op)
 }
 
 /* add: storage for the view of the added tensor; it must outlive the result. */
-static struct linear_args linear_of(const struct model *m, const struct step *step, enum role role, uint32_t n_rows,
+static struct linear_args linear_of(const struct running *run, const struct step *step, enum role role, uint32_t n_rows,
                                     struct view x, struct view y, struct view *add)
 {
+    const struct model *m = run->m;
     const struct op *op = step->ops[role], *input = step->ops[ROLE_INPUT];
     const struct op *norm = input && input->code == OP_RMS_NORM ? input : NULL;
-    *add = view_of(m, step->add);
+    *add = view_of(run, step->add);
     return (struct linear_args){
         .matrix = matrix_of(m, op, 0),
         .n_rows = n_rows,
@@ -74,21 +75,21 @@ static struct linear_args linear_of(const struct model *m, const struct step *st
         .act = act_of(step),
         .is_float_out = op->code == OP_LOGITS,
         .output = step->ops[ROLE_OUTPUT] ? LINEAR_PRODUCT : LINEAR_SUM,
-        .mid = view_of(m, step->mid),
+        .mid = view_of(run, step->mid),
     };
 }
 
 enum rc linear_run(struct running *run, const struct step *step, uint32_t n_rows, struct view x, struct view y)
 {
     struct view add;
-    struct linear_args args = linear_of(run->m, step, ROLE_MAIN, n_rows, x, y, &add);
+    struct linear_args args = linear_of(run, step, ROLE_MAIN, n_rows, x, y, &add);
     return run->m->backend->linear(run->m->ctx, &args, run->err);
 }
 
 enum rc run_linear(struct running *run, const struct step *step, const struct views *v)
 {
     struct view add;
-    struct linear_args args = linear_of(run->m, step, ROLE_MAIN, v->n_rows, v->in[0], v->out, &add);
+    struct linear_args args = linear_of(run, step, ROLE_MAIN, v->n_rows, v->in[0], v->out, &add);
     if (run->has_adapters)
         return lora_linear(run, step, step->ops[ROLE_MAIN]->weight[0], &args);
     run->is_stored = args.is_mirrored = step->is_gathered_next && ranks_mirror(run->m, &args);
@@ -152,9 +153,9 @@ static enum rc run_add_rms_norm(struct running *run, const struct step *step, co
 {
     const struct model *m = run->m;
     const struct op *norm = step->ops[ROLE_NORM], *term = step->ops[ROLE_TERM], *next = step->ops[ROLE_NEXT];
-    struct view add, out = view_of(m, step->next);
+    struct view add, out = view_of(run, step->next);
     struct add_rms_norm_args args = {
-        .n_rows = v->n_rows, .a = v->in[0], .b = v->in[1], .sum = v->out, .out = view_of(m, step->normed),
+        .n_rows = v->n_rows, .a = v->in[0], .b = v->in[1], .sum = v->out, .out = view_of(run, step->normed),
         .weight = vector_of(m, norm, 0), .eps = norm->rms_norm.eps, .inner_weight = vector_of(m, term, 0),
         .inner_eps = term ? term->rms_norm.eps : 0,
     };
@@ -165,7 +166,7 @@ static enum rc run_add_rms_norm(struct running *run, const struct step *step, co
         args.router = &routing.router;
         args.route = &routing.route;
     } else if (next) {
-        linear = linear_of(m, step, ROLE_NEXT, v->n_rows, args.out, out, &add);
+        linear = linear_of(run, step, ROLE_NEXT, v->n_rows, args.out, out, &add);
         args.linear = run->has_adapters ? NULL : &linear;
     }
     enum rc rc = m->backend->add_rms_norm(m->ctx, &args, run->err);

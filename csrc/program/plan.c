@@ -34,6 +34,14 @@ static bool is_gather(const struct step *step)
     return step->code == STEP_OPERATION && step->ops[ROLE_MAIN]->code == OP_GATHER;
 }
 
+/* By data, experts and what brings their inputs and results work on the rows of all ranks. */
+static bool is_of_all_ranks(const struct planner *b, const struct step *step)
+{
+    const struct op *op = step->ops[ROLE_MAIN];
+    return b->p->is_by_data && step->code == STEP_OPERATION &&
+           (op->code == OP_GATHER || op->code == OP_ROUTE || op->code == OP_EXPERTS);
+}
+
 /* Whether the step goes by the batch's token ids, which are not selected. */
 static bool gathers_rows(const struct step *step)
 {
@@ -53,7 +61,8 @@ static void insert_selection(struct planner *b)
 {
     uint32_t at = 0;
     for (uint32_t i = 0; i < b->n_nodes; i++)
-        if (crosses_rows(&b->nodes[i].step) || gathers_rows(&b->nodes[i].step) || keeps_all_rows(&b->nodes[i].step))
+        if (crosses_rows(&b->nodes[i].step) || gathers_rows(&b->nodes[i].step) || keeps_all_rows(&b->nodes[i].step) ||
+            is_of_all_ranks(b, &b->nodes[i].step))
             at = i;
     uint32_t first = ++at, n_roots = b->n_roots;
     for (uint32_t root = 0; root < n_roots; root++) {
@@ -251,6 +260,7 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
         node->step.out = place_of(b, node->out, max_rows);
         node->step.normed = place_of(b, node->normed, max_rows);
         node->step.next = place_of(b, node->next, max_rows);
+        node->step.of_all_ranks = is_of_all_ranks(b, &node->step);
         plan->steps[i] = node->step;
         if (i)
             plan->steps[i - 1].is_gathered_next = gathers(&plan->steps[i], &plan->steps[i - 1].out);

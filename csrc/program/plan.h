@@ -44,6 +44,7 @@ struct step {
     struct place mid;                 /* scratch, or the main operation's second output; gather: the sum of its inputs */
     struct place normed, next;        /* outputs of ROLE_NORM and of ROLE_NEXT */
     bool on_selected;                 /* the step works on the wanted rows (logits, states), else on all rows of the batch */
+    bool of_all_ranks;                /* the step works on the rows of all ranks (program.is_by_data) */
     bool is_gathered_next;            /* the next step is a gather of out, which lies where the gather wants it */
     uint32_t list, per;               /* of a tower: the rows of its result (struct value) */
 };

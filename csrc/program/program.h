@@ -132,6 +132,7 @@ struct program {
     char **ignored;
     bool is_reordered;    /* the file has another order of rows than the safetensors that updates bring */
     bool is_of_rank;      /* one rank's program: it has its own columns of some values, and gathers */
+    bool is_by_data;      /* each rank has rows of its own, and gathers rows and results of all ranks around experts */
     struct program *tower; /* NULL: there is none; its weights are those of this program */
     bool is_tower;        /* its weights belong to the program that has it */
     uint32_t feature_id;  /* of a program with a tower: the token that stands for a feature */

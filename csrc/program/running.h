@@ -9,7 +9,7 @@
 /* The step that runs: a batch, or the padding rows of a graph that is being captured. */
 struct running {
     struct model *m;
-    struct batch *batch;             /* NULL while a graph is captured */
+    struct batch *batch;             /* NULL while a graph is captured; by data: the rank's part */
     struct batch_view view;
     const int32_t *tables[BATCH_MAX_GROUPS + 1], *wanted_rows;
     bool has_adapters;               /* a row has an adapter, or a graph for such batches is captured */
@@ -25,14 +25,25 @@ struct running {
     const struct item_piece *host_piece;  /* the same with host memory */
     const int32_t *feature_rows;     /* [piece->n_features] rows of the feature pool that the piece's features go to */
     uint32_t n_wanted_rows, n_logits_rows; /* wanted_rows: first for logits, then for states */
+    uint32_t own_row, n_all_rows;    /* by data: the first row of this rank among those of all ranks, and their number */
+    const int32_t *row_part;         /* by data: [n_all_rows] the rank of each row */
+    uint32_t first_row;              /* of the step that runs, in the arena */
     bool is_stored;                  /* the step before has stored to all ranks what this one gathers */
     bool is_drawn_at_once;           /* the buffer holds all logits of the step, and its draws come behind them */
     struct err *err;
 };
 
-static inline struct view view_of(const struct model *m, struct place place)
+static inline struct view view_of(const struct running *run, struct place place)
 {
-    return (struct view){place.width ? m->arena + place.offset * m->item_bytes : NULL, place.width, place.stride};
+    const struct model *m = run->m;
+    size_t first = place.offset + (size_t)run->first_row * place.stride;
+    return (struct view){place.width ? m->arena + first * m->item_bytes : NULL, place.width, place.stride};
+}
+
+/* Whether the rank samples: rank 0 for all, or each rank for its own sequences. */
+static inline bool model_draws(const struct model *m)
+{
+    return !m->options.rank || m->program->is_by_data;
 }
 
 /* Where the tensors of a step lie. width 0: the step has no such tensor. */

@@ -113,6 +113,7 @@ static enum rc begin_chunk(struct tap *t, const int32_t *ids, uint32_t first, ui
         tables[i] = (int32_t)i + 1;
     t->run = (struct running){
         .m = &t->m, .wanted_rows = device + (lists[3] - t->host), .n_wanted_rows = n, .n_logits_rows = n, .err = err,
+        .n_all_rows = n, .row_part = device + (lists[2] - t->host), /* by data: every rank computes the rows of rank 0 */
         .view = {n, 1, device, device + (lists[1] - t->host), device + (lists[2] - t->host), device + (ends - t->host),
                  t->m.layout.block_tokens, t->first_rows, false},
     };

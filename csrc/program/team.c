@@ -7,6 +7,7 @@
 #include "team_state.h"
 #include "tower.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -514,9 +515,38 @@ static enum rc draw_rank(struct model *model, void *batch, struct err *err)
     return model_draw(model, batch, err);
 }
 
+/* By data every rank draws. The first that wants the masks awaits them for all. */
+struct masks_gate {
+    pthread_mutex_t lock;
+    bool is_open;
+    const struct batch *batch;
+};
+
+static void await_masks_once(void *ctx)
+{
+    struct masks_gate *gate = ctx;
+    pthread_mutex_lock(&gate->lock);
+    if (!gate->is_open)
+        gate->batch->await_masks(gate->batch->masks_ctx);
+    gate->is_open = true;
+    pthread_mutex_unlock(&gate->lock);
+}
+
+static enum rc start_by_data(struct team *team, struct batch *batch, struct err *err)
+{
+    struct masks_gate gate = {PTHREAD_MUTEX_INITIALIZER, false, batch};
+    struct batch shared = *batch;
+    shared.await_masks = await_masks_once;
+    shared.masks_ctx = &gate;
+    batch->is_replayed = false;
+    return run_ranks(team, start_rank, &shared, true, err);
+}
+
 /* The ranks of one process. Masks are awaited by one thread, while all ranks compute. */
 static enum rc start_here(struct team *team, struct batch *batch, struct err *err)
 {
+    if (batch->n_parts)
+        return start_by_data(team, batch, err);
     const bool is_short = waits_on_device(team), starts_in_turn = is_short && model_replays(team->models[0], batch);
     enum rc rc = starts_in_turn ? run_in_turn(team, start_rank, batch, err) : run_ranks(team, start_rank, batch, true, err);
     if (rc || !team->models[0]->n_undrawn)
@@ -567,7 +597,9 @@ enum rc team_finish(void *ctx, struct batch *batch, struct err *err)
 
 enum rc team_read_states(void *ctx, const struct batch *batch, uint32_t first, uint32_t n, float *rows, struct err *err)
 {
-    return model_read_states(((struct team *)ctx)->models[0], batch, first, n, rows, err);
+    const uint32_t rank = batch_find_state(batch, &first);
+    const struct batch own = batch->n_parts ? batch_part_of(batch, rank) : *batch;
+    return model_read_states(((struct team *)ctx)->models[rank], &own, first, n, rows, err);
 }
 
 static enum rc check_piece(void *ctx, const struct item_piece *piece, struct err *err)

@@ -416,6 +416,7 @@ int py_model_get(PyObject *self, struct model_parts *parts)
     };
     parts->runner.kept = model_kept(model, &parts->runner.kept_width, &parts->runner.kept_stride);
     team_add_lending(team, &parts->runner);
+    parts->runner.n_pools = model_program(model)->is_by_data ? team_n_ranks(team) : 1;
     parts->runner.is_head = program_is_head(model_program(model));
     team_add_tower(team, &parts->runner);
     return 0;

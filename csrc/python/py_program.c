@@ -435,6 +435,8 @@ struct program *py_program_parse(PyObject *spec)
     }
     PARSE_LIST("values", p->values, p->n_values, parse_value);
     PARSE_LIST("ops", p->ops, p->n_ops, parse_op);
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        p->is_by_data |= p->ops[i].code == OP_GATHER && p->ops[i].gather.by_rank;
     PARSE_LIST("weights", p->weights, p->n_weights, parse_weight);
     PARSE_LIST("ropes", p->ropes, p->n_ropes, parse_rope);
     PyObject *towers = PyDict_Check(spec) ? PyDict_GetItemString(spec, "towers") : NULL;

@@ -613,7 +613,8 @@ def _gather(ranks: Sequence[Interpreter], number: int, ids: NDArray[np.int64]) -
             if given["kind"] == "columns":
                 whole[:, given["first"] : given["first"] + own.shape[1]] = own
                 continue
-            keys = ids if given["kind"] == "rows" else _pairs(source.values[op["in"][1]], op)[..., 0]
+            rows = np.zeros_like(ids) if given.get("by_rank") else ids  # every rank computes the rows of rank 0
+            keys = rows if given["kind"] == "rows" else _pairs(source.values[op["in"][1]], op)[..., 0]
             is_own = (keys >= given["first"]) & (keys < given["end"])
             shape = (*keys.shape, -1)
             whole.reshape(shape)[is_own] = own.reshape(shape)[is_own]

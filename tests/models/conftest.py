@@ -22,7 +22,7 @@ safetensors = pytest.importorskip("safetensors")
 from llmpy import _core, models  # noqa: E402
 from llmpy.engine import images  # noqa: E402
 from llmpy.models.interpret import Interpreter  # noqa: E402
-from llmpy.models.shard import shard  # noqa: E402
+from llmpy.models.shard import shard, shard_by_data  # noqa: E402
 
 BASE = {
     "vocab_size": 99,
@@ -663,7 +663,11 @@ class Engine:
             **{"max_model_len": length, "kv_cache_bytes": 1 << 26, "dummy_seed": None, "dummy_mxfp4": False},
             **{"fit_model_len": False, "encoder": (256, 256)},
         }
-        programs = shard(compiled.spec, n_ranks, replicate_bytes, experts)
+        programs = (
+            shard_by_data(compiled.spec, n_ranks)
+            if experts == "data"
+            else shard(compiled.spec, n_ranks, replicate_bytes, experts)
+        )
         self.model = _core.Model(programs, self.checkpoint, {**settings, **options})
         rules = {
             **{"max_logprobs": 128, "enable_prefix_caching": enable_prefix_caching, "policy": "fcfs", "eos_token_ids": []},

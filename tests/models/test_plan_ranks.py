@@ -11,7 +11,7 @@ from modules import load
 
 from llmpy import UnsupportedError, _core
 from llmpy.models.pieces import Part
-from llmpy.models.shard import shard
+from llmpy.models.shard import shard, shard_by_data
 
 cuts = load(Path(__file__).with_name("test_shard.py"))
 
@@ -169,6 +169,21 @@ def test_results_of_routes_lie_in_the_gathered_value():
             experts, gather, combine = steps[at : at + 3]
             assert experts["writes"][0] == gather["reads"][0] == gather["writes"][0] == combine["reads"][0]
             assert gather["reads"][1] == combine["reads"][1] == experts["reads"][1] and experts["writes"][0][1] == 2 * 192
+
+
+@pytest.mark.parametrize("fusions", FUSIONS)
+def test_rows_of_all_ranks(fusions):
+    """A rank's rows lie in the gathered value, and rows are selected behind the last mixture."""
+    ranks = shard_by_data(cuts.program(**MIXTURE), 3)
+    for _, steps in check(ranks, fusions):
+        names = [step["text"].split()[0] for step in steps]
+        n_layers = names.count("experts")
+        assert n_layers == 2 and names.count("gather") == 2 * n_layers and names.count("route") == n_layers
+        last = len(names) - names[::-1].index("experts")
+        assert names[last : last + 2] == ["gather", "select"] and not any(step["on_selected"] for step in steps[:last])
+        for i, step in enumerate(steps):
+            if is_gather(step):
+                assert step["reads"][0] == step["writes"][0], i
 
 
 def test_a_sum_its_gather_and_the_norm_are_one_step():

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from llmpy import ConfigError, UnsupportedError, devices, models
-from llmpy.models.shard import shard
+from llmpy.models.shard import shard, shard_by_data
 
 # Each rank has a GPU of its own. If there are fewer GPUs than ranks, ranks share them.
 GPUS = [device["device"] for device in devices() if device["available"] and device["device"].startswith("cuda")]
 # Numbers of ranks, the bytes up to which each rank computes a matrix by itself (None: the default, by which ranks of tiny
-# models replicate what they can), and how ranks share experts.
+# models replicate what they can), and how ranks share experts; "data": each has sequences of its own.
 TEAMS = [
     (2, 0, "rank"),
     (3, None, "rank"),
@@ -20,6 +20,8 @@ TEAMS = [
     (3, 0, "width"),
     pytest.param((2, None, "rank"), marks=pytest.mark.slow),
     pytest.param((3, 0, "rank"), marks=pytest.mark.slow),
+    pytest.param((2, None, "data"), marks=pytest.mark.slow),
+    pytest.param((3, None, "data"), marks=pytest.mark.slow),
 ]
 
 
@@ -42,7 +44,7 @@ def refused(files_of):
     def reason(path, n_ranks, experts):
         spec = models.load(files_of(path), None).spec
         try:
-            shard(spec, n_ranks, None, experts)
+            shard_by_data(spec, n_ranks) if experts == "data" else shard(spec, n_ranks, None, experts)
         except (ConfigError, UnsupportedError) as error:
             return str(error)
         return "" if is_mixture(spec) or experts == "rank" else "no mixture"
@@ -56,18 +58,34 @@ def bits_of_one_rank():
     return {}
 
 
+@pytest.fixture
+def compare(tiny, open_engine, prompts, files_of, bits_of_one_rank):
+    """compare(case, device, team): asserts that the ranks of a team give the bits of one rank."""
+
+    def run(case, device, team):
+        path, (n_ranks, replicate_bytes, experts) = tiny(case).directory, team
+        if (path, device) not in bits_of_one_rank:
+            with open_engine(device, path) as one:
+                bits_of_one_rank[path, device] = bits(one.run(prompts, top=9))
+        wanted = bits_of_one_rank[path, device]
+        shared = {"n_ranks": n_ranks, "replicate_bytes": replicate_bytes, "experts": experts}
+        shared["devices"] = list(islice(cycle(GPUS if device.startswith("cuda") else ["cpu"]), n_ranks))
+        with open_engine(device, path, max_num_batched_tokens=40, max_num_seqs=3, **shared) as ranks:
+            assert bits(ranks.run(prompts, top=9)) == wanted
+
+    return run
+
+
 @pytest.mark.parametrize("team", TEAMS, ids=str)
-def test_every_family_gives_the_bits_of_one_rank(
-    case, each_device, tiny, open_engine, prompts, files_of, refused, team, bits_of_one_rank
-):
-    path, (n_ranks, replicate_bytes, experts) = tiny(case).directory, team
-    if why := refused(path, n_ranks, experts):
+def test_every_family_gives_the_bits_of_one_rank(case, each_device, tiny, refused, compare, team):
+    if team[2] == "data" and each_device.startswith("cuda"):
+        pytest.skip("on the CPU only")
+    if why := refused(tiny(case).directory, team[0], team[2]):
         pytest.skip(why)
-    if (path, each_device) not in bits_of_one_rank:
-        with open_engine(each_device, path) as one:
-            bits_of_one_rank[path, each_device] = bits(one.run(prompts, top=9))
-    wanted = bits_of_one_rank[path, each_device]
-    shared = {"n_ranks": n_ranks, "replicate_bytes": replicate_bytes, "experts": experts}
-    shared["devices"] = list(islice(cycle(GPUS if each_device.startswith("cuda") else ["cpu"]), n_ranks))
-    with open_engine(each_device, path, max_num_batched_tokens=40, max_num_seqs=3, **shared) as ranks:
-        assert bits(ranks.run(prompts, top=9)) == wanted
+    compare(case, each_device, team)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "jamba"])
+def test_ranks_with_sequences_of_their_own_give_the_bits_of_one(name, compare):
+    """Windows and sinks, and recurrent states; test_by_data.py has more. All families are slow."""
+    compare(name, "cpu", (2, None, "data"))

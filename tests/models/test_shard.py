@@ -15,7 +15,7 @@ from llmpy.models.blocks import Model
 from llmpy.models.config import ModelConfig
 from llmpy.models.interpret import Interpreter, interpret_ranks
 from llmpy.models.pieces import Part
-from llmpy.models.shard import RULES, default_replicate_bytes, shard
+from llmpy.models.shard import RULES, default_replicate_bytes, shard, shard_by_data
 from llmpy.models.shard.weights import rows_of as weight_rows
 from llmpy.models.source import Source
 
@@ -139,6 +139,23 @@ def test_floats_are_those_of_the_whole_program(case, n_ranks, experts, tiny, ora
         return
     for limit in SIZES.values():
         check(spec, shard(spec, n_ranks, limit, experts), model._read, ids)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek3", "qwen3_next", "gpt_oss"])
+def test_ranks_with_rows_of_their_own_share_only_experts(name, tiny, oracle):
+    model = oracle(tiny(name).directory)
+    spec = model.compiled.spec
+    experts = {weight for kind, op in spec["ops"] if kind == "experts" for weight in op["weights"]}
+    for n_ranks in (2, 3):
+        ranks = shard_by_data(spec, n_ranks)
+        check(spec, ranks, model._read, ids_of(17))
+        for number, whole in enumerate(spec["weights"]):
+            rows = [rank["weights"][number]["rows"] for rank in ranks]
+            assert sum(rows) == whole["rows"] if number in experts else rows == [whole["rows"]] * n_ranks
+        kinds = [op["attributes"]["kind"] for kind, op in ranks[1]["ops"] if kind == "gather"]
+        assert kinds == ["rows", "routes"] * (len(kinds) // 2) and kinds
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=99: \d+ experts cannot be shared by 99 ranks"):
+        shard_by_data(spec, 99)
 
 
 REFUSED = {  # the numbers of ranks that a family refuses, apart from those above its heads

@@ -5,11 +5,11 @@ columns). Where an operation wants a whole value and has a cut one, a `gather` o
 columns, so all numbers of ranks give equal results.
 """
 
-from ...errors import UnsupportedError
+from ...errors import ConfigError, UnsupportedError
 from ..program import Spec
 from .columns import Columns, Links
 from .ranks import Ranks
-from .rules import RULES
+from .rules import RULES, write_experts
 
 GATHER_BYTES = 10_000_000
 """Bytes of weights that a device reads in the time of a gather."""
@@ -56,4 +56,40 @@ def shard(spec: Spec, n_ranks: int, replicate_bytes: int | None = None, experts:
     ranks = Ranks(spec, Columns(spec, links, n_ranks), n_ranks, limit, experts)
     for name, op in spec["ops"]:
         RULES[name].write(ranks, name, op)
+    return ranks.finish()
+
+
+def shard_by_data(spec: Spec, n_ranks: int) -> list[Spec]:
+    """Gives each rank the whole program for sequences of its own, and a share of the experts.
+
+    Rows of all ranks are gathered before the experts are chosen. Each rank computes the results of its experts for all rows,
+    gathers those of the other ranks, and adds up those of its own rows in the order of the routes.
+
+    Args:
+        spec: The program; it is not changed.
+        n_ranks: Number of ranks, at least 2.
+
+    Returns:
+        The programs, by rank, as those of `shard`.
+
+    Raises:
+        ConfigError: the program has no experts, or fewer than ranks.
+    """
+    counts = [op["attributes"]["n_experts"] for name, op in spec["ops"] if name == "experts"]
+    if not counts:
+        raise ConfigError(
+            f"enable_dp_attention=True wants a mixture of experts, which ranks share; {spec['architecture']} has none",
+            option="enable_dp_attention",
+            value=True,
+        )
+    links = Links(n_ranks, "rank", counted=[(f"{n} experts", n) for n in counts])
+    ranks = Ranks(spec, Columns(spec, links, n_ranks), n_ranks, 0, "rank")
+    for name, op in spec["ops"]:
+        if name == "route":
+            ranks.keep(op["weights"])
+            ranks.emit(name, op, [ranks.rows(op["in"][0])])
+        elif name == "experts":
+            write_experts(ranks, name, op, ranks.rows(op["in"][0]), op["in"][1])
+        else:
+            ranks.copy(name, op)
     return ranks.finish()

@@ -38,6 +38,7 @@ class Ranks:
         self._is_cut: dict[Place, bool] = {}
         self._gathered: dict[Place, int] = {}
         self._own: dict[Place, int] = {}
+        self._all_rows: dict[int, int] = {}
         self._rows: dict[int, list[Ranges]] = {}
         self._views: dict[int, list[int]] = defaultdict(list)  # root -> the values that are columns of it
         for number, place in enumerate(columns.places):
@@ -113,6 +114,15 @@ class Ranks:
         if place not in self._gathered:
             self._gathered[place] = self._gather(value, place)
         return self._gathered[place]
+
+    def rows(self, value: int) -> int:
+        """The number of a value with the rows of all ranks, each of which has rows of its own."""
+        if value not in self._all_rows:
+            self._all_rows[value] = self.new_root(self.columns.places[value].width)
+            self.emit_new("gather", [value], [self._all_rows[value]], lambda rank: {
+                "kind": "rows", "first": rank, "end": rank + 1, "by_rank": True,
+            })  # fmt: skip
+        return self._all_rows[value]
 
     def own(self, value: int) -> int:
         """The number of a value with a rank's own columns: the value itself if it is cut, else a range of the whole one."""

@@ -322,15 +322,21 @@ def _write_experts_by_width(ranks: Ranks, op: Operands) -> None:
 
 
 def _write_experts_by_rank(ranks: Ranks, name: str, op: Operands) -> None:
-    """A rank has whole experts and computes the results of the routes to them. All ranks add up the results of all routes."""
+    """All ranks have all rows, and add up the results of all routes."""
+    routes = ranks.whole(op["in"][1])
+    write_experts(ranks, name, op, ranks.whole(op["in"][0]), routes)
+
+
+def write_experts(ranks: Ranks, name: str, op: Operands, x: int, routes: int) -> None:
+    """A rank has whole experts and computes the results of the routes to them."""
     (out, scratch), given = op["out"], op["attributes"]
     n_experts, n_chosen = given["n_experts"], given["n_chosen"]
-    experts, routes = even(n_experts, ranks.n_ranks).ranges, ranks.whole(op["in"][1])
+    experts = even(n_experts, ranks.n_ranks).ranges
     for weight in op["weights"]:
         each = ranks.spec["weights"][weight]["rows"] // n_experts
         ranks.cut_rows(weight, [[(first * each, end * each)] for first, end in experts])
     own, whole = (ranks.new_root(n_chosen * _width(ranks.spec, out)) for _ in range(2))
-    ranks.emit(name, op, [ranks.whole(op["in"][0]), routes], lambda rank: {
+    ranks.emit(name, op, [x, routes], lambda rank: {
         "first": experts[rank][0], "n_local": experts[rank][1] - experts[rank][0], "is_by_route": True,
     }, [own, scratch])  # fmt: skip
     ranks.emit_new("gather", [own, routes], [whole], lambda rank: {
