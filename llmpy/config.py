@@ -49,6 +49,8 @@ class EngineConfig:
         device: "cuda:1", 1, a GPU's UUID, "cpu"; None = `LLMPY_DEVICE`, else cuda:0, else cpu.
         tensor_parallel_size: Number of ranks that share the model's matrices. Never changes a result. On the CPU ranks are
             threads.
+        enable_dp_attention: Whether each rank has sequences and a cache of its own; the ranks share the experts of a mixture
+            alone. Never changes a result. On the CPU only, so far.
         experts: How the ranks share a mixture: "rank" = each has whole experts; "width" = a part of every expert;
             "auto" = "width" with fewer than 8 experts a rank, else "rank". Never changes a result.
         data_parallel_size: Number of replicas: engines that serve the requests together. Never changes a result. Each has the
@@ -140,6 +142,7 @@ class EngineConfig:
         "auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'")))
     device: str | int | None = field(default=None, metadata=option(rules.device))
     tensor_parallel_size: int = field(default=1, metadata=option(integer(1, 64)))
+    enable_dp_attention: bool = field(default=False, metadata=option(as_bool))
     experts: str = field(default="auto", metadata=option(choice("auto", "rank", "width")))
     data_parallel_size: int = field(default=1, metadata=option(integer(1, 64)))
     device_ids: tuple[int, ...] | None = field(default=None, metadata=option(optional(rules.device_ids)))
@@ -205,6 +208,10 @@ class EngineConfig:
             refuse("max_num_batched_tokens", f"at least max_num_seqs={seqs}", tokens)
         if values["program"] is not None and values["model_impl"] == "llmpy":
             refuse("model_impl", "'auto' or 'transformers' with program", values["model_impl"])
+        if values["enable_dp_attention"] and values["tensor_parallel_size"] == 1:
+            refuse("tensor_parallel_size", "above 1 with enable_dp_attention=True", 1)
+        if values["enable_dp_attention"] and values["experts"] == "width":
+            refuse("experts", "'auto' or 'rank' with enable_dp_attention=True", "width")
         hosts, host = values["nnodes"], values["node_rank"]
         if host is not None and host >= hosts:
             refuse("node_rank", f"below nnodes={hosts}", host)

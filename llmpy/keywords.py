@@ -101,7 +101,6 @@ class AlwaysSo(TypedDict, total=False):
     cpu_offload_gb: float
     decode_context_parallel_size: int
     prefill_context_parallel_size: int
-    enable_dp_attention: bool | None
     enable_eplb: bool | None
     eplb_config: None
     num_redundant_experts: int
@@ -127,6 +126,7 @@ class EngineOptions(TypedDict, total=False):
     load_format: str
     device: str | int | None
     tensor_parallel_size: int
+    enable_dp_attention: bool
     experts: str
     data_parallel_size: int
     device_ids: Sequence[int] | None

@@ -223,7 +223,6 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "cpu_offload_gb": (0,),
     "decode_context_parallel_size": (1,),
     "prefill_context_parallel_size": (1,),
-    "enable_dp_attention": (False, None),
     "enable_eplb": (False, None),
     "eplb_config": (None,),
     "num_redundant_experts": (0,),

@@ -14,7 +14,7 @@ from ..errors import ChatTemplateError, ConfigError, DeviceMemoryError, LlmpyErr
 from ..json_files import damaged, read_json
 from ..options import refuse
 from ..sampling_params import SamplingParams, sampling_fields
-from . import cores, images, outer_tier, speculation
+from . import by_data, cores, images, outer_tier, speculation
 from .drafter import Drafter
 
 if TYPE_CHECKING:
@@ -201,6 +201,8 @@ def _programs(config: EngineConfig, spec: Spec) -> list[Spec]:
     """The program of each rank."""
     from ..models.shard import shard
 
+    if config.enable_dp_attention:
+        return by_data.programs(config, spec)
     return shard(spec, config.tensor_parallel_size, experts=config.experts)
 
 

@@ -1,0 +1,41 @@
+"""Attention by data (`enable_dp_attention`): what it does not work with yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import hardware
+from ..errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from ..config import EngineConfig
+    from ..models import Spec
+
+
+def programs(config: EngineConfig, spec: Spec) -> list[Spec]:
+    """The program of each rank.
+
+    Args:
+        config: Options with a chosen device.
+        spec: The whole program.
+
+    Raises:
+        ConfigError: The program has no experts, or fewer than ranks.
+        UnsupportedError: Another option does not work with it yet.
+    """
+    from ..models.shard import shard_by_data
+
+    others = {
+        f"device={config.device!r}": hardware.kind_of(str(config.device)) != "cpu",
+        f"nnodes={config.nnodes}": config.nnodes > 1,
+        "host_cache_bytes": bool(config.host_cache_bytes),
+        "kv_connector": config.kv_connector is not None,
+        "kv_event_capacity": config.kv_event_capacity > 0,
+        "enable_lora=True": config.enable_lora,
+        "speculative_config": config.speculative_config is not None,
+        "models that take images": bool(spec.get("towers")),
+    }
+    for what, is_given in others.items():
+        if is_given:
+            raise UnsupportedError(f"enable_dp_attention=True is not supported yet with {what}; leave one of them out")
+    return shard_by_data(spec, config.tensor_parallel_size)
