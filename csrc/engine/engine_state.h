@@ -64,6 +64,9 @@ void engine_unclaim(struct engine *engine);
 /* The functions below need the claim. engine_end_flights waits for the steps in flight and processes their results. */
 enum rc engine_end_flights(struct engine *engine, struct err *err);
 void engine_publish_stats(struct engine *engine);
+/* The record of a step that is scheduled but not started. before: the scheduler as it was before the step. */
+struct step_record engine_describe_step(const struct engine *engine, const struct batch *batch, const struct scheduler *before,
+                                        double begun);
 enum rc engine_poison(struct engine *engine, enum rc rc, const struct err *fault, struct err *err);
 
 #endif
