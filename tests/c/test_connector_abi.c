@@ -7,6 +7,7 @@
 #include "../../csrc/engine/peer.h"
 
 #include <stddef.h>
+#include <unistd.h>
 
 #define AT(field, offset) _Static_assert(offsetof(struct OF, field) == (offset), #field);
 #define SIZE(name, bytes) _Static_assert(sizeof(struct name) == (bytes), #name);
@@ -59,9 +60,17 @@ static void look_at_trace(const struct setup *setup, const struct engine_stats *
     CHECK_EQ(stats->disk_errors + stats->disk_bad_files, 0);
 }
 
+/* An address of this process alone. */
+static const char *own_address(void)
+{
+    static char address[48];
+    snprintf(address, sizeof address, "unix:test-connector-abi-%d", (int)getpid());
+    return address;
+}
+
 TEST(random_traces_with_a_peer)
 {
-    const struct connector_pair pairs[2] = {{"bytes", "8000"}, {"listen", "unix:test-connector-abi"}};
+    const struct connector_pair pairs[2] = {{"bytes", "8000"}, {"listen", own_address()}};
     const struct library_options library = {.path = "peer", .pairs = pairs, .n_pairs = 2, .deadline_s = 10};
     struct setup setups[] = {
         {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 6, .max_num_batched_tokens = 16, .n_host_slots = 30},
@@ -81,7 +90,7 @@ TEST(random_traces_with_a_peer)
 
 TEST(opening_without_memory_is_an_error)
 {
-    const struct connector_pair pairs[3] = {{"bytes", "8000"}, {"listen", "unix:test-connector-abi"}, {"peers", "unix:nobody,,unix:other"}};
+    const struct connector_pair pairs[3] = {{"bytes", "8000"}, {"listen", own_address()}, {"peers", "unix:nobody,,unix:other"}};
     const struct library_options library = {.path = "peer", .pairs = pairs, .n_pairs = 3, .deadline_s = 10};
     struct connector connector;
     struct err err = {0};

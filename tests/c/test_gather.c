@@ -21,6 +21,7 @@ struct team {
     void *ctxs[MAX_RANKS], *memory[MAX_RANKS];
     float values[MAX_RANKS][PLACES][WIDTH];
     uint32_t n_ranks;
+    double begun; /* the last step */
     struct runner {
         struct team *team;
         uint32_t rank, n_gathers;  /* to do in a step */
@@ -123,6 +124,7 @@ static void *run_step(void *argument)
 
 static void start(struct team *team, uint32_t n_gathers, uint32_t leaver, uint32_t leaves_before, bool is_aborting)
 {
+    team->begun = seconds_now();
     for (uint32_t rank = 0; rank < team->n_ranks; rank++) {
         struct runner *runner = &team->runners[rank];
         *runner = (struct runner){.team = team, .rank = rank, .n_gathers = n_gathers, .is_aborting = is_aborting,
@@ -150,7 +152,7 @@ static void check_later_meetings_fail(struct team *team, const char *why)
         CHECK_CONTAINS(err.message, why);
         CHECK_EQ(cpu_comm.check(&team->cpus[rank], &err), RC_DEVICE);
     }
-    CHECK(seconds_now() - begun < 2.5);
+    CHECK(seconds_now() - begun < 20);
 }
 
 /* Half of the runs spin before they sleep. */
@@ -179,6 +181,31 @@ TEST(values_are_complete)
     CHECK_EQ(mem_n_held(), held);
 }
 
+/* Whether every rank came to all meetings before one, and one rank alone did not come to it. */
+static bool misses_one(const struct team *team, uint32_t missing, uint32_t meeting)
+{
+    char text[48];
+    bool is_so = true;
+    snprintf(text, sizeof text, "rank %u (cpu) did not reach ", missing);
+    for (uint32_t rank = 0; rank < team->n_ranks; rank++)
+        is_so = is_so && team->runners[rank].n_done == meeting && (rank == missing || strstr(team->runners[rank].err.message, text));
+    return is_so;
+}
+
+/* Opens three ranks, one of which does not come to a meeting, and returns their timeout. On a busy machine ranks are late for other
+ * reasons, too, but not for long: then they are opened again, with a longer timeout. */
+static double run_without(struct team *team, uint32_t missing, uint32_t meeting, uint32_t n_processors, uint32_t first_meeting)
+{
+    for (double timeout = 0.05;; timeout *= 4) {
+        team_open_at(team, 3, n_processors, timeout, first_meeting);
+        start(team, 40, missing, meeting, false);
+        join(team);
+        if (misses_one(team, missing, meeting) || timeout > 10)
+            return timeout;
+        team_close(team);
+    }
+}
+
 TEST(meetings_are_counted_beyond_the_largest_number)
 {
     static const uint32_t FIRST[] = {(1u << 31) - 5, UINT32_MAX - 5};
@@ -190,9 +217,7 @@ TEST(meetings_are_counted_beyond_the_largest_number)
         for (uint32_t rank = 0; rank < 3; rank++)
             CHECK_EQ(team.runners[rank].n_done, 21);
         team_close(&team);
-        team_open_at(&team, 3, some_processors(run), 0.2, FIRST[run / 2]);
-        start(&team, 20, 1, 5, false);
-        join(&team);
+        run_without(&team, 1, 5, some_processors(run), FIRST[run / 2]);
         CHECK_CONTAINS(team.runners[0].err.message, "rank 1 (cpu) did not reach gather 5");
         CHECK_CONTAINS(team.runners[2].err.message, "rank 1 (cpu) did not reach gather 5");
         team_close(&team);
@@ -209,11 +234,8 @@ TEST(a_rank_that_does_not_come_is_named)
         struct err err = {0};
         char text[96];
         uint32_t meeting = MEETINGS[run % 4], missing = run % 3;
-        team_open(&team, 3, some_processors(run / 4), 0.1);
-        snprintf(text, sizeof text, "rank %u (cpu) did not reach %s within 0.1 s (step_timeout_s)", missing, NAMES[run % 4]);
-        double begun = seconds_now();
-        start(&team, 40, missing, meeting, false);
-        join(&team);
+        double timeout = run_without(&team, missing, meeting, some_processors(run / 4), 0);
+        snprintf(text, sizeof text, "rank %u (cpu) did not reach %s within %g s (step_timeout_s)", missing, NAMES[run % 4], timeout);
         for (uint32_t rank = 0; rank < 3; rank++) {
             const struct runner *runner = &team.runners[rank];
             CHECK_EQ(runner->n_done, meeting);
@@ -224,7 +246,7 @@ TEST(a_rank_that_does_not_come_is_named)
             CHECK_STR(err.message, runner->err.message);
             CHECK_STR(err.what, meeting ? "gather" : "meet");
             CHECK_STR(runner->err.message, text);
-            CHECK(runner->ended - begun > 0.099 && runner->ended - begun < 10);
+            CHECK(runner->ended - team.begun > 0.99 * timeout && runner->ended - team.begun < timeout + 10);
         }
         check_later_meetings_fail(&team, text);
         team_close(&team);
@@ -260,7 +282,7 @@ TEST(an_abort_at_every_meeting)
 TEST(an_abort_ends_waits_soon)
 {
     double least = 1;
-    for (uint32_t run = 0; run < 20; run++) {
+    for (uint32_t run = 0; run < 20 || (least > 1e-3 && run < 500); run++) { /* on a busy machine most runs take longer */
         struct team team;
         team_open(&team, 2, some_processors(run), 60);
         start(&team, 1, 0, run % 2, false);

@@ -232,7 +232,7 @@ TEST(hosts_wait_for_the_last_one)
         h->run = agree;
         h->comes_after = i == 2 ? 3600000 : 0;
         h->options = (struct hosts_options){.address = "127.0.0.1", .port = port, .host = i, .n_hosts = 3,
-                                            .patience = {.seconds = 10}, .step_seconds = 0.5};
+                                            .patience = {.seconds = 10}, .step_seconds = 3};
         CHECK_EQ(pthread_create(&h->thread, NULL, run_host, h), 0);
     }
     for (uint32_t i = 0; i < 3; i++)
@@ -295,12 +295,18 @@ TEST(a_failure_reaches_all_hosts_with_its_reason)
     CHECK(seconds_now() - begun < 20);
 }
 
+static atomic_bool has_waited;
+
 /* Host 1 says nothing, but its pulses come. */
 static enum rc stay_silent(struct host *h, struct err *err)
 {
-    if (!h->options.host)
-        return hosts_await_done(h->hosts, 1, err);
-    usleep(700000);
+    if (!h->options.host) {
+        enum rc rc = hosts_await_done(h->hosts, 1, err);
+        atomic_store(&has_waited, true);
+        return rc;
+    }
+    while (!atomic_load(&has_waited))
+        usleep(1000);
     return RC_OK;
 }
 

@@ -322,29 +322,44 @@ TEST(every_call_fails_in_a_step)
         }
 }
 
+/* A step in which a rank does not come to a call. */
+static enum rc run_late_step(uint32_t n_ranks, uint32_t rank, uint32_t call, double timeout, struct err *err)
+{
+    struct team *team;
+    struct step_batch step;
+    no_fault();
+    enum rc rc = make_team(n_ranks, true, timeout, &team, err);
+    if (rc)
+        return rc;
+    make_batch(team, &step);
+    fault.fakes[rank]->n_calls = 0;
+    set_fault(rank, call);
+    fault.is_late = true;
+    rc = run_step(team, &step.batch, err);
+    free_batch(&step);
+    team_destroy(team);
+    return rc;
+}
+
+/* On a busy machine other ranks are late, too, but not for long. */
 TEST(a_rank_that_does_not_come_is_named)
 {
     for (uint32_t n_ranks = 2; n_ranks <= MAX_RANKS; n_ranks *= 2)
         for (uint32_t rank = 0; rank < n_ranks; rank++)
             for (uint32_t call = 0; call < 7; call += 3) { /* meet, the first gather, the logits */
-                struct team *team;
-                struct step_batch step;
                 struct err err = {0};
-                char text[96];
-                no_fault();
-                REQUIRE_OK(make_team(n_ranks, true, 0.2, &team, &err));
-                make_batch(team, &step);
-                fault.fakes[rank]->n_calls = 0;
-                set_fault(rank, call);
-                fault.is_late = true;
-                CHECK_EQ(run_step(team, &step.batch, &err), RC_DEVICE);
-                snprintf(text, sizeof text, "rank %u (%s) did not reach ", rank, DEVICES[rank]);
-                CHECK_CONTAINS(err.message, text);
-                CHECK_CONTAINS(err.message, "within 0.2 s (step_timeout_s)");
-                if (n_ranks == 2) /* nothing stands before it */
-                    CHECK(strncmp(err.message, text, strlen(text)) == 0);
-                free_batch(&step);
-                team_destroy(team);
+                char named[96], limit[64];
+                bool is_named = false;
+                snprintf(named, sizeof named, "rank %u (%s) did not reach ", rank, DEVICES[rank]);
+                for (double timeout = 0.05; !is_named && timeout < 30; timeout *= 4) {
+                    REQUIRE(run_late_step(n_ranks, rank, call, timeout, &err) == RC_DEVICE);
+                    const char *found = strstr(err.message, named);
+                    is_named = n_ranks == 2 ? found == err.message : found != NULL; /* of two, nothing stands before it */
+                    snprintf(limit, sizeof limit, "within %g s (step_timeout_s)", timeout);
+                    CHECK_CONTAINS(err.message, limit);
+                }
+                if (!is_named)
+                    CHECK_FAIL("wanted %s, have %s", named, err.message);
             }
 }
 

@@ -122,7 +122,7 @@ TEST(a_silent_side_is_late)
     CHECK(strstr(err.message, "did not send a step within 0.1 s"));
     CHECK_EQ(wire_write(p.second, WIRE_STEP, bytes, 4 * (size_t)LONG_BYTES, 0.1, &err), RC_DEVICE);
     CHECK(strstr(err.message, "did not take a step within 0.1 s"));
-    CHECK(seconds_now() - begun >= 0.2 && seconds_now() - begun < 2);
+    CHECK(seconds_now() - begun >= 0.2 && seconds_now() - begun < 10);
     const struct wire_patience patience = {.seconds = 0.05};
     wire_destroy(p.second); /* what it has sent can be read first */
     p.second = NULL;
@@ -218,16 +218,19 @@ TEST(unlike_sides_do_not_connect)
     check_unlike(&p, "have host 1 of 3");
 }
 
+/* With little patience on a busy machine, the stranger does not come in time either. */
 TEST(a_stranger_is_dropped)
 {
-    struct pair p;
+    struct pair p = {0};
     struct err err = {0};
-    pair_begin(&p);
-    p.other.token[31] ^= 1;
-    p.patience.seconds = 0.5;
-    double begun = seconds_now();
-    CHECK_EQ(pair_greet(&p, &err), RC_DEVICE); /* no other host came */
-    CHECK(seconds_now() - begun < 3);
+    for (double patience = 0.25; p.rc != RC_CONFIG && patience < 30; patience *= 4) {
+        pair_begin(&p);
+        p.other.token[31] ^= 1;
+        p.patience.seconds = patience;
+        double begun = seconds_now();
+        CHECK_EQ(pair_greet(&p, &err), RC_DEVICE); /* no other host came */
+        CHECK(seconds_now() - begun < patience + 10);
+    }
     CHECK_EQ(p.rc, RC_CONFIG);
     CHECK(strstr(p.err.message, "LLMPY_HOSTS_TOKEN"));
     CHECK(!p.first && !p.second);

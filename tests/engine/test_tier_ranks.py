@@ -2,6 +2,7 @@
 without a cache."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,9 @@ def test_files_of_other_ranks_are_not_read(tiny_model: Make, device: str, tmp_pa
 def test_prompts_are_handed_over(tiny_model: Make, device: str, kind: str) -> None:
     path, prompt = tiny_model("llama", "float32"), tiers.prompts()[4]
     memory = kv.Memory(16 << 20)
-    listening = {"name": "peer", "listen": "unix:llmpy-ranks", "bytes": "16MiB"}
-    stores = (memory, memory) if kind == "memory" else (listening, {"name": "peer", "peers": ["unix:llmpy-ranks"]})
+    address = f"unix:ranks-{os.getpid()}"
+    listening = {"name": "peer", "listen": address, "bytes": "16MiB"}
+    stores = (memory, memory) if kind == "memory" else (listening, {"name": "peer", "peers": [address]})
 
     async def main() -> None:
         first = handover.open_engine(path, device, kv_connector=stores[0], **RANKS)
