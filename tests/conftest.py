@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,6 +41,11 @@ CPUS = [f"cpu:{isa}" for isa in _core.cpu_isas()]
 GPU = devices()[1]  # the first one, or why there is none
 CUDA = [GPU["device"]] if GPU["available"] else []
 OTHERS = os.environ.get("TEST_DEVICES", "").split()
+LONGEST = (
+    "test_c.py", "test_guides.py", "test_loss.py", "test_verl.py", "test_code_blocks.py", "test_fuzz.py", "test_demo_model.py",
+    "test_site.py", "test_examples.py", "test_ray.py", "test_notebooks.py", "test_opencl.py", "test_soak.py",
+)  # fmt: skip
+"""Files with few tests that take 15 seconds to minutes. One that began last would run alone, behind the end of all others."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,11 +53,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", default="0/1", metavar="I/N", help="every Nth test from the Ith on, for N processes")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):  # xdist would begin with the files that have the most tests
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     first, step = map(int, config.getoption("--shard").split("/"))
     kept = [item for item in items if CUDA or not {"cuda", "two_gpus"} & {*getattr(item, "fixturenames", ())}][first::step]
     left_out = set(items) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    if hasattr(config, "workerinput"):  # files are shared out to several processes in this order
+        ranks, sizes = {name: rank for rank, name in enumerate(LONGEST)}, Counter(item.path for item in kept)
+        kept.sort(key=lambda item: (ranks.get(item.path.name, len(ranks)), -sizes[item.path]))
     items[:] = kept
 
 

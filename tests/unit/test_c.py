@@ -15,7 +15,7 @@ TRACES = [path for path in TESTS if "trace_run_all" in path.read_text()]
 THREADED = [path for path in TESTS if "pthread.h" in path.read_text() or path.stem == "test_overlap"]
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 FLAGS = shlex.split(
-    "-std=c11 -Wall -Wextra -Werror -O1 -g -DLLMPY_DEBUG -pthread -ffp-contract=off -fno-omit-frame-pointer "
+    "-std=c11 -Wall -Wextra -Werror -O1 -g1 -DLLMPY_DEBUG -pthread -ffp-contract=off -fno-omit-frame-pointer "
     "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 )
 THREAD_FLAGS = [flag if not flag.startswith("-fsanitize") else "-fsanitize=thread" for flag in FLAGS[:-1]]
