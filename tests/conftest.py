@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[1]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests interrupt themselves; a script's background job ignores it
 os.environ["PYTHONSAFEPATH"] = "1"
+if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # each with its share of the processors
+    os.environ.setdefault("LLMPY_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(processes))))
 if not any((ROOT / "llmpy").glob("_core*.so")):
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
 elif (found := importlib.util.find_spec("llmpy")) and found.origin == str(ROOT / "llmpy/__init__.py"):

@@ -248,7 +248,7 @@ def test_overlap_and_graphs(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_threads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     path, device, wanted = case
-    for threads in ("1", "3"):
+    for threads in ("1", "2", "3"):
         monkeypatch.setenv("LLMPY_NUM_THREADS", threads)
         with open_llm(path, device) as llm:
             assert run(llm, prompts()) == wanted
