@@ -163,11 +163,15 @@ def test_other_threads_run_meanwhile(name, longest_stall):
     tokenizer = tokenizer_of(byte_level(normalizers.NFC(), [pre_tokenizers.Split(Regex(r"\s+"), "isolated")]))
     tokenizer.chat_templates["default"] = "{{ messages[0].content }}"
     text = "hello there 字字 " * 20_000
-    begin = time.perf_counter()
-    with longest_stall() as stall:
-        CALLS[name](tokenizer, text)
-    took = time.perf_counter() - begin
-    assert stall.seconds < max(0.4 * took, 0.15), (stall.seconds, took)
+    found = []
+    for _ in range(5):  # what holds the GIL does so each time, other work on a busy machine does not
+        begin = time.perf_counter()
+        with longest_stall() as stall:
+            CALLS[name](tokenizer, text)
+        found.append((stall.seconds, time.perf_counter() - begin))
+        if stall.seconds < max(0.4 * found[-1][1], 0.15):
+            return
+    pytest.fail(f"stalls, and the time of the call: {found}")
 
 
 def test_the_stall_is_seen(longest_stall):
