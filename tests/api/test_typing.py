@@ -79,6 +79,15 @@ BAD = [
     ('AsyncEngine("m", swap_space=3)', "swap_space"),
 ]  # fmt: skip
 
+SETTINGS = """[mypy]
+strict = True
+[mypy-pandas.*,pyarrow.*,tqdm.*]
+ignore_missing_imports = True
+[mypy-torch.*,transformers.*,trl.*,ray.*,lm_eval.*]
+follow_imports = skip
+"""
+"""The last ones take long to read, and no call of the files has a type of theirs."""
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
@@ -87,7 +96,7 @@ def found(tmp_path_factory):
     lines = ["import llmpy", "from llmpy import LLM, AsyncEngine, EngineConfig, SamplingParams", "llm = LLM()"]
     (folder / "good.py").write_text(GOOD)
     (folder / "bad.py").write_text("\n".join([*lines, *(line for line, _ in BAD)]) + "\n")
-    (folder / "mypy.ini").write_text("[mypy]\nstrict = True\n[mypy-pandas.*,pyarrow.*,tqdm.*]\nignore_missing_imports = True\n")
+    (folder / "mypy.ini").write_text(SETTINGS)
     root = Path(llmpy.__file__).parents[1]
     environment = {**os.environ, **({} if root.name == "site-packages" else {"MYPYPATH": str(root)})}
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-error-summary", "good.py", "bad.py"]
