@@ -26,11 +26,15 @@ done
 """
 
 
+def without_own_variables() -> dict[str, str]:
+    """The environment without what decides how llmpy is built."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LLMPY_") and name != "CC"}
+
+
 def setup(*words: object, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Runs setup.py in the source folder."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LLMPY_") and name != "CC"}
     command = [sys.executable, "setup.py", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=environment | variables, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, env=without_own_variables() | variables, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -90,7 +94,7 @@ def test_a_terminal_shows_the_progress_although_pip_hides_the_output(tmp_path: P
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(ROOT)
-        os.execvpe(command[0], command, {**os.environ, **variables})
+        os.execvpe(command[0], command, {**without_own_variables(), **variables})
     shown = b""
     try:
         while part := os.read(terminal, 65536):
