@@ -61,7 +61,6 @@ KEYWORDS = {
     "speculative_model": _SPECULATION,
     "num_speculative_tokens": _SPECULATION,
     "kv_transfer_config": "`kv_connector` or `disk_cache` with `prefix_cache_seed` does this; leave it out",
-    "enable_expert_parallel": 'set `experts="rank"`: each rank of `tensor_parallel_size` then has whole experts',
     "attention_backend": "the device decides on its kernels; leave it out",
     "attn_implementation": "the device decides on its kernels; leave it out",
     "low_cpu_mem_usage": "weight files are read in pieces; leave it out",

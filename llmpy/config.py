@@ -72,7 +72,7 @@ class EngineConfig:
         kv_cache_memory_bytes: Size of the cache of each rank of each replica, in bytes or as "4GiB"; None on the CPU: all of
             them share a quarter of the memory, at most 4 GiB.
         host_cache_bytes: Host memory of each replica for prefixes that the cache evicts, in bytes or as "4GiB"; 0 = none. Never
-            changes a result. With one rank a replica so far.
+            changes a result.
         disk_cache: Files for prefixes that `host_cache_bytes` evicts: {"path": FOLDER, "bytes": "100GiB"}; None = none. With
             `prefix_cache_seed` they outlive the engine, and engines share them. Never changes a result.
         kv_connector: A store for prefixes that `host_cache_bytes` evicts, instead of `disk_cache`: an `llmpy.kv.Connector`,

@@ -92,7 +92,7 @@ class AlwaysSo(TypedDict, total=False):
     trust_remote_code: object
     enable_sleep_mode: object
     disable_log_stats: object
-    disable_custom_all_reduce: object
+    disable_custom_all_reduce: bool | None
     async_scheduling: object
     enable_chunked_prefill: bool | None
     tokenizer_mode: str
@@ -101,6 +101,7 @@ class AlwaysSo(TypedDict, total=False):
     cpu_offload_gb: float
     decode_context_parallel_size: int
     prefill_context_parallel_size: int
+    enable_expert_parallel: bool | None
     enable_eplb: bool | None
     eplb_config: None
     num_redundant_experts: int

@@ -214,7 +214,7 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "trust_remote_code": None,
     "enable_sleep_mode": None,
     "disable_log_stats": None,
-    "disable_custom_all_reduce": None,
+    "disable_custom_all_reduce": (False, None),
     "async_scheduling": None,
     "enable_chunked_prefill": (True, None),
     "tokenizer_mode": ("auto",),
@@ -223,6 +223,7 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "cpu_offload_gb": (0,),
     "decode_context_parallel_size": (1,),
     "prefill_context_parallel_size": (1,),
+    "enable_expert_parallel": (False, None),
     "enable_eplb": (False, None),
     "eplb_config": (None,),
     "num_redundant_experts": (0,),
@@ -231,6 +232,16 @@ ALWAYS_SO: dict[str, tuple[object, ...] | None] = {
     "mm_processor_cache_gb": None,
     "disable_mm_preprocessor_cache": None,
 }
+
+
+def take_expert_parallel(options: dict[str, Any]) -> None:
+    """Makes `experts="rank"` of another engine's `enable_expert_parallel=True`."""
+    if options.get("enable_expert_parallel") is not True:
+        return
+    del options["enable_expert_parallel"]
+    if options.get("experts", "auto") not in ("auto", "rank"):
+        refuse("experts", "'rank' with enable_expert_parallel=True", options["experts"])
+    options["experts"] = "rank"
 
 
 def check_keywords(unknown: Mapping[str, object], known: Iterable[str], kind: str = "LLM") -> None:

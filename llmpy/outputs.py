@@ -591,6 +591,8 @@ class EngineStats:
     - `saved_prompts`, `saved_prompt_tokens`, `saved_prompt_s`: prompts that other engines can find (`prefill`, `save_prompt`,
       servers of the role "prefill"), their tokens, and the seconds for which steps stopped.
     - `states`: what stops steps: "paused", "updating", "weights missing", "asleep", "dead"; or ("serving",).
+    - `comm`: how ranks exchange values: "none" (one rank), "threads" (the CPU), "peer memory" (GPUs), and between hosts "hosts"
+      (TCP) or "nccl".
     - `num_masks`, `mask_us`: masks filled for grammars, and the threads' time for them in microseconds.
     - `num_held`, `num_compiling`: of `num_waiting`: samples that wait for the end of a pause, and for their grammar.
     - `nonfinite_rows`: positions without a sampled token, because their logits were not finite.
@@ -614,6 +616,7 @@ class EngineStats:
     sleep_level: int = 0
     paused: bool = False
     states: tuple[str, ...] = ("serving",)
+    comm: str = "none"
     allocations_since_warmup: int = 0
     last_step_ms: float = 0.0
     uptime_s: float = 0.0

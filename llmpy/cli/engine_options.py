@@ -136,6 +136,8 @@ def add_engine_options(parser: Parser) -> None:
             group.add_argument(flag, action=BooleanOptionalAction, default=SUPPRESS, help=texts[field.name])
         else:
             group.add_argument(flag, type=reader(str(field.type)), default=SUPPRESS, metavar="VALUE", help=texts[field.name])
+    group.add_argument("--enable-expert-parallel", action="store_const", const="rank", dest="experts", default=SUPPRESS,
+                       help=SUPPRESS)  # vLLM's name
 
 
 def descriptions() -> dict[str, str]:

@@ -15,7 +15,7 @@ from ..config import RULES, EngineConfig, constructor_signature
 from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
 from ..hub import DEMO
 from ..inputs import Prompt
-from ..options import check_keywords
+from ..options import check_keywords, take_expert_parallel
 from ..outputs import EngineStats, Histogram, KvEvent, StepRecord, used_places
 from ..sampling_params import SamplingParams, default_params
 from .adapters import AdapterCalls
@@ -75,6 +75,7 @@ class EngineBase(AdapterCalls, ABC):
     def __init__(self, model: str | Path = DEMO, **given: Unpack[EngineKeywords]) -> None:
         options: dict[str, Any] = {"model": model, **given}
         use_tqdm_on_load = options.pop("use_tqdm_on_load", None)
+        take_expert_parallel(options)
         others = {name: options.pop(name) for name in [*options] if name not in RULES}
         check_keywords(others, [*RULES, "use_tqdm_on_load"], type(self).__name__)
         options["override_generation_config"] = options.get("override_generation_config") or {}
@@ -317,6 +318,7 @@ class EngineBase(AdapterCalls, ABC):
                 found[name] = float(value) if known[name].type == "float" else int(value)
         places = [[int(numbers[key]) for key in numbers if key.startswith(kind)] for kind in ("drafts_", "accepted_drafts_")]
         found["drafts"], found["accepted_drafts"] = used_places(*places)
+        found["comm"] = comm_of(self.config)
         found["states"] = states_of(engine, self._driver.is_paused)
         total = found.get("kv_blocks_total", 0)
         found["finished"] = {
@@ -408,9 +410,12 @@ class EngineBase(AdapterCalls, ABC):
         return found
 
     def get_world_size(self) -> int:
-        """Number of ranks of a replica. A trainer's weight group counts the replicas of an engine as one."""
+        """Number of members of a trainer's weight group that this engine is: 1 for any number of ranks and replicas.
+
+        `len(ranks())` is the number of devices.
+        """
         self._driver.check()
-        return self.config.tensor_parallel_size
+        return 1
 
     def weight_info(self, pattern: str | None = None) -> list[dict[str, Any]]:
         """The weights under their checkpoint names.
@@ -473,6 +478,16 @@ class EngineBase(AdapterCalls, ABC):
         from ..notebook.view import llm_html
 
         return llm_html(self)
+
+
+def comm_of(config: EngineConfig) -> str:
+    """How the ranks of a config exchange values, as in `EngineStats.comm`."""
+    if config.tensor_parallel_size == 1:
+        return "none"
+    on_cpu = str(config.device).partition(":")[0] == "cpu"
+    if config.nnodes > 1:
+        return "hosts" if on_cpu else "nccl"
+    return "threads" if on_cpu else "peer memory"
 
 
 def check_params_type(params: object) -> None:

@@ -142,7 +142,7 @@ async def no_profiler(service: Service, request: Request) -> ASGIApp:
 
 
 async def world_size(service: Service, request: Request) -> ASGIApp:
-    """Number of ranks of the engine."""
+    """Number of members of a trainer's weight group that the engine is."""
     return answer({"world_size": service.engine.get_world_size()})
 
 
@@ -157,7 +157,11 @@ async def server_info(service: Service, request: Request) -> ASGIApp:
             "max_model_len": service.max_model_len,
         },
         "cache_config": {"block_size": config.block_size, "num_gpu_blocks": engine.stats().kv_blocks_total},
-        "parallel_config": {"world_size": engine.get_world_size(), "data_parallel_size": config.data_parallel_size},
+        "parallel_config": {
+            "world_size": engine.get_world_size(),
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "data_parallel_size": config.data_parallel_size,
+        },
         "lora_config": _lora_config(config) if config.enable_lora else None,
         "weight_transfer_config": {"backend": "nccl"},
     }

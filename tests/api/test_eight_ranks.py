@@ -45,7 +45,7 @@ def outcome(path, device, n_ranks, **options):
                 one = output.outputs[0]
                 columns = (one.sampled.raw, one.sampled.full, one.sampled.processed, one.logprobs.values)
                 found.append([one.token_ids, output.prompt_token_logprobs.tobytes(), *(each.tobytes() for each in columns)])
-        assert llm.get_world_size() == n_ranks
+        assert len(llm.ranks()) == n_ranks
     return found
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from itertools import product
 
@@ -30,6 +31,7 @@ from llmpy import (
     devices,
     hardware,
 )
+from llmpy.rl import WeightSender, ipc_bucket, weight_metadata
 
 COUNTS = (1, 2, 3)
 SHARED = [3, 4, 5, 6, 7] * 14
@@ -272,6 +274,27 @@ def test_partial_updates(made, tiny_model, other):
         assert llm.weight_checksum() == sums and outcome(llm) == wanted
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_trainer_sees_one_member(made, tiny_model, other, replicas):
+    """A group over TCP, and buckets of shared memory."""
+    fresh = made(other[0], 1)
+    for count in COUNTS[1:]:
+        llm = made(tiny_model, count, data_parallel_size=replicas)
+        old, size = llm.weight_checksum(), llm.get_world_size() + 1
+        with WeightSender("127.0.0.1", 0, size, device="cpu", buffer_bytes=4096) as sender:
+            sent = threading.Thread(target=sender.send, args=(other[1],))
+            sent.start()
+            group = llm.init_weight_group("127.0.0.1", sender.master_port, 1, size, buffer_bytes=4096)
+            llm.update_weights(group)
+            sent.join()
+            llm.destroy_weight_group()
+        assert llm.weight_checksum() == fresh.weight_checksum() != old and outcome(llm) == outcome(fresh)
+        first, second = dict(list(other[1].items())[::2]), dict(list(other[1].items())[1::2])
+        llm.update_weights(tiny_model)
+        llm.update_weights([ipc_bucket(first), ipc_bucket(second)])
+        assert llm.weight_checksum() == fresh.weight_checksum() and outcome(llm) == outcome(fresh)
+
+
 def test_refused_updates_change_nothing(engines, other):
     weights = other[1]
     name = "model.layers.0.self_attn.k_proj.weight"
@@ -397,7 +420,7 @@ def test_sleep_changes_no_bit(engines, tags):
         llm.sleep(tags=tags)
         with pytest.raises(EngineAsleepError):
             llm.generate("x", max_tokens=1)
-        assert [rank["kv_bytes"] == 0 for rank in llm.ranks()] == [tags != ["weights"]] * llm.get_world_size()
+        assert [rank["kv_bytes"] == 0 for rank in llm.ranks()] == [tags != ["weights"]] * len(llm.ranks())
         llm.wake_up(tags)
         assert not llm.is_sleeping()
         assert {**llm.memory(), "device_free": 0} == {**memory, "device_free": 0}
@@ -421,7 +444,8 @@ def test_sleep_without_weights(made, tiny_model, other):
 def test_memory_of_ranks(engines):
     for llm, count in zip(engines, COUNTS, strict=True):
         ranks = llm.ranks()
-        assert [rank["rank"] for rank in ranks] == list(range(count)) and llm.get_world_size() == count
+        assert [rank["rank"] for rank in ranks] == list(range(count)) and llm.get_world_size() == 1
+        assert llm.stats().comm == ("none" if count == 1 else "threads")
         assert {rank["device"] for rank in ranks} == {"cpu"}
         assert llm.memory()["weights"] == sum(rank["weights_bytes"] for rank in ranks)
         assert llm.memory()["kv"] == sum(rank["kv_bytes"] for rank in ranks)
@@ -513,6 +537,11 @@ def test_how_ranks_share_experts(tmp_path):
         with open_ranks(tmp_path, 2, experts=experts, **options) as llm:
             rows[experts] = llm.weight_info("*.1.mlp.experts.0.gate_proj.weight")[0]["shard"]
     assert rows == {"auto": [[(0, 16, 1)], [(16, 32, 1)]], "width": rows["auto"], "rank": [[(0, 32, 1)], []]}
+    with open_ranks(tmp_path, 2, enable_expert_parallel=True, hf_overrides={"num_experts": 9}, **options) as llm:
+        assert llm.config.experts == "rank"
+        assert llm.weight_info("*.1.mlp.experts.0.gate_proj.weight")[0]["shard"] == rows["rank"]
+    with pytest.raises(ConfigError, match="experts must be 'rank' with enable_expert_parallel=True, got 'width'"):
+        open_ranks(tmp_path, 2, enable_expert_parallel=True, experts="width", **options)
     with pytest.raises(ConfigError, match="experts must be one of auto, rank, width"):
         open_ranks(tmp_path, 2, experts="half", **options)
 
@@ -520,8 +549,27 @@ def test_how_ranks_share_experts(tmp_path):
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-def test_serve(engines, tiny_model):
-    words = ["serve", "--device", "cpu", "--port", "0", "--kv-cache-memory-bytes", "4MiB", "--tensor-parallel-size", "2"]
+def train(server, weights):
+    """Updates a server's weights by the rule of vLLM's trainers: the group has one member more than the server says."""
+
+    def post(path, **body):
+        answer = server.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+
+    size = server.get("/get_world_size").json()["world_size"] + 1
+    names, dtypes, shapes = weight_metadata(weights)
+    with WeightSender("127.0.0.1", 0, size, device="cpu") as sender:
+        sent = threading.Thread(target=sender.send, args=(weights,))
+        sent.start()
+        address = {"master_address": "127.0.0.1", "master_port": sender.master_port, "rank_offset": 1, "world_size": size}
+        post("/init_weight_transfer_engine", init_info={**address, "packed": True})
+        post("/update_weights", update_info={"names": names, "dtype_names": dtypes, "shapes": shapes, "packed": True})
+        sent.join()
+
+
+def test_serve(engines, tiny_model, other, made):
+    words = ["serve", "--device", "cpu", "--port", "0", "--kv-cache-memory-bytes", "4MiB", "--tensor-parallel-size", "2",
+             "--control"]  # fmt: skip
     command = [sys.executable, "-m", "llmpy", *words, "--", str(tiny_model)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -530,8 +578,13 @@ def test_serve(engines, tiny_model):
                 lines.append(process.stderr.readline())
             assert lines[-1], lines
             body = {"model": str(tiny_model), "prompt": "tell", "max_tokens": 9, "seed": 3, "temperature": 0.9}
-            answer = httpx.post(f"{lines[-1].strip()}/completions", json=body, timeout=60).json()
+            with httpx.Client(base_url=lines[-1].strip().removesuffix("/v1"), timeout=60) as server:
+                answer = server.post("/v1/completions", json=body).json()
+                train(server, other[1])
+                trained = server.post("/v1/completions", json=body).json()
         finally:
             process.terminate()
             process.communicate(timeout=60)
-    assert answer["choices"][0]["text"] == engines[0].generate("tell", max_tokens=9, seed=3, temperature=0.9)[0].outputs[0].text
+    how = {"max_tokens": 9, "seed": 3, "temperature": 0.9}
+    wanted = [llm.generate("tell", **how)[0].outputs[0].text for llm in (engines[0], made(other[0], 1))]
+    assert [one["choices"][0]["text"] for one in (answer, trained)] == wanted and wanted[0] != wanted[1]

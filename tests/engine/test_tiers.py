@@ -22,7 +22,7 @@ def open_llm(path: Path, device: str, size_bytes: int = 64 << 20, **options: obj
 
 def block_bytes(llm: LLM) -> float:
     """Bytes of a block on one rank."""
-    return llm.memory()["kv"] / llm.stats().kv_blocks_total / llm.get_world_size()
+    return llm.memory()["kv"] / llm.stats().kv_blocks_total / len(llm.ranks())
 
 
 def prompts() -> list[list[int]]:
