@@ -19,6 +19,7 @@ from ..engine.jobs import JobQueue
 from ..errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
 from ..options import parse_size
 from . import stacked
+from .shards import Shards
 
 if TYPE_CHECKING:
     from typing import Self
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .buckets import IpcBucket
     from .calls import Weights
     from .group import WeightGroup
+    from .shards import Shard
 
 Named: TypeAlias = "tuple[str, Any]"
 Rename: TypeAlias = "Callable[[str], str | None] | None"
@@ -112,6 +114,7 @@ class WeightUpdate:
         self._recompute, self._check_finite = on_running == "recompute", check_finite
         self._begun, self._held = time.perf_counter(), 0.0
         self._skipped: dict[str, None] = {}
+        self._shards = Shards(lambda name, dtype, shape: self.check_memory([(name, 0, dtype, shape, None)]))
         with host.claim():
             model = host.check_drafter() if drafts else host.model
             self.core: _core.WeightUpdate = update_of(model, host.runner, host.ordinal, drafts)
@@ -120,17 +123,27 @@ class WeightUpdate:
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
-    def write(self, name: str, tensor: Any) -> None:
-        """Writes one tensor.
+    def write(self, name: str, tensor: Any, *, shard: Shard | None = None) -> None:
+        """Writes one tensor, or a shard of it.
 
         Args:
             name: Name in the checkpoint, or a name that `rename` maps to it.
             tensor: Any object with `__dlpack__`, or a NumPy array: float32, bfloat16 or float16, of the weight's shape and any
                 strides, in host memory or on the engine's device.
+            shard: (axis, index, count): the tensor is part `index` of `count` equal parts along an axis. Shards come in any
+                order; they are joined in memory of their device, and written with the last one. None: the whole tensor.
 
         Raises:
             WeightUpdateError: The name is unknown, or the tensor does not fit; nothing was written.
+            InvalidRequestError: `shard` names no part of a tensor.
         """
+        if shard is not None:
+            if self._borrow:
+                raise UnsupportedError("shard= is not supported with borrow=True; write whole tensors")
+            whole = self._shards.add(name, tensor, shard)
+            if whole is None:
+                return
+            tensor = whole
         self._write([(name, tensor)])
 
     def write_all(self, source: Mapping[str, Any] | Iterable[Named]) -> None:
@@ -317,9 +330,11 @@ class WeightUpdate:
             The report; also kept in `report`.
 
         Raises:
-            WeightUpdateError: Names were not written, and `partial` is False; the update stays open.
+            WeightUpdateError: Names were not written, and `partial` is False, or shards of a tensor were not written; the
+                update stays open.
         """
         label = self._version if version is None else check_label(version)
+        self._shards.refuse_parts()
         with self._writing():
             missing = self.core.names("missing")
             if missing:
@@ -490,9 +505,9 @@ class AsyncWeightUpdate:
         """The report of the update after its commit; None before."""
         return self._update.report
 
-    async def write(self, name: str, tensor: Any) -> None:
+    async def write(self, name: str, tensor: Any, *, shard: Shard | None = None) -> None:
         """Like WeightUpdate.write."""
-        await self._worker.run(self._update.write, name, tensor)
+        await self._worker.run(functools.partial(self._update.write, shard=shard), name, tensor)
 
     async def write_all(self, source: Mapping[str, Any] | Iterable[Named] | AsyncIterable[Named]) -> None:
         """Like WeightUpdate.write_all; the source may also be an asynchronous iterable."""

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from llmpy import (
     EngineBusyError,
     EngineClosedError,
+    InvalidRequestError,
     ModelNotFoundError,
     SamplingParams,
     UnsupportedError,
@@ -208,6 +209,64 @@ def test_numpy_bfloat16(pair):
     old.update_weights({name: w.astype(ml_dtypes.bfloat16) for name, w in weights.items()})
     matrices = [name for name, w in weights.items() if w.ndim == 2]  # vectors are stored as float32
     assert old.weight_checksum(matrices) == new.weight_checksum(matrices)
+
+
+def shards(weights):
+    """Parts of all tensors in a mixed order: (name, part, shard)."""
+    found = []
+    for name, w in weights.items():
+        axis = len(name) % w.ndim
+        count = next(n for n in (4, 3, 2, 1) if w.shape[axis] % n == 0)
+        parts = np.split(w, count, axis)
+        found += [(name, part, (axis, index, count)) for index, part in enumerate(parts)]
+    random.Random(5).shuffle(found)
+    return found
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("make", [np.copy, torch.from_numpy, lambda part: torch.from_numpy(part).to(torch.bfloat16)])
+def test_shards(pair, n_ranks, make):
+    llm, fresh, weights = pair(tensor_parallel_size=n_ranks, device="cpu")
+    with llm.begin_update(version="joined") as update:
+        for name, part, shard in shards(weights):
+            given = make(part.copy())
+            update.write(name, given, shard=shard)
+            given[...] = 0  # the caller's again
+    assert update.report.num_tensors == len(weights) and not update.report.repeated
+    rounded = {name: make(w) for name, w in weights.items()}
+    assert llm.compare_weights(rounded)
+    fresh.update_weights(rounded)
+    assert llm.weight_checksum() == fresh.weight_checksum() and outcome(llm) == outcome(fresh)
+
+
+def test_shards_that_do_not_fit(pair):
+    llm, _, weights = pair(device="cpu")
+    name, norm = "model.layers.0.self_attn.k_proj.weight", "model.norm.weight"
+    top, bottom = np.split(weights[name], 2)
+    update = llm.begin_update(partial=True)
+    for shard in ((2, 0, 2), (0, 2, 2), (0, -1, 2), (0, 0, 0)):
+        with pytest.raises(InvalidRequestError, match=r"^shard must be \(axis below 2, index below count, count\), got "):
+            update.write(name, top, shard=shard)
+    for shard in (0, (0, 1), "abc", (0, 0.5, 2)):
+        with pytest.raises(TypeError):
+            update.write(name, top, shard=shard)
+    for key, part, shard in (("nothing", top, (0, 0, 2)), (name, top, (0, 0, 3)), (name, top[1:], (0, 0, 2)),
+                             (name, top[0], (0, 0, 2)), (name, top.astype(int), (0, 0, 2))):  # fmt: skip
+        with pytest.raises(WeightUpdateError, match=f"'{key}'"):
+            update.write(key, part, shard=shard)
+    update.write(name, top, shard=(0, 0, 2))
+    for part, shard in ((np.split(weights[name], 2, 1)[1], (1, 1, 2)), (torch.from_numpy(bottom), (0, 1, 2)),
+                        (bottom.astype(np.float16), (0, 1, 2)), (bottom[1:], (0, 1, 2))):  # fmt: skip
+        with pytest.raises(WeightUpdateError, match="wanted a shard like the earlier ones"):
+            update.write(name, part, shard=shard)
+    update.write(norm, weights[norm])
+    with pytest.raises(WeightUpdateError, match=rf"^weight '{name}': wanted 2 shards, have none of the indices 1$") as error:
+        update.commit()
+    assert error.value.missing == [name]
+    update.write(name, bottom, shard=(0, 1, 2))
+    assert update.commit().num_tensors == 2
+    with llm.begin_update(partial=True, borrow=True) as update, pytest.raises(UnsupportedError, match="shard="):
+        update.write(name, top, shard=(0, 0, 2))
 
 
 def test_names(pair):
