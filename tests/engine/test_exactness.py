@@ -19,7 +19,7 @@ MODELS = [
     ("llama", "float32", 1), ("qwen3", "bfloat16", 1), ("mistral-window", "float16", 1), ("qwen2-mixed", "float32", 1),
     ("llama", "float32", 2), ("qwen3", "bfloat16", 3), ("mixtral", "bfloat16", 2),
     ("llama", "fp8", 1), ("llama", "fp8-bfloat16", 1), ("qwen3", "gptq-32", 1), ("llama", "rows-asym", 1),
-    ("mixtral", "int8", 2), ("llama", "int8", 1),
+    ("mixtral", "int8", 4), ("llama", "int8", 1),
     ("llama", "float32", 1, "fp8"), ("mistral-64", "bfloat16", 2, "fp8"), ("qwen3-64", "bfloat16", 1, "int8"),
     ("llama", "float32", 2, "int8"), ("llama", "float32", 1, "tiers"),
 ]  # fmt: skip

@@ -134,11 +134,19 @@ def test_gguf_storage_types(tiny, gguf_of, oracle, device, engine, prompts, tmp_
         check(answer, ids, reference.logits, 3e-2)
 
 
-@pytest.mark.parametrize("kind", ["IQ4_NL", "IQ4_XS", "IQ2_S"])
+@pytest.mark.parametrize("case", ["llama-bias", "gemma3", "qwen3_moe"])
+def test_two_ranks_against_transformers(case, tiny, open_engine, prompts):
+    model = tiny(case)
+    with open_engine("cpu", model.directory, n_ranks=2, replicate_bytes=0, devices=["cpu"] * 2) as ranks:
+        for ids in prompts[1:]:
+            check(ranks.run([ids], top=99)[0], ids, model.logits, BOUND)
+
+
+@pytest.mark.parametrize("kind", TYPES)
 def test_gguf_types_of_ranks(tiny, gguf_of, open_engine, prompts, tmp_path, kind):
-    """Ranks cut matrices between rows; 256 columns are one block of IQ4_XS and IQ2_S."""
+    """Ranks cut linears, the embedding and the head between rows; 256 columns are one block of types such as IQ4_XS."""
     path = gguf_of(tiny("llama-bias", head_dim=32, **sizes_for(kind)), tmp_path / "tiny.gguf", kind)
-    for arithmetic in ("int8", "float"):
+    for arithmetic in ("int8", "float") if kind not in ("F32", "F16", "BF16") else ("float",):
         found = []
         for n_ranks in (1, 2):
             options = {"n_ranks": n_ranks, "replicate_bytes": 0, "devices": ["cpu"] * n_ranks} if n_ranks > 1 else {}

@@ -15,6 +15,9 @@ def model(tmp_path_factory, write_model):
 OPTIONS = ["--device", "cpu", "--kv-cache-memory-bytes", "4MiB"]
 
 
+RANKS = ["--tensor-parallel-size", "2"]
+
+
 def figures(capsys, *words):
     assert main(["bench", *words, *OPTIONS, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -25,6 +28,13 @@ def test_throughput(model, capsys):
     assert found["requests"] == 6 and found["cached_tokens"] == 0
     assert found["output_tokens_per_s"] == pytest.approx(30 / found["seconds"])
     assert found["total_tokens_per_s"] == pytest.approx(78 / found["seconds"])
+
+
+def test_ranks(model, capsys):
+    found = figures(capsys, "throughput", model, "--num-prompts", "6", "--input-len", "8", "--output-len", "5", *RANKS)
+    assert found["requests"] == 6 and found["output_tokens_per_s"] == pytest.approx(30 / found["seconds"])
+    found = figures(capsys, "latency", model, "--batch-size", "2", "--output-len", "4", "--warmups", "1", "--runs", "2", *RANKS)
+    assert 0 < found["p10_s"] <= found["p99_s"]
 
 
 def test_latency(model, capsys):
@@ -43,7 +53,7 @@ def test_startup(model, capsys):
 
 def test_run_batch(model, tmp_path, capsys):
     requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    body = {"prompt": "hello", "max_tokens": 3}
+    body = {"prompt": "hello", "max_tokens": 3, "temperature": 0}
     lines = [json.dumps({"custom_id": str(i), "url": "/v1/completions", "body": body}) for i in range(3)]
     requests.write_text("\n".join(lines[:2]))
     words = ["run-batch", model, "-i", str(requests), "-o", str(answers), *OPTIONS]
@@ -53,3 +63,9 @@ def test_run_batch(model, tmp_path, capsys):
     made = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [item["custom_id"] for item in made] == ["0", "1", "2", "line-4"]
     assert "1 with an error" in capsys.readouterr().err
+    of_ranks = tmp_path / "ranks.jsonl"
+    requests.write_text("\n".join(lines))
+    assert main(["run-batch", model, "-i", str(requests), "-o", str(of_ranks), *OPTIONS, *RANKS]) == 0
+    texts = [[item["response"]["body"]["choices"][0]["text"] for item in items] for items in (
+        made[:3], map(json.loads, of_ranks.read_text().splitlines()))]  # fmt: skip
+    assert texts[0] == texts[1]
