@@ -233,6 +233,21 @@ static enum rc tell_memory(void *ctx, struct backend_memory *memory, struct err 
     return call(ctx, "memory", err);
 }
 
+/* tensor_write of rows of a matrix; the tensor is contiguous float32. */
+static enum rc write_tensor(void *ctx, const struct tensor_write_args *args, struct err *err)
+{
+    enum rc rc = call(ctx, "tensor_write", err);
+    for (uint32_t row = 0; row < args->from.n_rows && !rc; row++)
+        memcpy(args->to.matrix->values + (size_t)(args->to.first_row + row) * args->to.matrix->n_cols,
+               (const float *)args->from.data + (int64_t)row * args->from.row_stride, args->from.n_cols * sizeof(float));
+    return rc;
+}
+
+static enum rc finish_tensors(void *ctx, struct err *err)
+{
+    return call(ctx, "tensor_finish", err);
+}
+
 static enum rc release_pool(void *ctx, uint32_t use, struct err *err)
 {
     enum rc rc = call(ctx, "pool_release", err);
@@ -423,7 +438,8 @@ static const struct backend BACKEND = {
     .graph_destroy = graph_destroy, .begin = begin, .embed = embed, .linear = linear, .select = select_rows,
     .sample = sample, .rope_table = no_rope_table, .position_scale = no_position_scale, .scale_logits = no_scale_logits,
     .spread_logits = no_spread_logits,
-    .route = no_route, .copy_pages = no_copy_pages, .comm = &COMM, .refresh = refresh,
+    .route = no_route, .copy_pages = no_copy_pages, .tensor_write = write_tensor, .tensor_finish = finish_tensors,
+    .comm = &COMM, .refresh = refresh,
 };
 
 /* In place of csrc/program/backend_library.c. */
