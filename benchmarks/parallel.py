@@ -5,8 +5,8 @@
 
 ROW is a name of ROWS below or a pattern; none means all. The kinds of rows are those of benchmarks/cuda.py. Numbers of ranks
 take turns, an engine at a time, so a model must fit for each of them; "70b" needs two H200, "qwen235b" four. "must" and
-"aim" are for 2 H200; rows without them have none. Every model has a row "start", the constructor; 8b.start has goals if one rank
-is measured, too.
+"aim" are for 2 H200; rows without them have none. Every model has a row "start", the constructor; 8b.start has goals if one
+rank is measured, too.
 
 --device-ids gives a device for each rank, and a number twice where ranks share a device. Then only the rows "host" mean
 anything, because ranks wait for each other's kernels there; each rank has a cache of 16 GiB.

@@ -20,7 +20,10 @@ VARIABLES = {
         "`portable`: also an H100 or H200 runs the kernels of all other GPUs; set it before the process uses CUDA",
         "`auto`",
     ),
-    "LLMPY_SYNC": ("`1`: wait for every operation of a device, so that a fault names it", "0"),
+    "LLMPY_SYNC": (
+        "`1`: wait for every operation of a device, so that a fault names it; `2`: also compare what all ranks compute alike",
+        "0",
+    ),
 }
 """Variables read at run time -> meaning and default. docs/use/environment.md shows this table."""
 
@@ -79,14 +82,14 @@ def num_threads() -> int:
     return int(text) if text else 0
 
 
-def is_synchronous() -> bool:
-    """LLMPY_SYNC: whether to wait for every operation, so that a device fault names the operation."""
+def sync_level() -> int:
+    """LLMPY_SYNC: 1: wait for every operation, so that a device fault names it; 2: also compare the ranks; 0: neither."""
     text = os.environ.get("LLMPY_SYNC", "")
-    if text not in ("", "0", "1"):
+    if text not in ("", "0", "1", "2"):
         from .errors import ConfigError
 
-        raise ConfigError(f"LLMPY_SYNC must be 0 or 1, got {text!r}.", option="LLMPY_SYNC", value=text)
-    return text == "1"
+        raise ConfigError(f"LLMPY_SYNC must be 0, 1 or 2, got {text!r}.", option="LLMPY_SYNC", value=text)
+    return int(text or "0")
 
 
 def forces_portable_kernels() -> bool:

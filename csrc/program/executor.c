@@ -1,4 +1,4 @@
-#include "running.h"
+#include "rank_check.h"
 
 #include "../base/mem.h"
 
@@ -133,6 +133,8 @@ enum rc program_run(struct running *run)
         rc = step_run(run, step);
         if (!rc && m->options.is_synchronous)
             rc = wait_for(run, i);
+        if (!rc && m->step_sums)
+            rc = rank_check_note(run, i);
     }
     return rc;
 }

@@ -2,6 +2,7 @@
 
 #include "../base/mem.h"
 #include "backend_library.h"
+#include "rank_check.h"
 #include "settle.h"
 
 #include <stdio.h>
@@ -407,8 +408,10 @@ enum rc model_open(struct model *m, struct err *err)
 
 enum rc model_load(struct model *m, const struct checkpoint *checkpoint, struct err *err)
 {
-    uint32_t fusions = lora_fusions(&m->options, m->backend->fusions(m->ctx));
-    enum rc rc = plan_make(m->program, fusions, m->backend->qkv != NULL, m->options.max_num_batched_tokens, &m->plan, err);
+    const bool is_checked = rank_check_is_on(m);
+    uint32_t fusions = is_checked ? 0 : lora_fusions(&m->options, m->backend->fusions(m->ctx));
+    bool has_qkv = m->backend->qkv && !is_checked;
+    enum rc rc = plan_make(m->program, fusions, has_qkv, m->options.max_num_batched_tokens, &m->plan, err);
     if (!rc && m->program->tower)
         rc = tower_plan(m, fusions, err);
     if (!rc)
@@ -434,6 +437,8 @@ enum rc model_make_buffers(struct model *m, struct err *err)
         rc = create_buffers(m, err);
     if (!rc && m->staged)
         lay_arrays(m);
+    if (!rc && rank_check_is_on(m) && !(m->step_sums = mem_calloc(m->plan.n_steps + 1, sizeof *m->step_sums)))
+        rc = err_set(err, RC_MEMORY, "LLMPY_SYNC: out of memory");
     return rc;
 }
 
@@ -473,6 +478,7 @@ void model_destroy(struct model *m)
         m->backend->close(m->ctx);
     }
     plan_clear(&m->plan);
+    mem_free(m->step_sums);
     mem_free(m->read);
     mem_free(m->graphs);
     mem_free(m->each_row);

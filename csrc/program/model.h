@@ -39,6 +39,7 @@ struct model_options {
     uint32_t encoder_cache_tokens; /* features that the pool holds */
     bool is_eager;                /* no captured graphs */
     bool is_synchronous;          /* no captured graphs, and wait for each operation, so that a fault names it */
+    bool checks_ranks;            /* the same without fusions, and compare what all ranks compute alike (rank_check.h) */
     struct weights_options weights;
 };
 

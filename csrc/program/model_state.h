@@ -53,6 +53,7 @@ struct model {
     uint32_t least_shared_rows;   /* ranks_least_shared_rows() */
     uint32_t n_undrawn;           /* rows of logits of the last step, whose draws wait for model_draw; 0: none do */
     uint64_t graphs_bytes;
+    uint64_t *step_sums;          /* [plan.n_steps] of rank_check.h; NULL: it is off */
     char *read;                   /* host buffer for states that are copied from the arena */
     size_t read_bytes;
     uint32_t asleep;              /* of enum sleep_part */

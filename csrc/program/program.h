@@ -38,6 +38,7 @@ struct op {
 #define OPERATION(CODE, name, ...) struct name##_attributes name;
 #include "operations.def"
     };
+    bool is_equal; /* of a rank's program: its outputs are equal on all ranks */
 };
 
 enum attribute_kind { ATTRIBUTE_INTEGER, ATTRIBUTE_REAL };

@@ -4,6 +4,7 @@
 #include "follower.h"
 #include "lora.h"
 #include "model_state.h"
+#include "rank_check.h"
 #include "team_state.h"
 #include "tower.h"
 
@@ -586,6 +587,8 @@ enum rc team_finish(void *ctx, struct batch *batch, struct err *err)
     if (team->n_all_ranks == 1)
         return finish_rank(team->models[0], batch, err);
     enum rc rc = run_in_turn(team, finish_rank, batch, &failure);
+    if (!rc)
+        rc = rank_check_compare(team, &failure);
     if (!rc && team->hosts && hosts_is_first(team->hosts))
         rc = hosts_await_done(team->hosts, team->n_steps, &failure);
     if (rc && team->hosts)

@@ -131,6 +131,7 @@ static int parse_options(PyObject *options, struct model_options *o)
     o->max_draft_rows = draft_rows ? (uint32_t)PyLong_AsUnsignedLong(draft_rows) : 0;
     o->is_eager = get_flag(options, "enforce_eager");
     o->is_synchronous = get_flag(options, "synchronous");
+    o->checks_ranks = get_flag(options, "checks_ranks");
     o->has_one_group = get_flag(options, "one_group");
     o->isa = get_text(options, "isa");
     if (!arithmetic || !o->device || !o->library || !o->cublaslt || !o->isa || parse_adapters(options, o) ||

@@ -187,6 +187,21 @@ static int parse_rooms(PyObject *spec, struct program *p)
     return code;
 }
 
+/* Reads which operations give equal values on all ranks. */
+static int parse_equal(PyObject *spec, struct program *p)
+{
+    uint32_t *equal = mem_calloc((size_t)p->n_ops + 1, sizeof *equal);
+    if (!equal) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int code = numbers(spec, "equal", equal, (Py_ssize_t)p->n_ops);
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        p->ops[i].is_equal = equal[i];
+    mem_free(equal);
+    return code;
+}
+
 /* Reads (list, per) of every value, which the program of a tower has. */
 static int parse_rows(PyObject *spec, struct program *p)
 {
@@ -443,7 +458,7 @@ struct program *py_program_parse(PyObject *spec)
     if (towers && PyMapping_Size(towers) && parse_tower(towers, p) < 0)
         goto failed;
     PARSE_LIST("layers", p->layers, p->n_layers, parse_layer);
-    if (PyMapping_HasKeyString(spec, "rooms") && parse_rooms(spec, p) < 0)
+    if (PyMapping_HasKeyString(spec, "rooms") && (parse_rooms(spec, p) < 0 || parse_equal(spec, p) < 0))
         goto failed;
     if (PyMapping_HasKeyString(spec, "states"))
         PARSE_LIST("states", p->states, p->n_states, parse_state);

@@ -60,6 +60,7 @@ class Spec(TypedDict):
     | rows | of a tower's program alone: for each value the number of its list of rows, and how many of its rows are one |
     | feature_id | of a tower's program alone: the token that stands for a feature |
     | rooms | of a rank's program alone: the largest width of each value over all ranks |
+    | equal | of a rank's program alone: 1 for each operation whose outputs are equal on all ranks, else 0 |
     | columns | of a rank's program alone: ranges of columns that its values have of the whole program's values |
     """
 
@@ -77,6 +78,7 @@ class Spec(TypedDict):
     rows: NotRequired[list[tuple[int, int]]]
     feature_id: NotRequired[int]
     rooms: NotRequired[list[int]]
+    equal: NotRequired[list[int]]
     columns: NotRequired[Sequence[Sequence[tuple[int, int]]]]
 
 

@@ -166,12 +166,12 @@ def test_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("LLMPY_NUM_THREADS", "many")
     with pytest.raises(ConfigError, match="LLMPY_NUM_THREADS"):
         environment.num_threads()
-    assert not environment.is_synchronous()
+    assert environment.sync_level() == 0
     monkeypatch.setenv("LLMPY_SYNC", "1")
-    assert environment.is_synchronous()
+    assert environment.sync_level() == 1
     monkeypatch.setenv("LLMPY_SYNC", "yes")
-    with pytest.raises(ConfigError, match="LLMPY_SYNC must be 0 or 1, got 'yes'"):
-        environment.is_synchronous()
+    with pytest.raises(ConfigError, match="LLMPY_SYNC must be 0, 1 or 2, got 'yes'"):
+        environment.sync_level()
     monkeypatch.setenv("LLMPY_CACHE_DIR", str(tmp_path))
     assert environment.cache_dir() == tmp_path
     monkeypatch.delenv("LLMPY_CACHE_DIR")

@@ -31,6 +31,7 @@ from llmpy import (
     devices,
     hardware,
 )
+from llmpy.models.shard import shard
 from llmpy.rl import WeightSender, ipc_bucket, weight_metadata
 
 COUNTS = (1, 2, 3, 4)
@@ -506,6 +507,31 @@ def test_a_rank_that_is_late(tiny_model):
         with pytest.raises(EngineDeadError, match="step_timeout_s"):
             llm.generate("a", max_tokens=1)
         assert llm.stats().states == ("dead",)
+
+
+def test_ranks_that_compute_other_values_are_named(engines, tiny_model, monkeypatch):
+    monkeypatch.setenv("LLMPY_SYNC", "2")
+    with open_ranks(tiny_model, 3) as llm:
+        assert outcome(llm) == outcome(engines[0])
+
+    def spoiled(spec, *args, **options):
+        """One norm of rank 2 has another eps."""
+        programs = shard(spec, *args, **options)
+        norms = [number for number, (name, _) in enumerate(programs[2]["ops"]) if name == "rms_norm"]
+        name, op = programs[2]["ops"][norms[1]]
+        programs[2]["ops"][norms[1]] = (name, {**op, "attributes": {**op["attributes"], "eps": 1e-3}})
+        return programs
+
+    monkeypatch.setattr("llmpy.models.shard.shard", spoiled)
+    match = r"^rank 2 \(cpu\): operation \d+ \(rms_norm.*\) has given other values than on rank 0"
+    with open_ranks(tiny_model, 3) as llm:
+        with pytest.raises(DeviceError, match=match):
+            llm.generate("a", max_tokens=4)
+        with pytest.raises(EngineDeadError):
+            llm.generate("a", max_tokens=4)
+    monkeypatch.setenv("LLMPY_SYNC", "0")
+    with open_ranks(tiny_model, 3) as llm:
+        assert outcome(llm) != outcome(engines[0])
 
 
 def test_options_that_are_refused(tiny_model):

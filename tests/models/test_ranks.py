@@ -69,6 +69,8 @@ def compare(tiny, open_engine, prompts, files_of, bits_of_one_rank):
                 bits_of_one_rank[path, device] = bits(one.run(prompts, top=9))
         wanted = bits_of_one_rank[path, device]
         shared = {"n_ranks": n_ranks, "replicate_bytes": replicate_bytes, "experts": experts}
+        # Compares what each rank computes alone.
+        shared["synchronous"] = shared["checks_ranks"] = replicate_bytes is None and experts != "data"
         shared["devices"] = list(islice(cycle(GPUS if device.startswith("cuda") else ["cpu"]), n_ranks))
         with open_engine(device, path, max_num_batched_tokens=40, max_num_seqs=3, **shared) as ranks:
             assert bits(ranks.run(prompts, top=9)) == wanted

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import UnsupportedError
 from ..program import Operands, Spec
 from .columns import Columns, Cut, Place
+from .equal import equal_operations
 from .weights import Ranges, rows_of
 
 Attributes = Callable[[int], dict[str, Any]]
@@ -53,11 +54,12 @@ class Ranks:
         """The programs, with the room of every value and its columns on each rank."""
         widths = zip(*([width for width, _, _ in spec["values"]] for spec in self._specs), strict=True)
         rooms = [max(each) for each in widths]
-        return [self._finished(spec, rank, rooms) for rank, spec in enumerate(self._specs)]
+        equal = equal_operations(self._specs)
+        return [self._finished(spec, rank, rooms, equal) for rank, spec in enumerate(self._specs)]
 
-    def _finished(self, spec: Spec, rank: int, rooms: list[int]) -> Spec:
+    def _finished(self, spec: Spec, rank: int, rooms: list[int], equal: list[int]) -> Spec:
         """A rank's program; every rank computes all of a tower, by whole weights."""
-        made: Spec = {**spec, "rooms": rooms, "columns": self._columns_on(rank)}
+        made: Spec = {**spec, "rooms": rooms, "equal": equal, "columns": self._columns_on(rank)}
         if "towers" in spec:
             made["towers"] = {name: {**tower, "weights": spec["weights"]} for name, tower in spec["towers"].items()}
         return made
