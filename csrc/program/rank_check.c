@@ -1,4 +1,4 @@
-/* rank_check.c: with LLMPY_SYNC=2, whether the ranks of this process have the same bytes in the values that are equal on all. */
+/* rank_check.c: with LLMPY_SYNC=2, whether the ranks of this process have the same bytes in values that are equal on all. */
 #include "rank_check.h"
 
 #include "../base/mem.h"

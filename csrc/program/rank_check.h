@@ -1,6 +1,6 @@
 /* rank_check.h: a check for tests and for the search of faults. With LLMPY_SYNC=2 each rank notes a sum of every value that has
- * to be equal on all ranks (struct op: is_equal), and a step fails if a rank of this process has noted another sum. The plan has
- * no fusions then, so that no value stays inside an operation. */
+ * to be equal on all ranks (struct op: is_equal), and a step fails if a rank of this process has noted another sum. The plan
+ * has no fusions then, so that no value stays inside an operation. */
 #ifndef LLMPY_RANK_CHECK_H
 #define LLMPY_RANK_CHECK_H
 
