@@ -211,12 +211,15 @@ static void free_remove(struct block_manager *manager, uint32_t number)
 
 /* ---- the host tier ---- */
 
-/* Has a findable page or bundle copied to the host tier, unless the tier has it. False if there is no slot. */
+/* Has a findable page or bundle copied to the host tier, unless the tier has it. False if there is no slot, or if moves in of this
+ * flush, which come behind all moves out, fill it. */
 static bool keep_copy(struct block_manager *manager, uint32_t number)
 {
     const struct keyed *item = &manager->table.items[number];
     if (host_tier_find(manager->tier, &item->key, item->group))
         return true;
+    if (host_tier_is_coming(manager->tier, (int32_t)number))
+        return false;
     block_manager_list_bundle(manager, (int32_t)number, manager->parts);
     return host_tier_store(manager->tier, &item->key, item->group, manager->parts, n_pages_of(manager, number));
 }

@@ -95,6 +95,8 @@ void recurrent_take(struct scheduler *s, struct sequence *q, uint32_t n_spare)
     bool is_shared = bundle && block_manager_is_shared(blocks_for(s, q), bundle);
     if (bundle && !is_shared && n_spare < n + s->n_running * config_of(s)->layout.n_groups) {
         block_manager_withdraw(blocks_for(s, q), bundle);
+        for (uint32_t i = 0; s->tier && i < n; i++) /* the step writes what a copy to the host tier may still read */
+            host_tier_await(s->tier, table[i], MOVE_OUT);
         return;
     }
     struct batch *batch = s->batch;
