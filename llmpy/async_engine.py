@@ -14,7 +14,7 @@ from .checks import as_int
 from .engine import calls
 from .engine.base import Conversation, EngineBase, Tools, check_params_type
 from .engine.feeds import DeferredSubmission, Feed, PendingResult, RequestHandle, RequestStream
-from .engine.handover import Handover
+from .engine.handover import ALONE, Apart, Handover
 from .engine.health import STUCK_AFTER_S, check_serving
 from .engine.jobs import beside
 from .engine.pooling import params_of, request_of, wish
@@ -413,12 +413,12 @@ class AsyncEngine(
         priority: int,
         lora_request: object,
         cache_salt: str | None,
-        source: str = "",
+        apart: Apart = ALONE,
     ) -> RequestStream:
-        """Queues a prompt that was parsed, or rendered from a conversation; `source` as in `_submit`."""
+        """Queues a prompt that was parsed, or rendered from a conversation; `apart` as in `_submit`."""
         params, fields = (None, sampling) if isinstance(sampling, Mapping) else (sampling, {})
         feed = self._submit(
-            prompt, special_tokens, params, fields, request_id, priority, lora_request, cache_salt, source=source
+            prompt, special_tokens, params, fields, request_id, priority, lora_request, cache_salt, apart=apart
         )
         return RequestStream(feed, self)
 
@@ -433,9 +433,9 @@ class AsyncEngine(
         lora_request: object,
         cache_salt: str | None,
         binds: bool = True,
-        source: str = "",
+        apart: Apart = ALONE,
     ) -> Feed:
-        """Checks a request and queues it. `source`: the engine out of whose pool a helper thread copies the prompt first."""
+        """Checks a request and queues it. `apart`: what another engine has to do with it."""
         driver = self._driver
         driver.check_alive()
         adapter = self._frontend.adapters.choose(lora_request)
@@ -468,11 +468,12 @@ class AsyncEngine(
         def prepare() -> dict[str, Any]:
             if is_long:
                 self._tokenize(prompt, special_tokens, params)
-            if source and prompt.ids is not None:
-                self._fetch(source, prompt.ids, prompt.salt)
-            return translator.prompt_params(request, translator.core_params(params) if core is None else core, priority)
+            if apart.source and prompt.ids is not None:
+                self._fetch(apart.source, prompt.ids, prompt.salt)
+            base = translator.core_params(params) if core is None else core
+            return translator.prompt_params(request, base, priority) | apart.core_params()
 
-        self._queue(feed, prepare, binds, len(text) + words + images if is_long else int(bool(source)))
+        self._queue(feed, prepare, binds, len(text) + words + images if is_long else int(bool(apart.source)))
         return feed
 
     def _tokenize(self, prompt: Prompt, special_tokens: bool, params: SamplingParams) -> None:

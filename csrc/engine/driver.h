@@ -79,6 +79,8 @@ bool subscription_take_more(struct subscription *subscription, struct output *ou
 /* Waits until there is something to take; false on timeout. */
 bool subscription_wait(struct subscription *subscription, double seconds);
 void subscription_abort(struct subscription *subscription);
+/* As engine_end_wait. */
+void subscription_end_wait(struct subscription *subscription);
 /* From here on this notifier announces the subscription (NULL: no notifier does); ends_only as in driver_submit. */
 void subscription_move(struct subscription *subscription, struct notifier *notifier, bool ends_only);
 /* Drops a subscription that is no longer read: aborts its request if that still runs, and frees its memory. */

@@ -114,6 +114,11 @@ struct request_spec {
     const struct prompt_item *items;  uint32_t n_items;
     struct id_list rope_positions;
     int32_t rope_delta;
+    /* Prefill and decode apart. saves_early: the prompt's blocks go to the outer tier while later ones are computed. awaits_s:
+     * another engine computes the prompt; the request is admitted once the outer tier has all its blocks, once
+     * engine_end_wait was called, or if no new block was found for so many seconds. 0: it awaits nothing. */
+    bool saves_early;
+    float awaits_s;
 };
 
 enum finish {
@@ -180,6 +185,8 @@ enum rc engine_take(struct engine *engine, bool finished_only, struct output *ou
 /* Saves the blocks of a prompt that the cache has to the outer tier, at once, and waits for it: another engine with the same
  * keys finds them then. The driving thread calls it between two steps. *n_tokens: leading tokens that are there now. */
 enum rc engine_save_prompt(struct engine *engine, const struct request_spec *spec, uint32_t *n_tokens, struct err *err);
+/* No more blocks will come for a request with awaits_s: it looks once more, and computes what is missing. Any thread. */
+void engine_end_wait(struct engine *engine, uint64_t number);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
 
 /* Reasons why no step runs. While there is one, engine_step only carries out commands and returns engine_refusal's error;

@@ -327,6 +327,11 @@ uint32_t host_tier_begin_save(struct host_tier *tier, bool all)
     }
 }
 
+bool host_tier_is_copied(const struct host_tier *tier, uint32_t entry)
+{
+    return has_ended(tier, entry, MOVE_OUT);
+}
+
 bool host_tier_begin_save_of(struct host_tier *tier, uint32_t entry)
 {
     struct slot *slot = &tier->slots[entry];

@@ -56,6 +56,7 @@ bool host_tier_is_settled(const struct host_tier *tier); /* every move so far ha
 /* The entry that leaves next of those that are not saved, as long as less than an eighth of the slots is free or saved; with
  * `all` in any case. Its slots are pinned until host_tier_end_save. 0: none, or its copy has not ended. */
 uint32_t host_tier_begin_save(struct host_tier *tier, bool all);
+bool host_tier_is_copied(const struct host_tier *tier, uint32_t entry); /* all moves out into it have ended */
 /* The same for one entry; false if it is pinned already or its copy has not ended. */
 bool host_tier_begin_save_of(struct host_tier *tier, uint32_t entry);
 void host_tier_end_save(struct host_tier *tier, uint32_t entry);

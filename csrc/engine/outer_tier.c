@@ -489,12 +489,12 @@ void outer_tier_poll(struct outer_tier *outer)
     order_saves(outer, false);
 }
 
-/* Waits until the lane has ended a job behind those that were taken, at most as long. */
+/* Waits until the lane has ended a job behind those that were taken, or as long. */
 static void lane_wait(struct outer_tier *outer, const struct lane *lane, double seconds)
 {
     const struct timespec until = deadline_after(seconds);
     pthread_mutex_lock(&outer->lock);
-    while (lane->ended == lane->taken && lane->ended < lane->ordered &&
+    while (lane->ended == lane->taken &&
            pthread_cond_timedwait(&outer->ended, &outer->lock, &until) != ETIMEDOUT)
         continue;
     pthread_mutex_unlock(&outer->lock);
@@ -573,6 +573,18 @@ void outer_tier_save(struct outer_tier *outer, const struct hash *key, uint32_t 
         outer_tier_settle(outer);
     if (!lane_is_full(&outer->lanes[SAVE]) && host_tier_begin_save_of(outer->tier, entry))
         order(outer, SAVE, JOB_BLOCK, entry);
+}
+
+bool outer_tier_save_soon(struct outer_tier *outer, const struct hash *key, uint32_t group)
+{
+    uint32_t entry = host_tier_find(outer->tier, key, group);
+    if (!entry || outer->is_off || outer->clear == UINT64_MAX || outer_tier_has(outer, key, group))
+        return true;
+    if (lane_is_full(&outer->lanes[SAVE]) || !host_tier_is_copied(outer->tier, entry))
+        return false;
+    if (host_tier_begin_save_of(outer->tier, entry)) /* else it is being saved */
+        order(outer, SAVE, JOB_BLOCK, entry);
+    return true;
 }
 
 bool outer_tier_is_lasting(const struct outer_tier *outer)

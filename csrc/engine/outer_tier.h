@@ -30,7 +30,7 @@ void outer_tier_destroy(struct outer_tier *outer);
 
 /* Takes up the jobs that have ended, and orders saves of entries that will leave the host tier. Call it before each step. */
 void outer_tier_poll(struct outer_tier *outer);
-/* Waits until a load ends, at most as long. Call outer_tier_poll next. */
+/* Waits until a load ends, or as long. Call outer_tier_poll next. */
 void outer_tier_wait(struct outer_tier *outer, double seconds);
 /* Never again: the engine's blocks are no longer those that the connector has. */
 void outer_tier_turn_off(struct outer_tier *outer);
@@ -49,6 +49,8 @@ void outer_tier_clear(struct outer_tier *outer);
  * outer_tier_settle waits until all saves have ended. */
 void outer_tier_save(struct outer_tier *outer, const struct hash *key, uint32_t group);
 void outer_tier_settle(struct outer_tier *outer);
+/* The same without waiting; false if it is to be tried again later. */
+bool outer_tier_save_soon(struct outer_tier *outer, const struct hash *key, uint32_t group);
 /* Saves every entry of the host tier whose copy has ended; waits for that. */
 void outer_tier_save_all(struct outer_tier *outer);
 bool outer_tier_is_lasting(const struct outer_tier *outer); /* and not turned off */

@@ -57,6 +57,8 @@ static enum rc check_samples(const struct request_spec *spec, struct err *err)
         REFUSE("n", "n must be at most %u, got %u.", MAX_SAMPLES, spec->n);
     if (spec->n > 1 && spec->prior.n)
         REFUSE("n", "n must be 1 with output_token_ids, got %u.", spec->n);
+    if (!isfinite(spec->awaits_s) || spec->awaits_s < 0)
+        REFUSE("awaits_s", "awaits_s must be at least 0, got %g.", (double)spec->awaits_s);
     if (spec->sample_index > UINT32_MAX - spec->n)
         REFUSE("sample_index", "sample_index must be less than 2**32 - n, got %u.", spec->sample_index);
     return RC_OK;

@@ -530,12 +530,12 @@ static bool awaits_features(const struct scheduler *s, const struct sequence *q)
 }
 
 /* True for a sequence that is passed over at this step. */
-static bool is_passed_over(struct scheduler *s, struct sequence *q)
+static bool is_passed_over(struct scheduler *s, struct sequence *q, double now)
 {
     bool may_hit = s->rows_left && !q->swapped;
     if (awaits_features(s, q) || (s->n_state_pages && may_hit && recurrent_is_awaited(s, q, hit_limit(s, q))))
         return true;
-    return awaits_adapter(s, q) || (s->outer && may_hit && seek_is_on(s, q, hit_limit(s, q)));
+    return awaits_adapter(s, q) || (s->outer && may_hit && seek_is_on(s, q, hit_limit(s, q), now));
 }
 
 static void admit_waiting(struct scheduler *s, double now)
@@ -549,11 +549,11 @@ static void admit_waiting(struct scheduler *s, double now)
         next = queue_next(q);
         if (s->n_pools > 1)
             q->pool = scheduler_choose_pool(s, q, hit_limit(s, q));
-        q->is_blocked = !lead && n_passed < MAX_PASSED && is_passed_over(s, q);
+        q->is_blocked = !lead && n_passed < MAX_PASSED && is_passed_over(s, q, now);
         if (q->is_blocked) {
             if (!overtaken && awaits_adapter(s, q))
                 overtaken = q;
-            n_passed++;
+            n_passed += !seek_awaits(q);
         } else if (lead ? !fork_from(s, lead, q) : !s->rows_left || awaits_features(s, q) || !admit(s, q, now)) {
             break;
         } else if (overtaken) {
@@ -675,6 +675,8 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     while (s->rows_left == config_of(s)->max_num_batched_tokens && !is_in_flight && s->waiting.n && park_idle(s))
         rows_spend(s, is_in_flight, now);
     store_ahead(s);
+    if (s->outer)
+        scheduler_save_early(s);
     bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;
     s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running && !s->n_seeking;
 }

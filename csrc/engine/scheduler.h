@@ -108,6 +108,8 @@ bool scheduler_awaits_drafts(const struct scheduler *scheduler);
 /* Chooses the rows of a step: sets n_rows and draws of running sequences, advances n_computed, and fills tables and copies.
  * While another step is in flight, there may be no row to enqueue although sequences run. */
 void scheduler_begin_step(struct scheduler *scheduler, struct batch *batch, bool is_in_flight, double now);
+/* Part of it, in engine_save.c: orders copies and saves of what earlier steps have computed for requests with saves_early. */
+void scheduler_save_early(struct scheduler *scheduler);
 /* The number of rows, at most `most`, that drafts of the sequence can have in the step being built: of the rows that are left,
  * and in its last pages and free pages that no waiting sequence needs. With recurrent state a copy needs pages, too. */
 uint32_t scheduler_draft_room(const struct scheduler *scheduler, const struct sequence *sequence, uint32_t most);

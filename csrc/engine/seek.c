@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#define LOOK_S 0.005 /* a prompt that another engine still computes is looked for this often */
+
 /* Keeps what the host tier has of the hit, so that the loads do not take its slots. */
 static void keep_found(struct scheduler *s, struct sequence *q, uint32_t slot, uint32_t n_hit)
 {
@@ -60,12 +62,19 @@ static void clear_tables(struct scheduler *s, uint32_t slot, uint32_t limit)
         memset(scheduler_table(s, g, slot), 0, limit * sizeof(int32_t));
 }
 
+bool seek_awaits(const struct sequence *q)
+{
+    return q->request->spec.awaits_s > 0 && !q->has_waited;
+}
+
 static void seek(struct scheduler *s, struct sequence *q, uint32_t limit)
 {
     uint32_t slot = free_slot(s), n_hit;
-    s->outer_queries += sequence_n_known(q);
+    s->outer_queries += q->looked > 0 ? 0 : sequence_n_known(q);
     s->looks_outside = true;
-    n_hit = load_cost_cut(s, q, slot, scheduler_find_hit(s, q, slot, limit));
+    n_hit = q->n_sought = scheduler_find_hit(s, q, slot, limit);
+    if (!seek_awaits(q)) /* else the time of the loads costs nothing */
+        n_hit = load_cost_cut(s, q, slot, n_hit);
     if (n_hit) {
         keep_found(s, q, slot, n_hit);
         load_missing(s, q, slot, n_hit);
@@ -94,7 +103,25 @@ static void ask(struct scheduler *s, struct sequence *q, uint32_t limit)
     q->sought_by = outer_tier_ask(s->outer, key_at, &asked, limit - asked.first);
 }
 
-bool seek_is_on(struct scheduler *s, struct sequence *q, uint32_t limit)
+/* True while a sequence awaits more blocks than it has found. It looks again after a while, and once more behind the end. */
+static bool is_awaiting(struct sequence *q, uint32_t limit, double now)
+{
+    if (!seek_awaits(q))
+        return false;
+    if (q->n_sought > q->n_sought_before || !q->looked)
+        q->progressed = now;
+    q->n_sought_before = q->n_sought > q->n_sought_before ? q->n_sought : q->n_sought_before;
+    if ((q->has_waited = q->n_sought >= limit))
+        return false;
+    q->has_waited = atomic_load(&q->request->has_all_come) || now > q->progressed + (double)q->request->spec.awaits_s;
+    if (q->has_waited || now >= q->looked + LOOK_S) {
+        q->has_asked = q->has_sought = false;
+        q->looked = now;
+    }
+    return true;
+}
+
+bool seek_is_on(struct scheduler *s, struct sequence *q, uint32_t limit, double now)
 {
     if (!q->has_asked) {
         q->has_asked = true;
@@ -109,6 +136,7 @@ bool seek_is_on(struct scheduler *s, struct sequence *q, uint32_t limit)
         seek(s, q, limit);
         is_on = outer_tier_is_loading(s->outer, q->sought_by);
     }
+    is_on = is_on || is_awaiting(q, limit, now);
     s->n_seeking += is_on;
     return is_on;
 }

@@ -44,7 +44,7 @@ struct request {
     uint32_t n_seen_items;         /* leading items of the prompt that were in the feature pool, or computed, at least once */
     uint32_t n_encoded_items;      /* of these, items that were computed for this request */
     double queued, scheduled;
-    atomic_bool is_aborted;
+    atomic_bool is_aborted, has_all_come; /* has_all_come: by engine_end_wait */
     struct request *next;          /* in the engine's inbox, then in its list of held requests */
     struct request *map_next;      /* in the engine's map of numbers */
 
@@ -141,7 +141,11 @@ struct sequence {
     uint32_t swapped, n_swapped;   /* first slot of the host tier with its pages, and positions in them; 0: it is not swapped */
     uint64_t loaded_by;            /* number of the host tier's last move into its pages; no rows before that has ended */
     uint64_t sought_by;            /* number of the outer tier's last load for it; it is not admitted before that has ended */
-    bool has_asked, has_sought;    /* has asked the outer tier, and looked into it, since it began to wait */
+    bool has_asked, has_sought;    /* has asked the outer tier, and looked into it, since it began to wait or looks again */
+    bool has_waited;               /* no longer awaits blocks that another engine computes */
+    uint32_t n_sought, n_sought_before; /* blocks that its last look found, and most that looks before had found */
+    double looked, progressed;     /* times of its last look, and of the last one that found more */
+    uint32_t n_kept_early, n_saved_early; /* leading blocks whose copies to the host tier, and whose saves, were ordered */
     uint32_t n_admitted_output;    /* n_output at the last admission */
     uint32_t n_ever_computed;      /* positions below were computed before; computing them again counts as redone */
     uint32_t n_preemptions;

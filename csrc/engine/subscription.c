@@ -339,6 +339,16 @@ void subscription_abort(struct subscription *subscription)
     driver_unlock(subscription->driver);
 }
 
+void subscription_end_wait(struct subscription *subscription)
+{
+    driver_lock(subscription->driver);
+    if (!subscription->is_done) {
+        engine_end_wait(subscription->driver->engine, subscription->number);
+        driver_kick(subscription->driver);
+    }
+    driver_unlock(subscription->driver);
+}
+
 void subscription_move(struct subscription *subscription, struct notifier *notifier, bool ends_only)
 {
     driver_lock(subscription->driver);

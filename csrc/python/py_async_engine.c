@@ -431,6 +431,7 @@ static PyObject *subscription_wait_for_output(PyObject *object, PyObject *timeou
 }
 
 COMMAND(subscription_abort_request, subscription, subscription_abort)
+COMMAND(subscription_end_waiting, subscription, subscription_end_wait)
 
 static PyObject *subscription_move_to(PyObject *object, PyObject *args)
 {
@@ -573,6 +574,7 @@ static PyMethodDef subscription_methods[] = {
     {"take_more", subscription_take_tokens, METH_NOARGS, "New output that is only tokens of one sample, else None."},
     {"wait", subscription_wait_for_output, METH_O, "Waits for new output; False after a timeout."},
     {"abort", subscription_abort_request, METH_NOARGS, "Ends the request at the next step boundary."},
+    {"end_wait", subscription_end_waiting, METH_NOARGS, "No more blocks come for a request with awaits_s."},
     {"move", subscription_move_to, METH_VARARGS, "Sets the Notifier (or None) that reports new output, or only the end."},
     {NULL, NULL, 0, NULL},
 };

@@ -281,6 +281,8 @@ static const struct py_field PARAMETERS[] = {
     FIELD("prior", parse_int32_bytes, prior),
     FIELD("token_type_ids", parse_int32_bytes, types),
     {"salt", request_salt, 0},
+    FIELD("saves_early", parse_bool, saves_early),
+    FIELD("awaits_s", parse_float, awaits_s),
     {"adapter", request_adapter, 0},
     {"priority", request_priority, 0},
     {"score_start", request_score_start, 0},

@@ -40,6 +40,7 @@ class Feed:
         "_lock",
         "_unseen",
         "aborts",
+        "all_come",
         "error",
         "has_ended",
         "has_output",
@@ -57,7 +58,8 @@ class Feed:
         self.link: Link | None = None
         self.error: BaseException | None = None
         """The error that kept the request from being submitted, or that ended its reading."""
-        self.aborts = False
+        self.aborts = self.all_come = False
+        """all_come: no more blocks of its prompt will come from another engine."""
         self.has_ended = False
         """Whether the last output was given out."""
         self._driver = driver
@@ -99,6 +101,8 @@ class Feed:
             self.release()
         elif self.aborts:
             subscription.abort()
+        elif self.all_come:
+            subscription.end_wait()
 
     def fail(self, error: BaseException) -> None:
         """Ends a request that never reached the core."""
@@ -129,6 +133,13 @@ class Feed:
             subscription.abort()
         else:
             self._driver.untokenised.discard(self)
+
+    def end_wait(self) -> None:
+        """Lets a request that awaits blocks of another engine go on with those that are there."""
+        self.all_come = True
+        subscription = self.subscription
+        if subscription is not None:
+            subscription.end_wait()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from . import lending, outer_tier
 from .feeds import RequestStream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from ..async_engine import AsyncEngine
     from ..config import EngineConfig
@@ -39,6 +39,7 @@ class Handle:
         saved_tokens: Leading tokens whose blocks the decode engine can find.
         first_token_id: The first token of the output, which the decode engine draws again.
         engine_id: The engine whose pool has the blocks, with `kv_connector={"name": "device"}`; "" = a store has them.
+        is_whole: Whether the prompt has been computed; else `decode` awaits its blocks.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -47,6 +48,7 @@ class Handle:
     saved_tokens: int
     first_token_id: int | None
     engine_id: str = ""
+    is_whole: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, as JSON has them."""
@@ -56,6 +58,50 @@ class Handle:
     def from_dict(cls, values: Mapping[str, Any]) -> Handle:
         """The handle that `to_dict` gave."""
         return cls(**{**values, "prompt_token_ids": tuple(values["prompt_token_ids"])})
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What another engine has to do with a request.
+
+    Args:
+        source: The engine out of whose pool a helper thread copies the prompt first; "" = none.
+        saves_early: Whether blocks of the prompt go to the store while later ones are computed.
+        awaits_s: Seconds without a new block in the store behind which the rest is computed; 0 = no block is awaited.
+    """
+
+    source: str = ""
+    saves_early: bool = False
+    awaits_s: float = 0.0
+
+    def core_params(self) -> dict[str, Any]:
+        """What the core has to know."""
+        given = {"saves_early": self.saves_early, "awaits_s": self.awaits_s}
+        return {name: value for name, value in given.items() if value}
+
+
+ALONE = Apart()
+
+
+class Prefill:
+    """A prompt that is being computed for another engine, from `AsyncEngine.begin_prefill`.
+
+    `await` it for the whole handle. `AsyncEngine.decode` takes it at once, or its `handle` in another process.
+
+    Args:
+        handle: The handle so far: `is_whole` is False, and it has no first token.
+        task: Gives the whole handle.
+    """
+
+    def __init__(self, handle: Handle, task: asyncio.Task[Handle]) -> None:
+        self.handle, self._task = handle, task
+
+    def __await__(self) -> Generator[Any, None, Handle]:
+        return self._task.__await__()
+
+    def add_done_callback(self, function: Callable[[], object]) -> None:
+        """Calls a function in the event loop once the prompt has been computed, or its request has failed."""
+        self._task.add_done_callback(lambda _: function())
 
 
 _lenders: weakref.WeakValueDictionary[str, Handover] = weakref.WeakValueDictionary()
@@ -86,6 +132,7 @@ class Handover:
     config: EngineConfig
     name: str
     _saved = Saved()
+    _prefills: frozenset[asyncio.Task[Handle]] = frozenset()
     _engine_id = ""
     _fingerprint = b""
     _lender: lending.Lender | None = None
@@ -151,8 +198,8 @@ class Handover:
     ) -> Handle:
         """Computes a prompt and its first token, and saves its full blocks where other engines find them.
 
-        The engine's steps stop while the blocks are saved. Both engines need the same model, `prefix_cache_seed`, and
-        `disk_cache` (a folder in memory is one, /dev/shm) or `kv_connector`.
+        Blocks are saved while later ones are computed; steps stop while the last ones are saved. Both engines need
+        the same model, `prefix_cache_seed`, and `disk_cache` (a folder in memory is one, /dev/shm) or `kv_connector`.
 
         Args:
             prompt, sampling_params, priority, cache_salt, sampling: As in `generate`.
@@ -165,11 +212,68 @@ class Handover:
             UnsupportedError: `data_parallel_size` is above 1.
             RequestFailedError: The request failed.
         """
+        stream = self._compute(prompt, sampling_params, priority, cache_salt, sampling)
+        return await self._hand_over(stream, cache_salt)
+
+    async def begin_prefill(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Prefill:
+        """Queues what `prefill` computes; the other engine can load blocks while later ones are computed.
+
+        Args:
+            prompt, sampling_params, priority, cache_salt, sampling: As in `generate`.
+
+        Returns:
+            What `decode` of the other engine takes; `await` it for the handle that `prefill` gives.
+
+        Raises:
+            ConfigError, UnsupportedError: As `prefill`.
+            InvalidRequestError: The prompt cannot run.
+        """
+        stream = self._compute(prompt, sampling_params, priority, cache_salt, sampling)
+        feed = stream._feed
+        request = feed.request
+        while request.prompt.ids is None and feed.error is None and not request.finished:  # a helper thread tokenises long text
+            await asyncio.sleep(0.001)
+        if feed.error is not None:
+            raise feed.error
+        ids = request.prompt.ids
+        known = () if ids is None else tuple(ids.tolist())
+        early = Handle(known, cache_salt, request.seed, 0, None, self._engine_id, is_whole=False)
+        task = asyncio.ensure_future(self._hand_over(stream, cache_salt))
+        self._prefills |= {task}
+        task.add_done_callback(self._end_prefill)
+        return Prefill(early, task)
+
+    def _end_prefill(self, task: asyncio.Task[Handle]) -> None:
+        self._prefills -= {task}
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.info("%s: a prompt was not handed over: %s", self.name, error)
+
+    def _compute(
+        self,
+        prompt: PromptType,
+        given: SamplingParams | None,
+        priority: int,
+        cache_salt: str | None,
+        sampling: Mapping[str, Any],
+    ) -> RequestStream:
+        """Queues the prompt and one token."""
         check(self.config, "prefill()")
-        params = self._params(sampling_params, sampling)
+        params = self._params(given, sampling)
         first = params.replace(max_tokens=1, min_tokens=min(params.min_tokens, 1), n=1)
-        engine = cast("AsyncEngine", self)
-        output: RequestOutput = await engine.generate(prompt, first, priority=priority, cache_salt=cache_salt)
+        engine, apart = cast("AsyncEngine", self), Apart(saves_early=not outer_tier.is_device(self.config))
+        return RequestStream(engine._submit(prompt, True, first, {}, None, priority, None, cache_salt, apart=apart), engine)
+
+    async def _hand_over(self, stream: RequestStream, cache_salt: str | None) -> Handle:
+        """Waits for the token, and saves what is left of the prompt."""
+        output: RequestOutput = await stream
         ids, sample = tuple(output.prompt_token_ids or ()), output.outputs[0]
         saved = await self.save_prompt(ids, cache_salt)
         first_id = sample.token_ids[0] if sample.token_ids else None
@@ -177,30 +281,41 @@ class Handover:
 
     def decode(
         self,
-        handle: Handle,
+        handle: Handle | Prefill,
         sampling_params: SamplingParams | None = None,
         *,
         priority: int = 0,
+        patience_s: float = 10.0,
         **sampling: Unpack[SamplingKeywords],
     ) -> RequestStream:
         """Generates behind a prompt that another engine has computed, with the bits that one engine would give.
 
         Blocks that cannot be found, and the rows behind the last full block, are computed here.
 
+        A prompt that the other engine still computes is loaded block by block, and goes on once the last one is there. What the
+        other engine does not bring is computed here.
+
         Args:
-            handle: What `prefill` of the other engine gave.
+            handle: What `prefill` or `begin_prefill` of the other engine gave.
             sampling_params, priority, sampling: As in `generate`; those of `prefill`.
+            patience_s: Most seconds without a new block of a prompt that is still computed.
 
         Raises:
             ConfigError, UnsupportedError: As `prefill`.
         """
         check(self.config, "decode()")
         params = self._params(sampling_params, sampling)
-        params = params.replace(seed=handle.seed) if params.seed is None else params
-        engine, ids = cast("AsyncEngine", self), list(handle.prompt_token_ids)
-        if not outer_tier.is_device(self.config):
-            return engine.generate(ids, params, priority=priority, cache_salt=handle.cache_salt)
-        feed = engine._submit(
-            ids, True, params, {}, None, priority, None, handle.cache_salt, source=handle.engine_id
-        )
+        known = handle.handle if isinstance(handle, Prefill) else handle
+        params = params.replace(seed=known.seed) if params.seed is None else params
+        is_device = outer_tier.is_device(self.config)
+        if is_device and not known.is_whole:
+            raise UnsupportedError(
+                "decode() of a prompt that is still computed is not supported with kv_connector={'name': 'device'}; "
+                "await the handle first"
+            )
+        apart = Apart(known.engine_id if is_device else "", awaits_s=0.0 if known.is_whole else patience_s)
+        engine, ids = cast("AsyncEngine", self), list(known.prompt_token_ids)
+        feed = engine._submit(ids, True, params, {}, None, priority, None, known.cache_salt, apart=apart)
+        if isinstance(handle, Prefill):
+            handle.add_done_callback(feed.end_wait)
         return RequestStream(feed, engine)

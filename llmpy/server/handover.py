@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..engine.handover import check
+from ..engine.handover import ALONE, Apart, check
 from ..engine.outer_tier import is_device
 from ..errors import ConfigError, UnsupportedError
 from .errors import HttpError
@@ -59,11 +59,18 @@ async def hand_over(engine: AsyncEngine, outputs: Sequence[RequestOutput], cache
     return {FIELD: {**told, "remote_engine_id": engine._engine_id or engine.name, "remote_host": None, "remote_port": None}}
 
 
-def source_of(engine: AsyncEngine, params: object) -> str:
-    """Id of the engine whose pool has the prompt of a request; "" if it comes from a store, or from nowhere."""
-    if not isinstance(params, Mapping) or not params.get("do_remote_prefill") or not is_device(engine.config):
-        return ""
-    return str(params.get("remote_engine_id") or "")
+def part_of(engine: AsyncEngine, params: object, saves: bool) -> Apart:
+    """What other servers have to do with a request.
+
+    Args:
+        engine: This server's engine.
+        params: The field of the request.
+        saves: Whether the prompt is computed for another server.
+    """
+    if is_device(engine.config):
+        is_taken = isinstance(params, Mapping) and params.get("do_remote_prefill")
+        return Apart(str(params.get("remote_engine_id") or "")) if is_taken and isinstance(params, Mapping) else ALONE
+    return Apart(saves_early=saves)
 
 
 def check_role(role: str, max_tokens: int | None) -> None:

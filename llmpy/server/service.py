@@ -34,7 +34,7 @@ from ..text.tokenizer import Tokenizer
 from . import beams
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
-from .handover import check_role, hand_over, is_prefill, source_of
+from .handover import check_role, hand_over, is_prefill, part_of
 from .images import Source, expanded_ids, inserted, placeholder_of
 from .limits import RANGES, Sizes, most, option_problem, seconds
 from .logprobs import LogprobWriter, num_logprobs
@@ -495,13 +495,17 @@ class Answering:
         self.kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
         self._top, self._names_ids = top or 0, bool(body.return_tokens_as_token_ids)
         self._body = body
-        self.how["source"] = source_of(service.engine, body.kv_transfer_params)
         self.is_prefill = is_prefill(service.engine, body.kv_transfer_params, bool(body.stream), service.options.role)
+        self.how["apart"] = part_of(service.engine, body.kv_transfer_params, self.is_asked)
 
     async def handed(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The field of the answer for the server that goes on with the request, if one does."""
-        is_asked = self.is_prefill or self.service.options.role == "prefill"
-        return await hand_over(self.service.engine, outputs, self.how["cache_salt"]) if is_asked else {}
+        return await hand_over(self.service.engine, outputs, self.how["cache_salt"]) if self.is_asked else {}
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the prompt is saved for another server."""
+        return self.is_prefill or self.service.options.role == "prefill"
 
     def params(self, fields: Mapping[str, Any]) -> Mapping[str, Any] | SamplingParams:
         """What to run: the request's sampling fields, or its beam search."""

@@ -529,6 +529,7 @@ struct setup {
     const struct connector *connector;
     const struct library_options *library;
     bool has_cache_seed;
+    bool is_apart;             /* a random trace has requests that save early, and others that await blocks */
     enum rc (*share)(void *ctx, uint32_t rank, int *descriptor, uint64_t *offset, uint64_t *size_bytes, struct err *err);
     enum rc (*import)(void *ctx, uint32_t rank, int descriptor, uint64_t offset, uint64_t size_bytes, struct imported **imported, const void **pool, struct err *err);
     void (*release_import)(void *ctx, struct imported *imported);

@@ -153,11 +153,71 @@ TEST(random_traces_with_a_connector_that_lies_and_fails)
         connector.n_threads = 1 + i % 3;
         connector.deadline_s = 10; /* also on a busy machine nothing is late */
         setup.caches = true;
+        setup.is_apart = i % 2;
         setup.connector = &connector;
         trace_run_all(&setup, 1, 1200, look_at_trace);
         CHECK((store.n_lies > 0) == (store.lie_in > 0) && (store.n_failures > 0) == (store.fail_in > 0));
     }
     CHECK(n_tokens_found > 100);
+}
+
+static void step(struct engine *engine, struct job **job)
+{
+    struct err err;
+    bool progressed;
+    REQUIRE_OK(engine_step(engine, &progressed, &err));
+    REQUIRE_OK(engine_check(engine, &err));
+    take_all(engine, false, job, 1);
+}
+
+static uint64_t n_loaded(struct store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    uint64_t n = store->n_loaded;
+    pthread_mutex_unlock(&store->lock);
+    return n;
+}
+
+/* One engine computes a prompt block by block; another one has its first blocks before the last step. */
+TEST(blocks_are_awaited_while_later_ones_are_computed)
+{
+    static struct store store;
+    struct connector connector = connector_of(&store, 4);
+    const struct setup setup = {.block_tokens = 4, .n_pages = 26, .max_num_seqs = 4, .max_num_batched_tokens = 4, .caches = true,
+                                .n_host_slots = 60, .connector = &connector, .has_cache_seed = true};
+    struct fake fakes[2];
+    struct engine *engines[2];
+    struct job *jobs[2];
+    struct engine_stats stats;
+    struct err err;
+    uint32_t n_saved;
+    for (uint32_t i = 0; i < 2; i++) {
+        engines[i] = fake_engine(&setup, &fakes[i], &err);
+        jobs[i] = stream_job(&fakes[i], 1, 94, 4);
+        jobs[i]->spec.saves_early = !i;
+        jobs[i]->spec.awaits_s = i ? 60 : 0;
+        expect(jobs[i]);
+        submit_job(engines[i], jobs[i]);
+    }
+    for (uint32_t n = 0; n < 20; n++)
+        step(engines[0], &jobs[0]);
+    for (uint32_t n = 0; n < 5000 && n_loaded(&store) < 4; n++)
+        step(engines[1], &jobs[1]);
+    CHECK(n_loaded(&store) >= 4 && !jobs[0]->is_done && !jobs[1]->is_done);
+    engine_stats(engines[1], &stats);
+    CHECK_EQ(stats.num_running + stats.num_steps, 0);
+    while (!jobs[0]->is_done && !check_failures)
+        step(engines[0], &jobs[0]);
+    CHECK_OK(engine_save_prompt(engines[0], &jobs[0]->spec, &n_saved, &err));
+    CHECK_EQ(n_saved, 92);
+    drain(engines[1], &jobs[1], 1); /* it finds every block, and so needs no engine_end_wait */
+    engine_stats(engines[1], &stats);
+    CHECK_EQ(stats.disk_cache_hits, 92);
+    CHECK_EQ(n_loaded(&store), 23);
+    for (uint32_t i = 0; i < 2; i++) {
+        free(jobs[i]);
+        fake_close(engines[i], &fakes[i]);
+    }
 }
 
 /* Nobody waits for a call behind its deadline, and closing the engine leaves the store to its thread. */

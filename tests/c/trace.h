@@ -21,6 +21,10 @@ static void trace_submit(struct trace *t)
         if (!t->jobs[i]) {
             t->jobs[i] = malloc(sizeof **t->jobs);
             random_job(t->jobs[i], &t->fake, t->setup.policy, &t->random);
+            if (t->setup.is_apart) {
+                t->jobs[i]->spec.saves_early = check_below(&t->random, 2);
+                t->jobs[i]->spec.awaits_s = check_below(&t->random, 3) ? 0 : 0.004f;
+            }
             submit_job(t->engine, t->jobs[i]);
             return;
         }
@@ -40,6 +44,14 @@ static void trace_abort(struct trace *t)
         }
     numbers[n++] = 123456789; /* unknown: ignored */
     CHECK_OK(engine_abort(t->engine, all ? NULL : numbers, n, &err));
+}
+
+static void trace_end_waits(struct trace *t)
+{
+    for (uint32_t i = 0; i < N_LIVE; i++)
+        if (t->jobs[i] && check_below(&t->random, 4) == 0)
+            engine_end_wait(t->engine, t->jobs[i]->number);
+    engine_end_wait(t->engine, 123456789); /* unknown: ignored */
 }
 
 static void trace_free_done(struct trace *t)
@@ -64,6 +76,8 @@ static void trace_operation(struct trace *t)
         trace_abort(t);
     else if (what < 85)
         CHECK_OK(engine_reset_prefix_cache(t->engine, check_below(&t->random, 2), &err));
+    else if (t->setup.is_apart && what < 88)
+        trace_end_waits(t);
     else
         take_all(t->engine, check_below(&t->random, 2), t->jobs, N_LIVE);
     CHECK_OK(engine_check(t->engine, &err));
