@@ -10,7 +10,8 @@ bits. All gauges must be 0, and nothing may be left in the folder of the tier. B
 threads, descriptors and the core's allocations may not grow.
 
 The kinds: host memory; with swaps; a private and a shared disk; a store in Python (`llmpy.kv.Memory`); one in C from a library
-(`examples/connector`); and a peer, whose other side has computed the first prompts.
+(`examples/connector`); and a peer, whose other side has computed the first prompts and computes one of three others while this
+side loads its blocks. One of six of these is aborted halfway.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from llmpy import LLM, AsyncEngine, EngineStats, RequestOutput, SamplingParams, _core, get_include, kv
+from llmpy.engine.feeds import RequestStream
 
 KEPT_BYTES = 8 << 20
 """Allowed growth of the process behind its first rounds; Python's heap varies by this much."""
@@ -51,6 +53,8 @@ class Soak:
     chats: int
     random: random.Random
     done: Counter[str] = field(default_factory=Counter)
+    first: AsyncEngine | None = None
+    """The engine that computes prompts for the one with the chats."""
     store: kv.Memory = field(default_factory=lambda: kv.Memory(2 << 20))
 
     def model(self, name: str) -> Path:
@@ -106,7 +110,10 @@ class Soak:
         ):
             for i in range(8):
                 await first.prefill(opening(self.random.randrange(1 << 30), i))
+            self.first = first
             yield engine
+            self.first = None
+            await settle(first)
 
 
 def opening(seed: int, chat: int) -> list[int]:
@@ -130,6 +137,21 @@ def bits(output: RequestOutput) -> tuple[bytes, ...]:
     return sample.token_ids_array.tobytes(), sample.sampled.raw.tobytes()
 
 
+async def begin(
+    soak: Soak, engine: AsyncEngine, prompt: list[int], params: SamplingParams, rng: random.Random
+) -> RequestStream:
+    """Begins a turn; a prompt may be computed on the other engine."""
+    if soak.first is None or rng.random() > 1 / 3:
+        return engine.generate(prompt, params)
+    prefill = await soak.first.begin_prefill(prompt, params)
+    stream = engine.decode(prefill, params, patience_s=5)
+    if rng.random() < 1 / 6:
+        await asyncio.sleep(rng.random() * 0.02)
+        prefill.abort()
+    soak.done["handed over"] += 1
+    return stream
+
+
 async def chat(soak: Soak, engine: AsyncEngine, number: int, end: float, turns: list[Turn]) -> None:
     """Talks until the end."""
     rng = random.Random(soak.random.randrange(1 << 30))
@@ -144,7 +166,8 @@ async def chat(soak: Soak, engine: AsyncEngine, number: int, end: float, turns: 
         )
         if len(history) + 40 > LONGEST:
             history = opening(rng.randrange(1 << 30), number)
-        stream, stop = engine.generate(list(history), params), rng.randrange(40) if rng.random() < 1 / 6 else None
+        stream = await begin(soak, engine, list(history), params, rng)
+        stop = rng.randrange(40) if rng.random() < 1 / 6 else None
         output = None
         async for output in stream:
             if stop is not None and len(output.outputs[0].token_ids) > stop:

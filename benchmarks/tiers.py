@@ -3,8 +3,8 @@
     python benchmarks/tiers.py [ROW ...] [--model 8b] [--length 8192] [--rounds 5] [--device cuda:0] [--other cuda:1]
         [--connectors device peer] [--address unix:tiers] [--folder FOLDER] [--users 64]
 
-Random weights in the shape of `--model` (benchmarks/cuda.py), bfloat16. ROW is first, decode, idle, both,
-disk, chats or peer; none means all. The pool holds three prompts of `length` tokens, host memory eight.
+Random weights in the shape of `--model` (benchmarks/cuda.py, or "small" for CPUs), bfloat16. ROW is first, decode, idle, both,
+disk, chats, peer or early; none means all but the last. The pool holds three prompts of `length` tokens, host memory eight.
 
 - first: wall time of generate() for one new token behind a prompt that no cache has (recomputed), that the pool has (device),
   or that host memory alone has (host). Ids and logprobs must be those of the first time. Copies: bytes over the time of the
@@ -23,6 +23,9 @@ disk, chats or peer; none means all. The pool holds three prompts of `length` to
   `--connectors`. Medians of: a prompt that is only computed (recomputed); prefill(); the first token of decode(); the same
   prompt once more on the second engine, which has it (there); and what handing over costs (beyond): prefill and decode without
   recomputed and there. The result must have the bits of the first engine.
+- early: the connector peer; prompts in steps of `--chunk` tokens. The time until the second engine has the first token, and how
+  much more that is than on the first engine alone, if decode() is called behind prefill() (behind), or at once, with what
+  begin_prefill() gives (at once). A llmpy without begin_prefill() has no last row.
 """
 
 from __future__ import annotations
@@ -46,17 +49,20 @@ import numpy as np
 from llmpy import LLM, AsyncEngine, RequestOutput, SamplingParams
 
 SEQUENCES, NEW, TURN = 32, 160, 64
+SMALL = cuda.Shape("Llama", 4, 256, 16, 16, 256, 4096, True)
+"""Much cache for little to compute."""
+MODELS = {**cuda.MODELS, "small": SMALL}
 ONE = SamplingParams(temperature=0, max_tokens=1, logprobs=1, ignore_eos=True)
 
 
 def model_folder(model: str) -> Path:
     path = Path(tempfile.mkdtemp(prefix="llmpy-tiers-"))
-    (path / "config.json").write_text(json.dumps(cuda.MODELS[model].config()))
+    (path / "config.json").write_text(json.dumps(MODELS[model].config()))
     return path
 
 
 def engine_options(model: str, length: int) -> dict[str, Any]:
-    shape = cuda.MODELS[model]
+    shape = MODELS[model]
     prompt_bytes = length * shape.kv_bytes
     return {
         "load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": length + 128, "max_num_seqs": 64,
@@ -180,7 +186,7 @@ def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
 
 def measure_both(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
     """One engine copies its pool out, because it goes to sleep, while another of the device loads prompts."""
-    size_bytes = chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    size_bytes = chosen.length * MODELS[chosen.model].kv_bytes
     with (
         open_engine(chosen.model, chosen.length, chosen.device) as reader,
         open_engine(chosen.model, chosen.length, chosen.device, host_cache_bytes=3 * size_bytes) as sleeper,
@@ -216,7 +222,7 @@ def read_rate(folder: Path, size_bytes: int) -> float:
 
 
 def measure_disk(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
-    size_bytes, texts = chosen.length * cuda.MODELS[chosen.model].kv_bytes, [next(source) for _ in range(6)]
+    size_bytes, texts = chosen.length * MODELS[chosen.model].kv_bytes, [next(source) for _ in range(6)]
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         options: dict[str, Any] = {"disk_cache": {"path": folder, "bytes": 16 * size_bytes}, "cache_loads": "always"}
         options["prefix_cache_seed"] = 1
@@ -246,7 +252,7 @@ def talk(llm: LLM, chats: list[list[int]]) -> tuple[float, int, list[list[int]]]
 
 
 def measure_chats(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
-    size_bytes = chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    size_bytes = chosen.length * MODELS[chosen.model].kv_bytes
     chats, turns = [next(source) for _ in range(chosen.users)], [next(source)[:TURN] for _ in range(chosen.users)]
     rates = {}
     for name, host in (("recomputed", 0), ("host memory", int(1.1 * chosen.users * size_bytes))):
@@ -266,7 +272,7 @@ def stores(chosen: argparse.Namespace, connector: str) -> list[dict[str, Any]]:
     """Connectors of the engine that computes prompts and of the one that goes on."""
     if connector == "device":
         return [{"name": "device"}] * 2
-    size_bytes = 3 * chosen.length * cuda.MODELS[chosen.model].kv_bytes
+    size_bytes = 3 * chosen.length * MODELS[chosen.model].kv_bytes
     return [
         {"name": "peer", "listen": chosen.address, "bytes": size_bytes},
         {"name": "peer", "peers": [chosen.address], "bytes": 1 << 20},
@@ -314,10 +320,43 @@ async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]], 
             print(f"{connector}, {name}: {size / 1e9:.2f} GB at {size / seconds / 1e9:.1f} GB/s")
 
 
+async def measure_early(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
+    own = model_folder(chosen.model)
+    options = engine_options(chosen.model, chosen.length) | {"prefix_cache_seed": 1, "cache_loads": "always"}
+    options |= {"kv_cache_memory_bytes": 3 * options["kv_cache_memory_bytes"], "max_num_batched_tokens": chosen.chunk}
+    first_store, second_store = stores(chosen, "peer")
+    times: dict[str, list[float]] = {"alone": [], "behind": [], "at once": []}
+    async with (
+        AsyncEngine(own, device=chosen.device, kv_connector=first_store, **options) as one,
+        AsyncEngine(own, device=chosen.other, kv_connector=second_store, **options) as two,
+    ):
+        ways = [way for way in times if way != "at once" or hasattr(one, "begin_prefill")]
+        for round_ in range(chosen.rounds + 1):
+            for way in ways:
+                prompt, begun = next(source), time.perf_counter()
+                if way == "alone":
+                    found = await one.generate(prompt, ONE)
+                elif way == "behind":
+                    found = await two.decode(await one.prefill(prompt, ONE), ONE)
+                else:
+                    found = await two.decode(await one.begin_prefill(prompt, ONE), ONE)
+                if round_:
+                    times[way].append(1000 * (time.perf_counter() - begun))
+                wanted = await one.generate(prompt, ONE)
+                if result_bits(found) != result_bits(wanted):
+                    raise SystemExit(f"{way}: other bits")
+                if way != "alone" and found.num_cached_tokens < chosen.length - 16:
+                    raise SystemExit(f"{way}: {found.num_cached_tokens} tokens cached; {one.stats()}; {two.stats()}")
+    for way in ways:
+        beyond = [ms - alone for ms, alone in zip(times[way], times["alone"], strict=True)]
+        more = f"{statistics.median(beyond):.1f} more than alone, {min(beyond):.1f} to {max(beyond):.1f}"
+        print(f"early, {way}: {statistics.median(times[way]):.1f} ms" + (f", {more}" if way != "alone" else ""))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", default=["first", "decode", "idle", "both", "disk", "chats", "peer"])
-    parser.add_argument("--model", default="8b", choices=cuda.MODELS)
+    parser.add_argument("--model", default="8b", choices=MODELS)
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda:0")
@@ -325,10 +364,11 @@ def main() -> None:
     kinds = ["device", "peer"]
     parser.add_argument("--connectors", nargs="+", default=kinds, choices=kinds, help="of the row peer")
     parser.add_argument("--folder", help="of the row disk")
+    parser.add_argument("--chunk", type=int, default=256, help="of the row early")
     parser.add_argument("--users", type=int, default=64, help="of the row chats")
     parser.add_argument("--address", default="unix:tiers", help="of the peer")
     chosen = parser.parse_args()
-    source = prompts(chosen.length, cuda.MODELS[chosen.model].vocab)
+    source = prompts(chosen.length, MODELS[chosen.model].vocab)
     if {"first", "decode"} & set(chosen.rows):
         with open_engine(chosen.model, chosen.length, chosen.device) as llm:
             texts = [next(source) for _ in range(6)]
@@ -347,6 +387,8 @@ def main() -> None:
     if "peer" in chosen.rows:
         for connector in chosen.connectors:
             asyncio.run(measure_peer(chosen, source, connector))
+    if "early" in chosen.rows:
+        asyncio.run(measure_early(chosen, source))
 
 
 if __name__ == "__main__":

@@ -99,6 +99,10 @@ class Prefill:
     def __await__(self) -> Generator[Any, None, Handle]:
         return self._task.__await__()
 
+    def abort(self) -> None:
+        """Ends the request; `await` raises CancelledError then, and `decode` goes on with what has come."""
+        self._task.cancel()
+
     def add_done_callback(self, function: Callable[[], object]) -> None:
         """Calls a function in the event loop once the prompt has been computed, or its request has failed."""
         self._task.add_done_callback(lambda _: function())
