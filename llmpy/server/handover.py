@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..outputs import RequestOutput
 
 FIELD = "kv_transfer_params"
+PATIENCE_S = 10.0
+"""Seconds without a new block of a prompt that another server still computes, behind which the rest is computed."""
 
 
 def is_prefill(engine: AsyncEngine, params: object, stream: bool, role: str = "both") -> bool:
@@ -66,11 +68,17 @@ def part_of(engine: AsyncEngine, params: object, saves: bool) -> Apart:
         engine: This server's engine.
         params: The field of the request.
         saves: Whether the prompt is computed for another server.
+
+    Raises:
+        HttpError: 501, the prompt is still computed, and its blocks come through no store.
     """
+    given = params if isinstance(params, Mapping) and params.get("do_remote_prefill") else {}
+    is_whole = given.get("is_whole", True) is not False
+    if is_device(engine.config) and not is_whole:
+        raise HttpError(501, f"{FIELD}: is_whole=false is not supported with kv_connector={{'name': 'device'}}", FIELD)
     if is_device(engine.config):
-        is_taken = isinstance(params, Mapping) and params.get("do_remote_prefill")
-        return Apart(str(params.get("remote_engine_id") or "")) if is_taken and isinstance(params, Mapping) else ALONE
-    return Apart(saves_early=saves)
+        return Apart(str(given.get("remote_engine_id") or "")) if given else ALONE
+    return Apart(saves_early=saves, awaits_s=0.0 if is_whole else PATIENCE_S)
 
 
 def check_role(role: str, max_tokens: int | None) -> None:

@@ -43,6 +43,23 @@ def test_a_proxy_joins_two_servers(servers):
     assert second["choices"][0]["token_ids"][:1] == first["choices"][0]["token_ids"]
 
 
+def test_both_servers_get_the_request_at_once(servers):
+    bodies = [
+        BODY | {"cache_salt": "at once", "max_tokens": 1, "kv_transfer_params": PREFILL},
+        BODY | {"cache_salt": "at once", "kv_transfer_params": {"do_remote_prefill": True, "is_whole": False}},
+    ]
+
+    async def both():
+        encoded = [msgspec.json.encode(body) for body in bodies]
+        return await asyncio.gather(*(call(servers[i], "/v1/completions", encoded[i]) for i in (1, 0)))
+
+    (status, content), (first_status, _) = asyncio.run(both())
+    second = msgspec.json.decode(content)
+    assert status == first_status == 200 and second["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    whole = post(servers[0], "/v1/completions", BODY)[1]
+    assert whole["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+
+
 def test_pools_hand_over(tmp_path_factory, write_model):
     model = write_model(tmp_path_factory.mktemp("pools"), max_position_embeddings=256)
     options: dict[str, Any] = {"device": "cpu", "kv_cache_memory_bytes": "32MiB", "host_cache_bytes": "8MiB"}
@@ -53,6 +70,9 @@ def test_pools_hand_over(tmp_path_factory, write_model):
         whole = post(build_app(first), "/v1/completions", BODY)[1]
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == second.stats().fetched_tokens == 48
         assert answer["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+        early = BODY | {"kv_transfer_params": {"do_remote_prefill": True, "is_whole": False}}
+        status, refused = post(build_app(second), "/v1/completions", early)
+        assert status == 501 and "is_whole=false is not supported" in refused["error"]["message"]
         unknown = told["kv_transfer_params"] | {"remote_engine_id": "nobody"}
         answer = post(build_app(second), "/v1/completions", BODY | {"cache_salt": "own", "kv_transfer_params": unknown})[1]
         assert answer["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
