@@ -1,6 +1,6 @@
 """Chats that do not fit, in tiers of every kind: nothing may be lost, wrong or left behind.
 
-    nice -n 10 python benchmarks/soak.py --minutes 30 [--chats 64] [--round 20] [--device cpu] [--seed 1]
+    nice -n 10 python benchmarks/soak.py --minutes 30 [--chats 64] [--round 20] [--device cpu] [--seed 1] [--kinds host ...]
 
 A round has one kind of tier and one of two small models with random weights, one of them with sliding windows. `chats` chats
 take turns at random: a turn's prompt is all that was said before and new words, and its answer joins them. The pool holds an
@@ -9,9 +9,9 @@ the end of a round an engine that is alone and has no cache computes some of the
 bits. All gauges must be 0, and nothing may be left in the folder of the tier. Behind the first rounds of every kind memory,
 threads, descriptors and the core's allocations may not grow.
 
-The kinds: host memory; with swaps; a private and a shared disk; a store in Python (`llmpy.kv.Memory`); one in C from a library
-(`examples/connector`); and a peer, whose other side has computed the first prompts and computes one of three others while this
-side loads its blocks. One of six of these is aborted halfway.
+The kinds: host memory; with swaps; a private and a shared disk; a disk with pages of 64 KiB, which go past the page cache; a
+store in Python (`llmpy.kv.Memory`); one in C from a library (`examples/connector`); and a peer, whose other side has computed
+the first prompts and computes one of three others while this side loads its blocks. One of six of these is aborted halfway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,9 @@ KEPT_BYTES = 8 << 20
 """Allowed growth of the process behind its first rounds; Python's heap varies by this much."""
 LONGEST, WORDS = 512, 900
 MODELS = {"llama": {}, "qwen2": {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}}
-KINDS = ("host", "swap", "private disk", "shared disk", "memory", "library", "peer")
+DEEP = {"num_hidden_layers": 4}
+"""Of the model with large pages."""
+KINDS = ("host", "swap", "private disk", "shared disk", "large pages", "memory", "library", "peer")
 
 
 @dataclass
@@ -63,8 +65,9 @@ class Soak:
             path.mkdir()
             shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
             shape |= {"num_key_value_heads": 2, "vocab_size": WORDS + 100, "max_position_embeddings": 2 * LONGEST}
+            kind, more = name.split()[0], DEEP if name.endswith("deep") else MODELS[name]
             names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-            config = {"architectures": [names[name]], "model_type": name, "torch_dtype": "float32", **shape, **MODELS[name]}
+            config = {"architectures": [names[kind]], "model_type": kind, "torch_dtype": "float32", **shape, **more}
             (path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
         return path
 
@@ -96,6 +99,7 @@ class Soak:
             "host": {}, "swap": {"preemption": "swap"}, "memory": {"kv_connector": self.store},
             "private disk": {"disk_cache": {"path": tier, "bytes": size}, "prefix_cache_seed": None},
             "shared disk": {"disk_cache": {"path": tier, "bytes": size}},
+            "large pages": {"disk_cache": {"path": tier, "bytes": 4 * size}, "block_size": 64},
             "library": {"kv_connector": {"name": self.library(), "folder": str(tier)}},
             "peer": {"kv_connector": {"name": "peer", "peers": [f"unix:soak-{os.getpid()}"], "bytes": size}},
         }  # fmt: skip
@@ -200,7 +204,7 @@ async def settle(engine: AsyncEngine) -> EngineStats:
 
 async def play(soak: Soak, kind: str, name: str, seconds: float) -> None:
     """Runs one round."""
-    tier = soak.folder / "tier"
+    tier, name = soak.folder / "tier", "llama deep" if kind == "large pages" else name
     tier.mkdir(exist_ok=True)
     turns: list[Turn] = []
     async with soak.engine(kind, name, tier) as engine:
@@ -210,7 +214,9 @@ async def play(soak: Soak, kind: str, name: str, seconds: float) -> None:
     for count in ("host_cache_hits", "disk_cache_hits", "num_swaps", "num_preemptions", "disk_misses", "disk_evictions"):
         soak.done[f"{kind}: {count}"] += getattr(stats, count)
     left = sorted(path.name for path in tier.rglob("*") if path.is_file())
-    assert not left or kind in ("shared disk", "library"), (kind, left)
+    assert not left or kind in ("shared disk", "large pages", "library"), (kind, left)
+    sizes = [path.stat().st_size for path in tier.rglob("*") if path.is_file()]
+    assert kind != "large pages" or all(size % 4096 == 0 and size > 64 << 10 for size in sizes), sizes
     assert not [one for one in left if "tmp" in one], left
     shutil.rmtree(tier)
     with LLM(soak.model(name), **soak.options(name) | {"enable_prefix_caching": False, "host_cache_bytes": 0}) as llm:
@@ -232,15 +238,15 @@ def footprint() -> dict[str, int]:
     }
 
 
-def run(soak: Soak, minutes: float, seconds: float) -> dict[str, Any]:
+def run(soak: Soak, minutes: float, seconds: float, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
     """Runs the soak; returns its counts."""
     end, marks, rounds = time.monotonic() + 60 * minutes, [], 0
-    cycle = [(kind, name) for name in MODELS for kind in KINDS]
-    while time.monotonic() < end or rounds < len(KINDS) + 1:
+    cycle = [(kind, name) for name in MODELS for kind in kinds]
+    while time.monotonic() < end or rounds < len(kinds) + 1:
         asyncio.run(play(soak, *cycle[rounds % len(cycle)], seconds))
         soak.store.clear(b"")
         rounds += 1
-        if rounds >= len(KINDS):
+        if rounds >= len(kinds):
             marks.append(footprint())
     first = marks[0]
     for mark in marks[1:]:
@@ -257,10 +263,11 @@ def main() -> None:
     parser.add_argument("--round", type=float, default=20, help="seconds of a round")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="llmpy-soak-") as place:
         soak = Soak(given.device, Path(place), given.chats, random.Random(given.seed))
-        print(json.dumps(run(soak, given.minutes, given.round), indent=1))
+        print(json.dumps(run(soak, given.minutes, given.round, given.kinds), indent=1))
 
 
 if __name__ == "__main__":

@@ -211,8 +211,8 @@ static void free_remove(struct block_manager *manager, uint32_t number)
 
 /* ---- the host tier ---- */
 
-/* Has a findable page or bundle copied to the host tier, unless the tier has it. False if there is no slot, or if moves in of this
- * flush, which come behind all moves out, fill it. */
+/* Has a findable page or bundle copied to the host tier, unless the tier has it. False if there is no slot, or if moves in of
+ * this flush, which come behind all moves out, fill it. */
 static bool keep_copy(struct block_manager *manager, uint32_t number)
 {
     const struct keyed *item = &manager->table.items[number];

@@ -1,5 +1,5 @@
-/* engine_save.c: saves the blocks of one prompt to the outer tier, so that another engine finds them: while its later blocks are
- * computed, and the rest at once. */
+/* engine_save.c: saves the blocks of one prompt to the outer tier, so that another engine finds them: while its later blocks
+ * are computed, and the rest at once. */
 #include "tiers.h"
 
 #define MOST_AT_ONCE 64u /* blocks of a round */

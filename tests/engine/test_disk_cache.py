@@ -2,7 +2,10 @@
 also after a restart, in a second engine, and with damaged files."""
 
 import functools
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +112,77 @@ def test_large_pages_go_past_the_page_cache(tiny_model: Make, device: str, tmp_p
     assert bits(found[0]) == bits(found[1]) and found[1].num_cached_tokens == 256
     sizes = [file.stat().st_size for file in files(tmp_path)]
     assert len(sizes) == 4 and all(size % 4096 == 0 and size > 64 << 10 for size in sizes)
+
+
+KILLED = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+from llmpy import LLM, SamplingParams
+
+model, options, prompts, folder, n_kills = json.loads(sys.argv[1])
+settings = SamplingParams(temperature=0, max_tokens=4, logprobs=0, ignore_eos=True)
+
+def bits(llm, prompt):
+    sample = llm.generate([prompt], [settings], use_tqdm=False)[0].outputs[0]
+    return sample.token_ids_array.tobytes() + sample.sampled.raw.tobytes()
+
+def child(work):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+def live():
+    while True:
+        with LLM(model, **options) as llm:
+            for prompt in prompts:
+                bits(llm, prompt)
+
+def alone():
+    with LLM(model, **options | {"disk_cache": None, "host_cache_bytes": 0, "enable_prefix_caching": False}) as llm:
+        Path(folder + "-wanted").write_text(json.dumps([bits(llm, prompt).hex() for prompt in prompts]))
+
+def look():
+    wanted = json.loads(Path(folder + "-wanted").read_text())
+    with LLM(model, **options) as llm:
+        assert [bits(llm, prompt).hex() for prompt in prompts] == wanted
+        stats = llm.stats()
+        assert stats.disk_bad_files == stats.disk_errors == 0, stats
+        with open(folder + "-hits", "a") as file:
+            print(stats.disk_cache_hits, file=file)
+    assert not list(Path(folder).rglob("*.tmp"))
+
+random.seed(1)
+assert os.waitpid(child(alone), 0)[1] == 0
+for _ in range(n_kills):
+    pid = child(live)
+    time.sleep(random.uniform(0.03, 0.4))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert os.waitpid(child(look), 0)[1] == 0
+"""
+"""A process without threads whose children have engines, which it kills."""
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_whole_large_files(tiny_model: Make, tmp_path: Path) -> None:
+    """With files past the page cache; KILLS is the number of kills."""
+    folder, n_kills = tmp_path / "cache", int(os.environ.get("KILLS", "8"))
+    options = tiers.OPTIONS | disk_options(folder, host_cache_bytes="1MiB", block_size=64, max_model_len=512)
+    options |= {"device": "cpu", "kv_cache_memory_bytes": 2 << 20, "disk_cache": {"path": str(folder), "bytes": "2MiB"}}
+    chats = [[3 + (i * 7 + j) % 120 for j in range(400)] for i in range(8)]
+    work = json.dumps([str(tiny_model("llama", "float32")), options, chats, str(folder), n_kills])
+    done = subprocess.run([sys.executable, "-c", KILLED, work], capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    hits = [int(line) for line in (tmp_path / "cache-hits").read_text().split()]
+    assert len(hits) == n_kills and sum(hits) > 0
+    sizes = [file.stat().st_size for file in files(folder)]
+    assert sizes and all(size % 4096 == 0 and size > 64 << 10 for size in sizes)
 
 
 def test_without_a_seed_the_files_go_with_the_engine(tiny_model: Make, device: str, tmp_path: Path) -> None:

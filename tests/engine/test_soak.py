@@ -18,5 +18,5 @@ def test_chats_in_tiers_of_every_kind(device: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["done"]
     assert found["aborted"] > 20 and found["ended"] > 100 and found["compared"] > 50
-    for kind in ("private disk", "shared disk", "memory", "library", "peer"):
+    for kind in ("private disk", "shared disk", "large pages", "memory", "library", "peer"):
         assert found[f"{kind}: disk_cache_hits"] > 0, kind
