@@ -264,6 +264,11 @@ static bool is_float(uint32_t dtype)
     return dtype == DTYPE_F32 || dtype == DTYPE_F16 || dtype == DTYPE_BF16;
 }
 
+bool update_takes(uint32_t dtype)
+{
+    return is_float(dtype) || quantise_has(dtype);
+}
+
 /* Whether tensors of floats are quantised when they are written to the piece. */
 static bool is_quantised(const struct update *u, const struct piece *piece)
 {
@@ -296,7 +301,7 @@ static enum rc check_tensor(const struct update *u, const struct update_entry *e
     if (!fits)
         return mismatch(u, entry, tensor, err);
     for (const struct piece *piece = first_piece(u, entry); piece; piece = next_piece(u, piece))
-        if (!is_float(stored_type(u, piece)) && !is_quantised(u, piece))
+        if (!update_takes(stored_type(u, piece)))
             return err_set(err, RC_UNSUPPORTED, "weight '%.160s' is stored as %s, which updates cannot write; load a "
                            "checkpoint of floats", entry->name, dtype_info(stored_type(u, piece))->name);
         else if (is_quantised(u, piece) && !rounds_on_host(u, piece, tensor) && !traits_of(u, piece)->rounds_tensors)

@@ -60,6 +60,7 @@ enum rc update_finish(struct update *update, struct err *err);
 /* Completes the weights (settle.h), and lets backends choose kernels anew. Called after update_finish and before the model
  * runs. */
 enum rc update_settle(struct update *update, struct err *err);
+bool update_takes(uint32_t dtype); /* whether floats can be written to weights that are stored as this type */
 bool update_knows(const struct update *update, const char *name); /* the name of a weight, or a name that is skipped */
 bool update_skips(const struct update *update, const char *name); /* the name is skipped, whatever the tensor */
 uint32_t update_n_entries(const struct update *update);

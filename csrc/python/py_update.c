@@ -390,7 +390,15 @@ static PyObject *checksum(PyObject *object, PyObject *args)
     return result;
 }
 
+static PyObject *takes(PyObject *none, PyObject *name)
+{
+    (void)none;
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    return text ? PyBool_FromLong(update_takes(dtype_from_name(text))) : NULL;
+}
+
 static PyMethodDef methods[] = {
+    {"takes", takes, METH_O | METH_STATIC, "Whether floats can be written to weights that are stored as this type."},
     {"write", write_tensors, METH_VARARGS, "write([(name, tensor), ...], stream=0, wants_finite=False, lends=False)"},
     {"write_memory", write_memory, METH_VARARGS,
      "write_memory([(name, address, type, shape, strides or None), ...], on_device, stream=0, wants_finite=False)"},

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .updates import Rename
 
 _opening = threading.Lock()
-FLOATS = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,10 @@ class Weights:
         reason = None
         try:
             update_of(self.model, self.runner, self.ordinal)
-            quantized = [info for info in self.model.weight_info() if info["dtype"] not in FLOATS]
-            if quantized:
-                reason = f"weight {quantized[0]['name']!r} is stored as {quantized[0]['dtype']}, which updates cannot write"
+            for info in self.model.weight_info():
+                if not _core.WeightUpdate.takes(info["dtype"]):
+                    reason = f"weight {info['name']!r} is stored as {info['dtype']}, which updates cannot write"
+                    break
         except UnsupportedError as error:
             reason = str(error)
         if reason is not None:

@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from packed_files import answers, change, is_packed, open_llm, quantise_fp8
+from packed_files import LAYOUTS, SORTED, answers, change, is_packed, open_llm, quantise, quantise_fp8
 
-from llmpy import CheckpointError, ConfigError, WeightUpdateError
+from llmpy import LLM, CheckpointError, ConfigError, SamplingParams, UnsupportedError, WeightsMissingError, WeightUpdateError
 
+SIZES = {"hidden_size": 128, "intermediate_size": 256}  # of whole groups
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns
 Tensors = dict[str, np.ndarray]
 
@@ -108,6 +109,43 @@ def test_update(tiny, prompts, scheme: str, ranks: int) -> None:
         with pytest.raises(WeightUpdateError, match=r"up_proj.*1 of its values are not finite"):
             llm.update_weights([(name, tensors[name])], partial=True)
         assert llm.weight_checksum() == updated
+
+
+@pytest.mark.parametrize("scheme", [*ROUND, "fp8 file", "gptq-32", "gptq-8", "awq", "rows-asym", "rows-8-64", "int8-tensor"])
+def test_sleep_without_weights(tiny, tmp_path: Path, prompts, scheme: str) -> None:
+    """A full update after sleep(2) gives the bits and the checksums that it gives without the sleep."""
+    source = tiny("llama", **RAGGED).directory
+    options = {"quantization": scheme} if scheme in ROUND else {}
+    path = source
+    if scheme == "fp8 file":
+        path = quantise_fp8(source, tmp_path / "fp8")
+    elif scheme in LAYOUTS:
+        path = quantise(tiny("llama", **SIZES).directory, tmp_path / "made", LAYOUTS[scheme]) / "packed"
+        source = tmp_path / "made/plain"
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1, ignore_eos=True)
+
+    def state(llm: LLM) -> tuple[dict[str, int], list[bytes]]:
+        outputs = llm.generate([prompt[:20] for prompt in prompts], params, use_tqdm=False)
+        return llm.weight_checksum(), [output.outputs[0].logprobs.values.tobytes() for output in outputs]
+
+    with open_llm(path, **options) as llm:
+        llm.update_weights(source)
+        wanted = state(llm)
+        for _ in range(2):
+            llm.sleep(2)
+            assert llm.memory()["weights"] == 0
+            llm.wake_up()
+            with pytest.raises(WeightsMissingError):
+                llm.generate([[1, 2]], params, use_tqdm=False)
+            llm.update_weights(source)
+            assert state(llm) == wanted
+
+
+def test_sleep_of_what_takes_no_updates(tiny, tmp_path: Path) -> None:
+    path = quantise(tiny("llama", **SIZES).directory, tmp_path / "made", SORTED["gptq"]) / "packed"
+    wanted = r"sleep\(level=2\) drops the weights.*act-order.*use level=1"
+    with open_llm(path) as llm, pytest.raises(UnsupportedError, match=wanted):
+        llm.sleep(2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
