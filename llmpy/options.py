@@ -14,6 +14,9 @@ from .errors import ConfigError, UnsupportedError
 
 Rule = Callable[[str, Any], Any]
 
+METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "gptq", "modelopt", "mxfp4", "squeezellm")
+"""Values of `quantization` that name the scheme of a checkpoint (`quant_method`) and change nothing."""
+
 _UNITS = {"": 1, "b": 1} | {
     unit.lower() + suffix: base ** (power + 1)
     for power, unit in enumerate("KMGT")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError, UnsupportedError
+from ..options import METHODS
 from . import cache_scales, gguf, quantise, quantized, registry, towers
 from .blocks import Block, Model
 from .config import ModelConfig, Raw
@@ -124,6 +125,9 @@ def load(
     where = file if source.is_gguf else f"{files.directory}/config.json"
     raw = _overridden(raw, hf_overrides)
     scales = quantized.check(raw, checkpoint, where)
+    if quantization in METHODS:
+        quantized.require(raw, quantization, where)
+        quantization = None
     if source.is_gguf and (program is not None or model_impl == "transformers"):
         raise UnsupportedError("program and model_impl='transformers' need a config.json; a GGUF file has none")
     found = _architecture(files, raw, where, program, model_impl)
@@ -142,7 +146,7 @@ def load(
     spec = model.finish((*found.ignore, *unused, *scales))
     types = quantized.type_of(raw, where) if checkpoint is None and quantization is None else None
     if quantization is not None:
-        quantise.mark(spec, tensors, quantization)
+        quantise.mark(spec, tensors, quantization, quantized.method_of(raw))
     elif types is not None:
         quantise.mark_dummies(spec, types)
     config.dtype = "quantized" if quantization or types else _stored_dtype(spec, tensors, config)

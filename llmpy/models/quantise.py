@@ -15,13 +15,14 @@ LINEARS = ("linear", "experts", "experts_up", "experts_down")
 """The operations whose matrices are quantised at load."""
 
 
-def mark(spec: Spec, tensors: Tensors | None, scheme: str) -> None:
+def mark(spec: Spec, tensors: Tensors | None, scheme: str, method: str = "") -> None:
     """Marks the matrices that are quantised at load: linears and experts, but no head, embedding or router.
 
     Args:
         spec: A program; its weights are changed.
         tensors: The checkpoint's tensors; None for dummy weights.
         scheme: One of SCHEMES.
+        method: The `quant_method` of the checkpoint, for messages; "": none.
 
     Raises:
         ConfigError: the checkpoint is quantised by another scheme.
@@ -32,7 +33,8 @@ def mark(spec: Spec, tensors: Tensors | None, scheme: str) -> None:
     stored = sorted(types - set(_FLOATS))
     if any(each.partition("_g")[0] != wanted.partition("_g")[0] for each in stored):
         raise ConfigError(
-            f"quantization={scheme!r} needs weights of floats or of the same scheme; the checkpoint has {', '.join(stored)}. "
+            f"quantization={scheme!r} needs weights of floats or of the same scheme; the checkpoint has "
+            f"{method and f'{method}: '}{', '.join(stored)}. "
             "Leave quantization out, or load a checkpoint of floats.",
             option="quantization",
             value=scheme,

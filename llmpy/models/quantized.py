@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import NoReturn
 
-from ..errors import UnsupportedError
+from ..errors import ConfigError, UnsupportedError
 from . import cache_scales, packed, tables
 from .config import Raw
 from .packed import FLOATS, Options, fail
@@ -25,6 +25,12 @@ _STRATEGIES = {
     "int": ("tensor", "channel"),
 }
 _NUMBERS = {"float": ("float", (8,)), "packed": ("int", (4, 8)), "int": ("int", (8,))}
+
+
+def method_of(raw: Raw) -> str:
+    """The `quant_method` of a configuration; "" for none."""
+    scheme = raw.get("quantization_config")
+    return str(scheme.get("quant_method") or "") if isinstance(scheme, Mapping) else ""
 
 
 def scheme_of(raw: Raw) -> str:
@@ -83,10 +89,30 @@ def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
     return (*(f"*{ending}" for ending in (*packed.ROWS.endings, *scales, *_OF_INPUTS)), *bare, *cache_scales.PATTERNS)
 
 
+def require(raw: Raw, wanted: str, source: str) -> None:
+    """Checks that a configuration has the scheme that `quantization` names.
+
+    Args:
+        raw: The configuration.
+        wanted: A value of `quantization` that is a `quant_method`.
+        source: The configuration's file, for messages.
+
+    Raises:
+        ConfigError: it has another scheme, or none.
+    """
+    have = method_of(raw)
+    if have != wanted:
+        raise ConfigError(
+            f"quantization={wanted!r} needs a checkpoint of that scheme; {source} has {have or 'no quantization_config'}. "
+            "Leave quantization out.",
+            option="quantization",
+            value=wanted,
+        )
+
+
 def dummies_are_mxfp4(raw: Raw) -> bool:
     """Whether dummy weights of experts are MXFP4."""
-    scheme = raw.get("quantization_config")
-    return isinstance(scheme, Mapping) and scheme.get("quant_method") == "mxfp4"
+    return method_of(raw) == "mxfp4"
 
 
 def type_of(raw: Raw, source: str) -> Callable[[str], str] | None:

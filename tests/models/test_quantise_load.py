@@ -188,12 +188,24 @@ def test_dummies(tiny, prompts, scheme: str) -> None:
         assert {info["dtype"].partition("_")[0] for info in llm.weight_info()} == {scheme.partition("_")[0], "float32"}
 
 
-def test_quantised_checkpoint(tiny, tmp_path: Path, prompts) -> None:
-    """The same scheme changes nothing; another one is an error."""
-    path = quantise_fp8(tiny("llama").directory, tmp_path / "fp8")
-    assert answers(path, prompts, quantization="fp8") == answers(path, prompts)
-    with pytest.raises(ConfigError, match=r"quantization=.int4. needs weights of floats.*has fp8"):
-        open_llm(path, quantization="int4")
+@pytest.mark.parametrize("layout", ["awq", "gptq-32", "rows", "fp8"])
+def test_quantised_checkpoint(tiny, tmp_path: Path, prompts, layout: str) -> None:
+    """The name of the checkpoint's own scheme changes nothing; another one is an error that names both."""
+    source = tiny("llama", **SIZES).directory
+    if layout == "fp8":
+        path, method = quantise_fp8(source, tmp_path / "fp8"), "fp8"
+    else:
+        path = quantise(source, tmp_path / "made", LAYOUTS[layout]) / "packed"
+        method = str(LAYOUTS[layout].config["quant_method"])
+    assert answers(path, prompts, quantization=method) == answers(path, prompts)
+    for other in {"awq", "gptq", "compressed-tensors", "bitsandbytes"} - {method}:
+        with pytest.raises(ConfigError, match=f"quantization='{other}' needs a checkpoint of that scheme.*has {method}"):
+            open_llm(path, quantization=other)
+        with pytest.raises(ConfigError, match=f"quantization='{other}'.*has no quantization_config"):
+            open_llm(source, quantization=other)
+    for other in {"fp8", "int8"} - {method}:
+        with pytest.raises(ConfigError, match=f"quantization=.{other}. needs weights of floats.*has {method}: "):
+            open_llm(path, quantization=other)
 
 
 def test_not_finite(tiny, tmp_path: Path) -> None:
