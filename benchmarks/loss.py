@@ -1,8 +1,9 @@
 """What quantisation costs the demo model: logprobs and distributions of every scheme against float32 weights.
 
-    python benchmarks/loss.py [SCHEME ...] [--folder DIRECTORY] [--page]
+    python benchmarks/loss.py [SCHEME ...] [--folder DIRECTORY] [--page | --noise]
 
 The demo model's file stores its linears in Q4_1. Their exact values in float32 are the reference; every scheme rounds them.
+With `--noise` the reference does not lie on Q4_1's grid: each of its linears' weights is moved by a random part of half a step.
 `--page` writes the table to `docs/use/quantization.md`. `tests/e2e/test_loss.py` measures all schemes and compares them with
 that table.
 
@@ -12,6 +13,7 @@ The file of the reference takes 540 MB of a temporary directory, or of --folder,
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +79,21 @@ def reference(folder: Path) -> Path:
     return path if path.exists() else convert("demo", folder / "part", "gguf-f32").rename(path)
 
 
+def add_noise(path: Path) -> None:
+    """Moves the weights of a float32 file's linears from Q4_1's grid, where floats of no grid may have lain before rounding.
+
+    A block of 32 weights has 16 steps. Each weight moves by up to half a step, drawn evenly from a fixed seed.
+    """
+    import gguf
+
+    random = np.random.default_rng(21)
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if tensor.name.startswith("blk.") and len(tensor.shape) == 2:
+            blocks = tensor.data.reshape(-1, 32)
+            steps = (blocks.max(-1, keepdims=True) - blocks.min(-1, keepdims=True)) / 15
+            blocks += steps * (random.random(blocks.shape, np.float32) - np.float32(0.5))
+
+
 def logprobs(path: Path, **options: Any) -> tuple[np.ndarray, list[int]]:
     """Logprobs of all tokens of the vocabulary behind every token of TEXT, float64 [tokens, vocabulary], and the ids."""
     fixed = {"device": "cpu", "dtype": "float32", "activation_dtype": "float", "max_model_len": 1024}
@@ -110,14 +127,18 @@ def measure(path: Path, scheme: str, wanted: np.ndarray) -> Loss:
     return Loss(float(differences.mean()), float(differences.max()), float(kl.mean()), perplexity)
 
 
-def measure_all(folder: Path, schemes: Sequence[str] = SCHEMES) -> dict[str, Loss]:
+def measure_all(folder: Path, schemes: Sequence[str] = SCHEMES, has_noise: bool = False) -> dict[str, Loss]:
     """The losses of schemes.
 
     Args:
         folder: For the model's files.
         schemes: Some of SCHEMES.
+        has_noise: Whether the reference has noise.
     """
     path = reference(folder)
+    if has_noise:
+        path = Path(shutil.copy(path, folder / "noise.F32.gguf"))
+        add_noise(path)
     wanted, _ = logprobs(path)
     return {scheme: measure(path, scheme, wanted) for scheme in schemes}
 
@@ -138,12 +159,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("schemes", nargs="*", default=SCHEMES, metavar="SCHEME", help=", ".join(SCHEMES))
     parser.add_argument("--folder", type=Path, help="keeps the file of the reference here")
+    parser.add_argument("--noise", action="store_true", help="moves the reference from Q4_1's grid")
     parser.add_argument("--page", action="store_true", help="writes the table to the page")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        found = measure_all(chosen.folder or Path(scratch), chosen.schemes)
+        found = measure_all(chosen.folder or Path(scratch), chosen.schemes, chosen.noise)
     print(table(found), end="")
-    if chosen.page:
+    if chosen.page and not chosen.noise:
         PAGE.write_text(page(PAGE.read_text(), found))
 
 

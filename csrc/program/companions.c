@@ -33,7 +33,7 @@ static enum companion_fault mxfp4_join(const struct checkpoint_tensor *tensor, u
     return COMPANION_FINE;
 }
 
-/* ---- FP8 and INT8: bytes [rows, cols], scales of 128 x 128 blocks, of rows, or of the tensor ---- */
+/* ---- FP8 and INT8: bytes [rows, cols], scales of 128 x 128 blocks, of 128 columns of a row, of rows, or of the tensor ---- */
 
 /* Whether scales have a shape [dims of the stack][rows][cols]. */
 static bool has_shape(const struct checkpoint_tensor *scales, const struct checkpoint_tensor *weight, uint64_t rows,
@@ -60,13 +60,14 @@ static bool bytes_fit(const struct checkpoint_tensor *scales, struct checkpoint_
         n *= scales->shape[i];
     bool is_blocks = has_shape(scales, joined, block_rows, block_cols) && (dims == 2 || rows % BLOCK == 0);
     bool is_rows = !is_blocks && has_shape(scales, joined, rows, 1);
+    bool is_groups = !is_blocks && !is_rows && dims == 2 && has_shape(scales, joined, rows, block_cols);
     bool is_matrices = dims == 3 && n == stack && scales->n_dims && scales->shape[0] == stack && !is_blocks && !is_rows;
     bool is_columns = dims == 3 && !is_blocks && !is_rows && !is_matrices &&
                       (has_shape(scales, joined, 1, cols) || has_shape(scales, joined, cols, 1));
-    joined->scales.cols = is_blocks ? block_cols : 1;
-    joined->scales.rows_each = is_rows || is_columns ? 1 : is_blocks ? BLOCK : is_matrices ? rows : UINT64_MAX;
+    joined->scales.cols = is_blocks || is_groups ? block_cols : 1;
+    joined->scales.rows_each = is_rows || is_groups || is_columns ? 1 : is_blocks ? BLOCK : is_matrices ? rows : UINT64_MAX;
     joined->scales.by_columns = is_columns;
-    return n > 0 && rows && (is_blocks || is_rows || is_matrices || is_columns || n == 1);
+    return n > 0 && rows && (is_blocks || is_rows || is_groups || is_matrices || is_columns || n == 1);
 }
 
 static bool has_nan(const uint8_t *numbers, uint64_t n)

@@ -101,7 +101,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
             groups: Number of groups in the rows of one tensor with several widths; each group has an equal part of every width
                 in order. If each head has its own q, k and v, this is the number of heads. 1: all rows of a width are
                 contiguous. Converters to GGUF make them contiguous, except for modules in `grouped` of a family's table.
-            transposed: Whether the tensors are [n, width]; in GGUF files they never are.
+            transposed: Whether the tensors of floats are [n, width]; in GGUF, GPTQ, AWQ and bitsandbytes files they never are.
         """
         m = self._model
         if not isinstance(x, Value) or isinstance(name, Value):
@@ -118,6 +118,8 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
             m.refuse("linear", where, f"wanted widths of one tensor in {groups} equal groups, have {list(widths)}")
         if m.source.is_gguf and (groups > 1 or transposed):
             groups = groups if is_one and m.source.keeps_groups(where) else 1
+            m.spec["reordered"], transposed = True, False
+        if transposed and m.is_packed(f"{self.prefix}{names[0]}.weight"):
             m.spec["reordered"], transposed = True, False
         orders = [m.orders.get(f"{self.prefix}{each}.weight") for each in names]
         if len({b"" if each is None else each.tobytes() for each in orders}) > 1:

@@ -18,6 +18,10 @@ Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": 
 the first of its choices."""
 
 
+_PACKED = ("int4_g", "int8_g", "nf4", "fp4", "table4")
+"""How the names of types start that packed numbers of a checkpoint get."""
+
+
 class Weight(TypedDict):
     """A matrix [rows, cols] of stacked parts, a vector of parts, or (no parts) a vector of float32 values as bytes.
 
@@ -338,9 +342,18 @@ class Writer:
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor in the checkpoint; None: the checkpoint does not have it."""
-        places = self.source.places(self.named(name))
-        found = (self._tensors or {}).get(places[0]) if len(places) == 1 else None
+        found = self._find(name)
         return None if found is None else tuple(found[1])
+
+    def is_packed(self, name: str) -> bool:
+        """Whether a tensor of the checkpoint was joined from packed numbers, scales and zeros, which have rows of outputs."""
+        found = self._find(name)
+        return found is not None and found[0].startswith(_PACKED)
+
+    def _find(self, name: str) -> tuple[str, tuple[int, ...], str] | None:
+        """Type, shape and file of a tensor in the checkpoint."""
+        places = self.source.places(self.named(name))
+        return (self._tensors or {}).get(places[0]) if len(places) == 1 else None
 
     def n_dims(self, name: str, default: int = 2) -> int:
         """The number of dimensions of a tensor in the checkpoint; `default` if the checkpoint does not have it."""

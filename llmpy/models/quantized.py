@@ -20,9 +20,9 @@ _OF_INPUTS = (".input_scale", ".activation_scale", ".input_zero_point", ".input_
 """Endings of static scales of activations. They are checked and not used: activations are rounded less, or not at all."""
 _FORMATS = {"float-quantized": "float", "naive-quantized": "float", "pack-quantized": "packed", "int-quantized": "int"}
 _STRATEGIES = {
-    "float": ("tensor", "channel", "block"),
+    "float": ("tensor", "channel", "group", "block"),
     "packed": ("channel", "group"),
-    "int": ("tensor", "channel"),
+    "int": ("tensor", "channel", "group"),
 }
 _NUMBERS = {"float": ("float", (8,)), "packed": ("int", (4, 8)), "int": ("int", (8,))}
 
@@ -243,7 +243,7 @@ def _check_group(group: Options, stored: str, where: str) -> None:
     if weights.get("strategy") not in strategies:
         _refuse(where, "strategy of weights", weights.get("strategy"), " or ".join(map(repr, strategies)))
     if weights.get("strategy") == "group":
-        _among(weights, f"{where}: weights", "group_size", GROUPS)
+        _among(weights, f"{where}: weights", "group_size", GROUPS if _FORMATS[stored] == "packed" else (BLOCK,))
     if weights.get("num_bits") == 8 and kind == "int":
         _among(weights, f"{where}: weights of 8 bits", "symmetric", (True,), True)
     if weights.get("block_structure") not in (None, [BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
@@ -353,6 +353,7 @@ def _explain(name: str, kind: str, shape: tuple[int, ...], file: str, tensors: T
         raise UnsupportedError(f"tensor {found[0]}: scales of type {dtype} are not supported; wanted {', '.join(FLOATS)}")
     blocks = [*shape[:-2], *(-(-size // BLOCK) for size in shape[-2:])]
     rows = [*shape[:-1], 1]
+    groups = f"{[shape[0], blocks[-1]]}, " if len(shape) == 2 else ""
     stack = f", {[*shape[:-2], 1, shape[-1]]}, {[shape[0]]}" if len(shape) == 3 else ""
-    wanted = f"{blocks}, {rows}{stack} or [1] for the weight of {list(shape)}"
+    wanted = f"{blocks}, {groups}{rows}{stack} or [1] for the weight of {list(shape)}"
     fail(found[0], file, f"wanted a shape of {wanted}, have {list(have)}")

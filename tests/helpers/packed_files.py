@@ -114,8 +114,9 @@ def rows(bits: int, group: int, symmetric: bool = True, kind: type = ml_dtypes.b
 
 
 def int8(strategy: str, kind: type = np.float32) -> Layout:
-    config = compressed("int-quantized", 8, -1, True, strategy, type="int", num_bits=8, dynamic=True)
-    return Layout(write_int8_tensor if strategy == "tensor" else write_int8, 8, -1, True, kind, config)
+    group = 128 if strategy == "group" else -1
+    config = compressed("int-quantized", 8, group, True, strategy, type="int", num_bits=8, dynamic=True)
+    return Layout(write_int8_tensor if strategy == "tensor" else write_int8, 8, group, True, kind, config)
 
 
 LAYOUTS = {
@@ -124,7 +125,7 @@ LAYOUTS = {
     "awq": awq(128), "awq-32": awq(32), "awq-64": awq(64), "rows": rows(4, 128), "rows-asym": rows(4, 128, False),
     "rows-32": rows(4, 32, False, np.float16), "rows-channel": rows(4, -1), "rows-8": rows(8, 128), "rows-8-64": rows(8, 64),
     "rows-8-channel": rows(8, -1, kind=np.float32), "int8": int8("channel"), "int8-bf16": int8("channel", ml_dtypes.bfloat16),
-    "int8-tensor": int8("tensor"),
+    "int8-tensor": int8("tensor"), "int8-group": int8("group"),
 }  # fmt: skip
 
 
@@ -159,21 +160,26 @@ def is_packed(name: str, value: np.ndarray) -> bool:
 
 
 def quantise(source: Path, to: Path, layout: Layout, chosen: Callable[[str, np.ndarray], bool] = is_packed) -> Path:
-    """Writes `source` with random packed linears to to/packed, and with their values in float32 to to/plain."""
+    """Writes `source` with random packed linears to to/packed, and with their values in float32 to to/plain.
+
+    GPT-2's linears of floats are [columns, rows], packed ones are as all others.
+    """
     rng = np.random.default_rng(5)
     for name in ("packed", "plain"):
         shutil.copytree(source, to / name)
     (file,) = source.glob("*.safetensors")
+    is_turned = "GPT2LMHeadModel" in json.loads((source / "config.json").read_text())["architectures"]
     packed: Tensors = {}
     plain: Tensors = {}
     for name, value in safetensors.numpy.load_file(file).items():
         if not chosen(name, value):
             packed[name] = plain[name] = value
             continue
-        parts = numbers_of(layout, *value.shape, rng)
+        parts = numbers_of(layout, *value.shape[:: -1 if is_turned else 1], rng)
         for ending, tensor in layout.write(layout, *parts).items():
             packed.setdefault(name.removesuffix(".weight") + ending, np.ascontiguousarray(tensor))
-        plain[name] = values_of(layout, *parts)
+        exact = values_of(layout, *parts)
+        plain[name] = np.ascontiguousarray(exact.T) if is_turned else exact
     packed |= {name: value for name, value in plain.items() if name.endswith(".bias")}
     safetensors.numpy.save_file(packed, to / "packed" / file.name)
     safetensors.numpy.save_file(plain, to / "plain" / file.name)
@@ -181,16 +187,21 @@ def quantise(source: Path, to: Path, layout: Layout, chosen: Callable[[str, np.n
     return to
 
 
-def quantise_fp8(source: Path, to: Path) -> Path:
-    """Writes `source` with its linears rounded to FP8, one scale a tensor."""
+def quantise_fp8(source: Path, to: Path, plain: Path | None = None) -> Path:
+    """Writes `source` with its linears rounded to FP8, one scale a tensor; to `plain` with their values in float32."""
     shutil.copytree(source, to)
     (file,) = source.glob("*.safetensors")
     tensors = safetensors.numpy.load_file(file)
+    exact = dict(tensors)
     for name in [name for name, value in tensors.items() if is_packed(name, value)]:
         scale = np.abs(tensors[name]).max(keepdims=True).reshape(1).astype(np.float32) / 448
         tensors |= {name: (tensors[name] / scale).astype(ml_dtypes.float8_e4m3fn), f"{name}_scale": scale}
+        exact[name] = tensors[name].astype(np.float32) * scale
     safetensors.numpy.save_file(tensors, to / file.name)
     configure(to, quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+    if plain:
+        shutil.copytree(source, plain)
+        safetensors.numpy.save_file(exact, plain / file.name)
     return to
 
 

@@ -24,25 +24,30 @@ COMPRESSED = {
         "input_activations": {"type": "float", "num_bits": 8, "dynamic": True},
     }},
 }  # fmt: skip
+GROUPS = {**COMPRESSED, "config_groups": {"group_0": {
+    "targets": ["Linear"], "weights": {"type": "float", "num_bits": 8, "strategy": "group", "group_size": 128},
+}}}  # fmt: skip
 BLOCKS = {**FP8, "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
 # Name: the ending of the scales' names, their type, quantization_config.
 LAYOUTS = {
     "blocks": ("_scale_inv", np.float32, BLOCKS),
     "tensor": ("_scale", np.float32, FP8),
     "rows": ("_scale", ml_dtypes.bfloat16, COMPRESSED),
-    "one": ("_scale", np.float32, COMPRESSED),
+    "one": ("_scale", np.float32, COMPRESSED), "groups": ("_scale", ml_dtypes.bfloat16, GROUPS),
 }
 
 
 def scales_of(layout: str, rows: int, cols: int, rng: np.random.Generator) -> np.ndarray:
-    shape = {"blocks": (-(-rows // 128), -(-cols // 128)), "tensor": (), "rows": (rows, 1), "one": (1,)}[layout]
+    n = -(-cols // 128)
+    shape = {"blocks": (-(-rows // 128), n), "tensor": (), "rows": (rows, 1), "one": (1,), "groups": (rows, n)}[layout]
     return np.asarray(rng.uniform(1e-4, 4e-4, shape))
 
 
 def spread(scales: np.ndarray, rows: int, cols: int) -> np.ndarray:
     """A scale for every weight."""
     if scales.ndim == 2 and scales.shape != (rows, 1):
-        scales = scales.repeat(128, 0)[:rows].repeat(128, 1)[:, :cols]
+        scales = scales if len(scales) == rows else scales.repeat(128, 0)[:rows]
+        scales = scales.repeat(128, 1)[:, :cols]
     return np.broadcast_to(scales.astype(np.float32), (rows, cols))
 
 
@@ -289,7 +294,7 @@ def test_malformed(make: Callable[..., Path], name: str, value: torch.Tensor | N
     ({**COMPRESSED, "format": "marlin-24"}, r"\(compressed-tensors\): format 'marlin-24'"),
     ({**COMPRESSED, "format": "pack-quantized"}, r"config_groups\['group_0'\]: weights .* for format 'pack-quantized'"),
     ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "int", "num_bits": 8}}}}, r"config_groups\['g'\]: weights"),
-    ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}}, "strategy"),
+    ({**COMPRESSED, "config_groups": {"g": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}}, "group_size"),
 ])  # fmt: skip
 def test_unsupported_options(make: Callable[..., Path], scheme: dict[str, object], text: str) -> None:
     path = make("blocks")

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from packed_files import LAYOUTS, answers, configure, is_packed, open_llm, quantise
 
-from llmpy import CheckpointError, SamplingParams, _core
+from llmpy import CheckpointError, SamplingParams, UnsupportedError, _core
 
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns and rows
 
@@ -52,6 +52,30 @@ def test_families(make: Callable[..., Path], layout: str, case: str, prompts, de
     options: dict[str, object] = {"dtype": "float32", "device": device}
     path = make(layout, case)
     assert answers(path / "packed", prompts, **options) == answers(path / "plain", prompts, **options)
+
+
+@pytest.mark.parametrize("layout", ["gptq-32", "gptq-8-32", "awq-32"])
+def test_gpt2(tiny, tmp_path: Path, layout: str, prompts) -> None:
+    """Conv1D: a file of floats has the columns first, a packed one the rows. Updates, which give columns first, are refused."""
+    source = tiny("gpt2").directory
+    path = quantise(source, tmp_path, LAYOUTS[layout], lambda name, value: ".c_" in name and value.ndim == 2)
+    wanted = answers(path / "plain", prompts, dtype="float32")
+    assert answers(path / "packed", prompts, dtype="float32") == wanted
+    assert answers(path / "packed", prompts, dtype="float32", tensor_parallel_size=2) == wanted
+    with open_llm(path / "packed") as llm, pytest.raises(UnsupportedError, match="stores weights in another form"):
+        llm.update_weights(path / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["gptq-32", "int8"])
+def test_all_families(tiny, tmp_path: Path, layout: str, case: str, prompts) -> None:
+    """All linears that quantisation at load rounds, and that the file stores one by one."""
+    source = tiny(case).directory
+    with open_llm(source, quantization="int4_g32") as llm:
+        linears = {info["name"] for info in llm.weight_info() if info["dtype"] == "int4_g32"}
+    path = quantise(source, tmp_path, LAYOUTS[layout], lambda name, value: name in linears and value.ndim == 2)
+    batch = prompts[:3]  # the shortest model takes 48 tokens
+    assert answers(path / "packed", batch, dtype="float32") == answers(path / "plain", batch, dtype="float32")
 
 
 @pytest.mark.parametrize("layout", ["gptq", "gptq-32", "awq", "rows-asym"])

@@ -44,7 +44,7 @@ def make(tiny, tmp_path: Path) -> Callable[..., Path]:
     ("rows", ".weight_scale", torch.full((160, 3), torch.nan), "wanted finite scales"),
     ("rows-asym", ".weight_zero_point", torch.ones(160, 3, dtype=torch.int32), r"wanted a shape of \[20, 3\]"),
     ("int8", ".weight_scale", None, "wanted a tensor MODULE.weight_scale, have none"),
-    ("int8", ".weight_scale", torch.ones(160, 2), r"wanted a shape of \[2, 3\], \[160, 1\] or \[1\].*have \[160, 2\]"),
+    ("int8", ".weight_scale", torch.ones(160, 2), r"wanted a shape of \[2, 3\], \[160, 3\], \[160, 1\].*have \[160, 2\]"),
     ("int8", ".weight_scale", torch.full((160, 1), torch.nan), "wanted finite scales"),
     ("int8", ".weight", torch.ones(160, 288), "wanted a weight MODULE.weight of type"),
 ])  # fmt: skip
@@ -94,7 +94,7 @@ GROUP = LAYOUTS["rows"].config["config_groups"]["group_0"]  # type: ignore[index
     ("rows", {"config_groups": {"g": {**GROUP, "weights": {**GROUP["weights"], "strategy": "tensor"}}}}, "strategy of weights"),
     ("rows-8", {"config_groups": {"g": {**GROUP, "weights": {
         **GROUP["weights"], "num_bits": 8, "symmetric": False}}}}, "weights of 8 bits: symmetric False"),
-    ("int8", {"config_groups": {"g": {"weights": {"type": "int", "num_bits": 8, "strategy": "group"}}}}, "strategy of weights"),
+    ("int8", {"config_groups": {"g": {"weights": {"type": "int", "num_bits": 8, "strategy": "group"}}}}, "group_size"),
 ])  # fmt: skip
 def test_unsupported_options(make: Callable[..., Path], layout: str, changes: dict[str, object], text: str) -> None:
     path = make(layout)
