@@ -27,7 +27,6 @@ def test_nearest_types(tmp_path: Path) -> None:
     found = loss.measure_all(tmp_path, names, has_noise=True)
     for scheme, (nearest, factor) in NEAREST.items():
         assert found[scheme].kl <= factor * found[nearest].kl, scheme
-    assert found["int4"].kl > 1.05 * found["int4_g32"].kl  # the reference is that of neither
 
 
 @pytest.mark.usefixtures("demo_model")

@@ -12,8 +12,9 @@ from llmpy import LLM, RequestOutput, SamplingParams
 
 tables = load(Path(__file__).with_name("test_tables.py"), "llmpy_test_tables")
 loads = load(Path(__file__).with_name("test_quantise_load.py"), "llmpy_test_quantise_load")
-FLOAT, INT8 = 1e-5, 0.05
-"""Largest error of a logit over the largest logit: of float32 sums, and of activations of 8 bits, 0.5 % a linear."""
+FLOAT, INT8 = 1e-5, 0.07
+"""Norm of the logits' errors over that of the logits: of float32 sums, and of activations of 8 bits. These have some 0.5 % a
+linear; 14 linears of random weights, and a head in files of GGUF, make 1 to 5 % of it."""
 ARITHMETICS = {"float": FLOAT, "int8": INT8}
 GGUF = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 WHOLE = {"hidden_size": 256, "intermediate_size": 256}  # of blocks of K types
@@ -56,8 +57,12 @@ def arithmetics(scheme: str) -> dict[str, float]:
     return {"float": FLOAT} if scheme in kinds else ARITHMETICS
 
 
+def error_of(have: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(have - wanted) / np.linalg.norm(wanted))
+
+
 @pytest.mark.parametrize("scheme", CASES)
-def test_near_float64(make: Callable[[str], Made], oracle, error_of, prompts, scheme: str) -> None:
+def test_near_float64(make: Callable[[str], Made], oracle, prompts, scheme: str) -> None:
     path, plain, options = make(scheme)
     ids = prompts[2]
     wanted = oracle(plain).logits(ids)
