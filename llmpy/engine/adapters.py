@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
 from ..lora import LoRARequest
+from ..weights import stacked
 from . import adapter_images
 
 if TYPE_CHECKING:
@@ -227,7 +228,8 @@ class Adapters:
             by_tensor.setdefault(place.tensor, []).append(place)
         if not found.matrices and not found.experts:
             raise CheckpointError(f"{where}: wanted factors of linears, have no tensor", file=where, tensor="")
-        for tensor, factors in found.matrices.items():
+        for name, factors in found.matrices.items():
+            tensor = stacked.places(name, by_tensor.__contains__)[0].name
             if tensor not in by_tensor:
                 self._refuse(tensor, where)
             for place in by_tensor[tensor]:
@@ -264,7 +266,8 @@ class Adapters:
     def _refuse(self, tensor: str, where: str) -> None:
         if ".experts" in tensor and not self._config.lora_experts:
             raise _wrong(f"{where}: the adapter changes experts ({tensor}); make the engine with lora_experts=True", tensor)
-        if any(info["name"] == tensor for info in self._model.weight_info()):
+        known = {info["name"] for info in self._model.weight_info()}
+        if stacked.places(tensor, known.__contains__)[0].name in known:
             raise UnsupportedError(
                 f"{where}: an adapter of {tensor} is not supported yet, only linears; merge the adapter into the checkpoint"
             )

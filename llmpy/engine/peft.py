@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -115,14 +116,25 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
             raise CheckpointError(message, file=where, tensor=name)
         pair[match[2]] = _float32(name, tensor, where, on_device)
     adapter = Found({}, {})
+    wrappers = Counter(_NESTED.sub("", module) for module in found)
     for module, pair in found.items():
         holder, is_nested = _NESTED.subn("", module)
-        n = _num_experts(holder, pair, config, where) if is_nested or config.get("target_parameters") else 1
+        parameters = _parameters(holder, config)
+        place = wrappers[holder] - 1 - module.count(".base_layer")
+        key = f"{holder}.{parameters[place]}" if place < len(parameters) else holder
+        n = _num_experts(key, pair, config, where) if is_nested or parameters else 1
         if n > 1:
-            adapter.experts.setdefault(holder, []).append(_experts(holder, pair, n, config, where))
+            adapter.experts.setdefault(holder, []).append(_experts(holder, key, pair, n, config, where))
         else:
-            adapter.matrices[f"{holder}.weight"] = _pair(holder, pair, config, where)
+            adapter.matrices[f"{holder}.weight"] = _pair(holder, key, pair, config, where)
     return adapter
+
+
+def _parameters(holder: str, config: Mapping[str, Any]) -> list[str]:
+    """The parameters of a module that `target_parameters` names, in the module's order: PEFT wraps the first one first."""
+    split = (target.rpartition(".") for target in config.get("target_parameters") or ())
+    found = {name for module, _, name in split if f".{holder}".endswith(f".{module or 'experts'}")}
+    return sorted(found, key=lambda name: (name.startswith("down_"), name))
 
 
 def _check_config(config: Mapping[str, Any], where: str) -> None:
@@ -170,8 +182,8 @@ def _number(config: Mapping[str, Any], field: str, module: str, default: float, 
     return float(value)
 
 
-def _pair(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where: str) -> Factors:
-    """A, B and the scale of one linear."""
+def _pair(module: str, key: str, pair: Mapping[str, Any], config: Mapping[str, Any], where: str) -> Factors:
+    """A, B and the scale of one linear, whose rank and alpha have this key."""
     for letter in "AB":
         if letter not in pair:
             name = f"{module}.lora_{letter}.weight"
@@ -179,7 +191,7 @@ def _pair(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where
                 f"{where}: tensor {name}: wanted one beside the other factor, have none", file=where, tensor=name
             )
     a, b = pair["A"], pair["B"]
-    rank = int(_number(config, "r", module, a.shape[0] if a.ndim else 0, where))
+    rank = int(_number(config, "r", key, a.shape[0] if a.ndim else 0, where))
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
         name = f"{module}.lora_A.weight"
         raise CheckpointError(
@@ -188,18 +200,20 @@ def _pair(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where
             file=where,
             tensor=name,
         )
-    alpha = _number(config, "lora_alpha", module, rank, where)
+    alpha = _number(config, "lora_alpha", key, rank, where)
     return Factors(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
-def _num_experts(module: str, pair: Mapping[str, Any], config: Mapping[str, Any], where: str) -> int:
+def _num_experts(key: str, pair: Mapping[str, Any], config: Mapping[str, Any], where: str) -> int:
     """How many experts a parameter of `target_parameters` has; 1: it is a matrix."""
     columns = pair["B"].shape[-1] if "B" in pair and pair["B"].ndim == 2 else 0
-    rank = int(_number(config, "r", module, columns, where)) or 1
+    rank = int(_number(config, "r", key, columns, where)) or 1
     return 1 if columns % rank else columns // rank
 
 
-def _experts(module: str, pair: dict[str, Any], n: int, config: Mapping[str, Any], where: str) -> list[Factors]:
+def _experts(
+    module: str, key: str, pair: dict[str, Any], n: int, config: Mapping[str, Any], where: str
+) -> list[Factors]:
     """The factors of each of n experts: rows of A lie expert by expert, columns of B rank by rank."""
     a, b = pair.get("A"), pair["B"]
     if a is None or a.ndim != 2 or len(a) != b.shape[1]:
@@ -207,7 +221,7 @@ def _experts(module: str, pair: dict[str, Any], n: int, config: Mapping[str, Any
         have = "nothing" if a is None else list(a.shape)
         raise CheckpointError(f"{where}: tensor {name}: wanted [{b.shape[1]}, columns], have {have}", file=where, tensor=name)
     halves = [{"A": a[e * len(a) // n : (e + 1) * len(a) // n], "B": b[:, e::n]} for e in range(n)]
-    return [_pair(module, each, config, where) for each in halves]
+    return [_pair(module, key, each, config, where) for each in halves]
 
 
 def _of_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:

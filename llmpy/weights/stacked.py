@@ -13,6 +13,10 @@ _MODULES = (  # in memory, in checkpoints
     (".gate.moe_statics.", ".moe_statics."),
     ("model.", "backbone."),
     ("lm_head.", "embed_out."),
+    ("model.language_model.", "language_model.model."),
+    ("model.language_model.", "model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", ""),
 )
 _WHOLE = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
 _EACH = {

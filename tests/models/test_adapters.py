@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from llmpy import LLM, SamplingParams
 
 files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
+vision = load(Path(__file__).with_name("vision_models.py"))
 CASES = ["llama", "llama-bias", "qwen2", "qwen3", "phi3-longrope", "gemma2", "gpt2", "olmo2", "falcon", "mistral"]
 BOUND = 1e-4  # of a logprob
 
@@ -79,23 +80,69 @@ def test_patterns_and_rslora(tiny, prompts, tmp_path) -> None:
         assert np.abs(served(llm, ids, "a") - wanted).max() <= BOUND
 
 
+def made_by_peft(model: torch.nn.Module, folder: Path, **config: object) -> torch.nn.Module:
+    """A model with a random adapter of rank 3, which the folder has, too."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    options = peft.LoraConfig(r=3, lora_alpha=12, init_lora_weights=False, **config)
+    changed = peft.get_peft_model(copy.deepcopy(model), options)
+    changed.save_pretrained(folder)
+    return changed
+
+
+def check(directory: Path, adapter: Path, ids: list[int], wanted: np.ndarray, device: str = "cpu", **options: object) -> None:
+    """Fails unless an engine has the logprobs of a model with its adapter."""
+    options |= {"skip_tokenizer_init": True, "max_model_len": 40, "kv_cache_memory_bytes": 16 << 20}
+    with LLM(directory, enable_lora=True, device=device, **options) as llm:
+        llm.load_adapter("a", adapter)
+        assert np.abs(served(llm, ids, "a") - wanted).max() <= BOUND
+        assert np.abs(served(llm, ids, None) - wanted).max() > 20 * BOUND
+
+
+HYBRIDS = {
+    "mamba": ["in_proj", "x_proj"],
+    "mamba2": ["in_proj"],
+    "falcon_mamba": ["in_proj", "x_proj"],
+    "jamba": ["in_proj", "x_proj", "q_proj", "o_proj", "feed_forward.gate_proj"],
+    "bamba": ["in_proj", "q_proj", "o_proj", "gate_proj", "down_proj"],
+    "granite_hybrid": ["in_proj", "q_proj", "v_proj", "shared_mlp.input_linear"],
+    "falcon_h1": ["in_proj", "q_proj", "o_proj", "gate_proj", "down_proj"],
+    "nemotron_h": ["in_proj", "q_proj", "o_proj", "mixer.up_proj", "mixer.down_proj"],
+}
+
+
+@pytest.mark.parametrize("case", HYBRIDS)
+def test_hybrids_of_peft(case, tiny, prompts, tmp_path) -> None:
+    """Adapters of mixers, attention and MLPs."""
+    model, ids = tiny(case), prompts[2]
+    changed = made_by_peft(model.model, tmp_path, target_modules=HYBRIDS[case])
+    check(model.directory, tmp_path, ids, logprobs(changed, ids))
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2-vl", "qwen2.5-vl", "gemma3", "pixtral"])
+def test_models_with_images_of_peft(name, random_parameters, prompts, tmp_path) -> None:
+    """transformers has other names of modules in memory than the checkpoint has."""
+    model = vision.VisionModel(vision.FAMILIES[name], tmp_path / "model", random_parameters)
+    targets = r".*language_model.*\.(q_proj|v_proj|o_proj|gate_proj|down_proj)"
+    changed, ids = made_by_peft(model.model, tmp_path / "adapter", target_modules=targets), prompts[2]
+    check(model.directory, tmp_path / "adapter", ids, logprobs(changed, ids))
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "glm4_moe", "qwen3_next", "deepseek2", "deepseek3"])
+def test_projections_of_experts_of_peft(case, tiny, prompts, tmp_path) -> None:
+    """PEFT makes gate_proj and up_proj one parameter of twice the rank."""
+    model, ids = tiny(case), prompts[2]
+    changed = made_by_peft(model.model, tmp_path, target_modules=["gate_proj", "up_proj", "down_proj"])
+    check(model.directory, tmp_path, ids, logprobs(changed, ids), lora_experts=True)
+
+
 @pytest.mark.parametrize("case", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_experts_of_peft(case, tiny, prompts, tmp_path, isa) -> None:
     """Adapters of experts, as PEFT makes them with target_parameters, against PEFT in float32."""
-    peft = pytest.importorskip("peft")
     model, ids = tiny(case), prompts[2]
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    config = peft.LoraConfig(
-        r=3, lora_alpha=12, target_modules=["q_proj", "o_proj"], target_parameters=parameters, init_lora_weights=False
-    )
-    torch.manual_seed(1)
-    changed = peft.get_peft_model(copy.deepcopy(model.model), config)
-    changed.save_pretrained(tmp_path)
-    wanted = logprobs(changed, ids)
-    options = {"skip_tokenizer_init": True, "max_model_len": 40, "device": f"cpu:{isa}", "kv_cache_memory_bytes": 16 << 20}
-    with LLM(model.directory, enable_lora=True, lora_experts=True, **options) as llm:
-        llm.load_adapter("a", tmp_path)
-        assert np.abs(served(llm, ids, "a") - wanted).max() <= BOUND
-        assert np.abs(served(llm, ids, None) - wanted).max() > 20 * BOUND
+    changed = made_by_peft(model.model, tmp_path, target_modules=["q_proj", "o_proj"], target_parameters=parameters)
+    check(model.directory, tmp_path, ids, logprobs(changed, ids), f"cpu:{isa}", lora_experts=True)
+    options = {"skip_tokenizer_init": True, "device": f"cpu:{isa}", "kv_cache_memory_bytes": 16 << 20}
     with LLM(model.directory, enable_lora=True, **options) as llm, pytest.raises(ValueError, match="lora_experts=True"):
         llm.load_adapter("a", tmp_path)
