@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 WORDS = ["--device", "cpu", "--port", "0", "--kv-cache-memory-bytes", "4MiB", "--trust-remote-code"]
 
@@ -50,3 +51,24 @@ def test_the_log_can_be_quiet(served):
     with served("--log-level", "warning", said=said) as lines:
         assert httpx.get(f"{lines[-1].strip()}/models").status_code == 200
     assert "GET" not in said[0]
+
+
+def test_drafts_change_no_bit_of_an_answer(served, client):
+    """`--speculative-config`: the answers of a server without drafts, counts in the metrics, none of requests that want none."""
+    ask = {"prompt": [5, 6, 5, 6, 5], "max_tokens": 30, "seed": 3, "allowed_token_ids": [5, 6], "logprobs": 2, "ignore_eos": True}
+    wanted = client.post("/v1/completions", json={**ask, "model": "tiny"}).json()["choices"]
+    config, said = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}', []
+
+    def counts(root):
+        families = text_string_to_metric_families(httpx.get(f"{root}/metrics").text)
+        samples = {one.name: one.value for family in families for one in family.samples}
+        return [samples[f"vllm:spec_decode_num_{kind}_tokens_total"] for kind in ("draft", "accepted")]
+
+    with served("--speculative-config", config, "--served-model-name", "tiny", said=said) as lines:
+        root = lines[-1].strip().removesuffix("/v1")
+        found = []
+        for is_drafted in (False, True, False):
+            body = {**ask, "model": "tiny", "speculative": is_drafted}
+            assert httpx.post(f"{root}/v1/completions", json=body, timeout=60).json()["choices"] == wanted
+            found.append(counts(root))
+        assert found[0] == [0, 0] and found[1] == found[2] and 0 < found[1][1] < found[1][0]
