@@ -1,12 +1,17 @@
 /* bench_step.c: what a step costs the host, scheduling to enqueue and results included, with a runner that does nothing. Prints
- * for each number of sequences the minimum and the median of the microseconds. tests/engine/test_host_cost.py builds it with the
+ * for each number of sequences the minimum and the median of the microseconds; then the same of the sources that find drafts in
+ * text, for one sequence of a step. tests/engine/test_host_cost.py builds it with the
  * release's flags and guards the numbers. */
 #define _GNU_SOURCE
+#include "../../csrc/engine/draft.h"
 #include "../../csrc/engine/engine.h"
+#include "../../csrc/engine/sequence.h"
 #include "../../csrc/step/kv_layout.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 #define N_STEPS 400u
 #define PROMPT 2000u
@@ -74,7 +79,91 @@ static int measure(uint32_t n_seqs, bool is_rich)
     return 0;
 }
 
+/* ---- drafts from text ---- */
+
+#define N_TEXTS 256u
+#define N_DRAFTED 400u /* steps */
+#define PHRASE 12u
+
+/* Text of phrases that come again, so that there are drafts, some of which are wrong. */
+static void write_text(int32_t *ids, uint32_t n, uint64_t *random)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (i % PHRASE == 0)
+            *random = *random * 6364136223846793005u + 1442695040888963407u;
+        ids[i] = (int32_t)(*random >> 58) * 1000 + (int32_t)(i % PHRASE);
+    }
+}
+
+static double now_us(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return 1e6 * (double)time.tv_sec + 1e-3 * (double)time.tv_nsec;
+}
+
+/* Gives a sequence its prompt and a text from which its output comes. The beginning of the text is a finished output, too. */
+static bool begin_text(struct draft_source *source, struct sequence *q, int32_t *prompt)
+{
+    *q = (struct sequence){.capacity = 5 * N_DRAFTED, .request = calloc(1, sizeof *q->request), .output = prompt + PROMPT};
+    q->drafts.memory = calloc(1, source->bytes(source->ctx, PROMPT, PROMPT + q->capacity));
+    if (!q->request || !q->drafts.memory)
+        return false;
+    q->request->spec.prompt.ids = prompt;
+    q->request->spec.prompt.n = PROMPT;
+    q->n_output = N_DRAFTED;
+    if (source->end)
+        source->end(source->ctx, q);
+    q->n_output = 0;
+    source->begin(source->ctx, q);
+    return true;
+}
+
+/* Every step proposes four drafts for each sequence, and takes those that are right and one token more. */
+static int measure_drafts(const char *name, const struct draft_options *options)
+{
+    enum { LENGTH = PROMPT + 5 * N_DRAFTED };
+    static struct sequence sequences[N_TEXTS];
+    static double microseconds[N_DRAFTED];
+    int32_t *texts = malloc(N_TEXTS * LENGTH * sizeof *texts);
+    uint64_t random = 1, n_drafts = 0, n_right = 0;
+    struct draft_source *source;
+    struct err err;
+    if (!texts || draft_source_create(options, &source, &err))
+        return 1;
+    write_text(texts, N_TEXTS * LENGTH, &random);
+    for (uint32_t i = 0; i < N_TEXTS; i++)
+        if (!begin_text(source, &sequences[i], texts + i * LENGTH))
+            return 1;
+    for (uint32_t step = 0; step < N_DRAFTED; step++) {
+        double start = now_us();
+        for (uint32_t i = 0; i < N_TEXTS; i++) {
+            struct sequence *q = &sequences[i];
+            int32_t ids[4];
+            uint32_t n = source->propose(source->ctx, q, 4, ids), n_same = 0;
+            while (n_same < n && ids[n_same] == q->output[q->n_output + n_same])
+                n_same++;
+            source->accept(source->ctx, q, q->output + q->n_output, n_same + 1);
+            q->n_output += n_same + 1;
+            n_drafts += n;
+            n_right += n_same;
+        }
+        microseconds[step] = (now_us() - start) / N_TEXTS;
+    }
+    for (uint32_t i = 0; i < N_TEXTS; i++) {
+        free(sequences[i].request);
+        free(sequences[i].drafts.memory);
+    }
+    qsort(microseconds, N_DRAFTED, sizeof *microseconds, compare);
+    printf("%s %.2f %.3f %.3f\n", name, (double)n_right / (double)n_drafts, microseconds[0], microseconds[N_DRAFTED / 2]);
+    draft_source_destroy(source);
+    free(texts);
+    return 0;
+}
+
 int main(void)
 {
-    return measure(1, false) || measure(256, false) || measure(1, true) || measure(256, true);
+    return measure(1, false) || measure(256, false) || measure(1, true) || measure(256, true) ||
+           measure_drafts("ngram", &(struct draft_options){.method = DRAFT_NGRAM, .k = 4, .min = 2, .max = 4}) ||
+           measure_drafts("suffix", &(struct draft_options){.method = DRAFT_SUFFIX, .k = 4, .shared_bytes = 64 << 20});
 }

@@ -128,7 +128,8 @@ def test_a_hybrid(recurrent_model: Path) -> None:
         llm.check()
         for best in llm.beam_search(*searches):  # the state of a beam is that of its tokens
             own = best.sequences[0]
-            assert own.cum_logprob == pytest.approx(llm.score([own.tokens])[0].token_logprobs[-len(own.token_ids) :].sum(), abs=1e-4)
+            scores = llm.score([own.tokens])[0].token_logprobs[-len(own.token_ids) :]
+            assert own.cum_logprob == pytest.approx(scores.sum(), abs=1e-4)
 
 
 @pytest.mark.slow

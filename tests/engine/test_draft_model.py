@@ -1,8 +1,10 @@
 """Drafts by a second model: they change no bit, and a drafter equal to the model is always right."""
 
 import asyncio
+import itertools
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from speculating import PAGE, bits, check_run, open_llm, params, prompts, run, texts
 
-from llmpy import LLM, AsyncEngine
+from llmpy import LLM, AsyncEngine, SamplingParams
 from llmpy.engine.drafter import Drafter
 from llmpy.errors import ConfigError, EngineBusyError, UnsupportedError
 
@@ -70,6 +72,34 @@ def test_a_drafter_equal_to_the_model_is_always_right(engine: dict[str, Any], ti
         stats = llm.stats()
         assert 0 < stats.accepted_rows == stats.draft_rows
         assert stats.accepted_drafts == stats.drafts
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_the_distribution_of_samples(is_equal: bool, tiny_model: Make, tmp_path: Path) -> None:
+    """Chi-square test of all texts of three tokens; drafts are for the second and third one."""
+    path, prompt, choices, n = tiny_model("llama", "float32"), [7, 8, 9], [5, 60, 99], 3000
+    every = list(itertools.product(choices, repeat=3))
+    with open_llm(path) as llm:
+        scores = llm.score([prompt + list(each) for each in every])
+    # [first, second, third token]: the chance of each token after those before it
+    logprobs = np.stack([one.token_logprobs[-3:] for one in scores], -1).astype(np.float64)
+    first, second, third = np.exp(logprobs).reshape(3, 3, 3, 3)
+    first, second = first / first[:, :1, :1].sum(0), second / second[:, :, :1].sum(1, keepdims=True)
+    chances = (first * second * third / third.sum(2, keepdims=True)).ravel()
+    drafter = path if is_equal else blurred(path, tmp_path / "blurred", 2.0)
+    how = SamplingParams(temperature=1, max_tokens=4, n=50, allowed_token_ids=choices, ignore_eos=True)
+    with open_llm(path, speculative_config=drafts(drafter, 2)) as llm:
+        outputs = llm.generate([prompt] * (n // 50), [how.replace(seed=i) for i in range(n // 50)], use_tqdm=False)
+        stats = llm.stats()
+    assert stats.draft_rows >= 2 * n and (stats.accepted_rows == stats.draft_rows) == is_equal
+    counts = Counter(tuple(one.token_ids[:3]) for output in outputs for one in output.outputs)
+    have = np.array([counts[each] for each in every])
+
+    def chi_square(p: np.ndarray) -> float:
+        return float(((have - n * p) ** 2 / (n * p)).sum())
+
+    # 26 degrees of freedom, one in a thousand
+    assert have.sum() == n and chi_square(chances) < 54.1 < chi_square(np.full(27, 1 / 27))
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])

@@ -54,8 +54,8 @@ def test_the_log_can_be_quiet(served):
 
 
 def test_drafts_change_no_bit_of_an_answer(served, client):
-    """`--speculative-config`: the answers of a server without drafts, counts in the metrics, none of requests that want none."""
-    ask = {"prompt": [5, 6, 5, 6, 5], "max_tokens": 30, "seed": 3, "allowed_token_ids": [5, 6], "logprobs": 2, "ignore_eos": True}
+    """`--speculative-config`: the answers of a server without drafts, and counts of those requests alone that want drafts."""
+    ask = {"prompt": [5, 6, 5, 6], "max_tokens": 30, "seed": 3, "allowed_token_ids": [5, 6], "logprobs": 2}
     wanted = client.post("/v1/completions", json={**ask, "model": "tiny"}).json()["choices"]
     config, said = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}', []
 
