@@ -75,9 +75,10 @@ static enum rc hold(struct engine *engine, void *ctx, struct err *err)
     return engine_hold_steps(engine, err);
 }
 
+/* The commit of another model's update lets steps run, so a drafter's update holds them anew before each write. */
 static int hold_steps(Update *self)
 {
-    if (self->is_held)
+    if (self->is_held && !self->drafts)
         return 0;
     if (py_engine_call(self->engine, hold, NULL) < 0)
         return -1;

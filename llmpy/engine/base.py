@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..results.replies import Reply, ReplyReader
     from ..server.dialect import Dialect
     from ..text.tokenizer import Tokenizer
+    from ..weights.calls import Weights
     from .adapters import Chosen
     from .calls import Submission
     from .loading import Loaded
@@ -71,6 +72,7 @@ class EngineBase(AdapterCalls, ABC):
     """The part of an engine that does not run requests."""
 
     _driver: AnyDriver
+    _weights: Weights
 
     def __init__(self, model: str | Path = DEMO, **given: Unpack[EngineKeywords]) -> None:
         options: dict[str, Any] = {"model": model, **given}
@@ -417,17 +419,18 @@ class EngineBase(AdapterCalls, ABC):
         self._driver.check()
         return 1
 
-    def weight_info(self, pattern: str | None = None) -> list[dict[str, Any]]:
+    def weight_info(self, pattern: str | None = None, *, drafter: bool = False) -> list[dict[str, Any]]:
         """The weights under their checkpoint names.
 
         Args:
             pattern: Shell pattern of names, such as "*.q_proj.*"; None = all.
+            drafter: Whether to list the second model or the head that drafts instead, under the names of its checkpoint.
 
         Returns:
-            Dicts with `name`, `shape`, `dtype`, `stored_in`, `shard`.
+            Dicts with `name`, `shape`, `dtype`, `stored_in`, `shard`; with `drafter` also `version`, the label of its weights.
         """
         self._driver.check()
-        infos = self._driver.model.weight_info()
+        infos = self._weights.drafter_info() if drafter else self._driver.model.weight_info()
         return [info for info in infos if pattern is None or fnmatch.fnmatchcase(info["name"], pattern)]
 
     def program(self) -> list[str]:

@@ -86,9 +86,11 @@ async def update_weight_version(service: Service, request: Request) -> ASGIApp:
 
 
 async def weight_info(service: Service, request: Request) -> ASGIApp:
-    """Label and epoch of the weights; with `pattern` also the names and shapes of weights."""
+    """Labels of the weights and of the drafter's, and the epoch; with `pattern` also the names and shapes of weights."""
     engine = service.engine
     found: dict[str, Any] = {"weight_version": engine.weight_version, "weight_epoch": engine.weight_epoch}
+    if drafter := engine.weight_info(drafter=True):
+        found["drafter_version"] = drafter[0]["version"]
     if "pattern" in request.query_params:
         found["weights"] = engine.weight_info(request.query_params["pattern"])
     return answer(found)

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 from .. import _core, hardware
 from ..engine.cores import update_of
 from ..errors import EngineBusyError, UnsupportedError
+from .joint import JointUpdate
 from .shared import SharedMatrix, matrices
 from .updates import DEFAULT_BUCKET_BYTES, AsyncWeightUpdate, UpdateReport, WeightUpdate, Worker, stored_tensors, stream_of
 
@@ -69,6 +70,8 @@ class Weights:
         drafter: tuple[_core.Model, ...] = (),
     ) -> None:
         self.drafter = drafter
+        self.drafter_version: int | str | None = None
+        """Label of the drafter's weights; None: those that were loaded."""
         self.model, self.runner, self.frontend, self.claim = model, runner, frontend, claim
         self.device = device
         self.groups: dict[str, WeightGroup] = {}
@@ -81,13 +84,29 @@ class Weights:
         self.abandoned: _core.WeightUpdate | None = None
         """An open update that was dropped while another thread used the engine, so that it could not be aborted."""
 
-    def check_drafter(self) -> _core.Model:
-        """The drafter; raises if there is none."""
-        if not self.drafter:
+    def open_update(self, drafts: bool) -> _core.WeightUpdate:
+        """The core's transaction over the weights of the model, or with `drafts` of the drafter.
+
+        The layers of the method "mtp" are weights of the model's checkpoint, so an update of the model reaches them, too.
+
+        Raises:
+            UnsupportedError: The engine has no drafter.
+        """
+        if drafts and not self.drafter:
             raise UnsupportedError("update_drafter() wants an engine with a drafter: speculative_config with method 'draft'")
-        if len(self.drafter) > 1:
-            raise UnsupportedError("update_drafter() is not supported yet for the heads of the method 'medusa'")
-        return self.drafter[0]
+        speculation = self.frontend.config.speculative_config
+        models = [] if drafts else [update_of(self.model, self.runner, self.ordinal)]
+        if drafts or (speculation is not None and speculation["method"] == "mtp"):
+            models += [update_of(model, self.runner, self.ordinal, True) for model in self.drafter]
+        if len(models) == 1:
+            return models[0]
+        return cast("_core.WeightUpdate", JointUpdate(models, len(models) if drafts else 1))
+
+    def drafter_info(self) -> list[dict[str, Any]]:
+        """The weights of the drafter, with the label of their version."""
+        infos = [info for model in self.drafter for info in model.weight_info()]
+        version = self.frontend.context.version(0) if self.drafter_version is None else self.drafter_version
+        return [{**info, "version": version} for info in infos]
 
     def check_updatable(self, what: str) -> None:
         """Raises if no update could restore the weights.
@@ -275,12 +294,19 @@ class UpdateCalls:
         )
 
     def update_drafter(
-        self, source: Any, *, partial: bool = False, rename: Rename = None, check_finite: bool = False
+        self,
+        source: Any,
+        *,
+        version: int | str | None = None,
+        partial: bool = False,
+        rename: Rename = None,
+        check_finite: bool = False,
     ) -> UpdateReport:
-        """Replaces the weights of the model that drafts (`speculative_config` with method "draft"). No output changes.
+        """Replaces the weights of the second model or the head that drafts (`speculative_config`). No output changes.
 
         Args:
             source, partial, rename, check_finite: As in `update_weights`; names are those of the drafter's checkpoint.
+            version: Label of the drafter's weights, which `weight_info(drafter=True)` tells; None = that of the model's.
 
         Returns:
             A report of the update. Epoch and version are those of the model, which stay.
@@ -289,8 +315,8 @@ class UpdateCalls:
             UnsupportedError: The engine has no drafter, or its weights cannot be updated.
             WeightUpdateError, EngineBusyError: As in `update_weights`.
         """
-        update = self._weights.begin(partial=partial, rename=rename, check_finite=check_finite, drafts=True)
-        return update.run(source)
+        options = {"version": version, "partial": partial, "rename": rename, "check_finite": check_finite}
+        return self._weights.begin(drafts=True, **options).run(source)
 
     def weight_checksum(self, names: str | Iterable[str] | None = None) -> dict[str, int]:
         """Checksums of the stored weights, independent of their layout (docs/use/rl.md has the formula).
@@ -327,11 +353,17 @@ class AsyncUpdateCalls:
         return await worker.run(self._weights.begin(**options).run, source)
 
     async def update_drafter(
-        self, source: Any, *, partial: bool = False, rename: Rename = None, check_finite: bool = False
+        self,
+        source: Any,
+        *,
+        version: int | str | None = None,
+        partial: bool = False,
+        rename: Rename = None,
+        check_finite: bool = False,
     ) -> UpdateReport:
         """Like LLM.update_drafter; requests may be in flight. A cancelled call still runs to its end."""
-        update = self._weights.begin(partial=partial, rename=rename, check_finite=check_finite, drafts=True)
-        return await Worker(self._weights.ordinal).run(update.run, source)
+        options = {"version": version, "partial": partial, "rename": rename, "check_finite": check_finite}
+        return await Worker(self._weights.ordinal).run(self._weights.begin(drafts=True, **options).run, source)
 
     def begin_update(self, **options: Unpack[BeginOptions]) -> AsyncWeightUpdate:
         """Like LLM.begin_update, with its arguments; the transaction is an asynchronous context manager with awaited calls."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import _core
 from ..checks import check_label
-from ..engine.cores import update_of
 from ..engine.jobs import JobQueue
 from ..errors import EngineBusyError, InvalidRequestError, ModelNotFoundError, UnsupportedError, WeightUpdateError
 from ..options import parse_size
 from . import stacked
+from .joint import JointUpdate
 from .shards import Shards
 
 if TYPE_CHECKING:
@@ -110,14 +110,13 @@ class WeightUpdate:
         """The report of the update after its commit; None before."""
         self._version = None if version is None else check_label(version)
         self._host, self._partial, self._rename = host, partial, rename
-        self._borrow = borrow
+        self._borrow, self._drafts = borrow, drafts
         self._recompute, self._check_finite = on_running == "recompute", check_finite
         self._begun, self._held = time.perf_counter(), 0.0
         self._skipped: dict[str, None] = {}
         self._shards = Shards(lambda name, dtype, shape: self.check_memory([(name, 0, dtype, shape, None)]))
         with host.claim():
-            model = host.check_drafter() if drafts else host.model
-            self.core: _core.WeightUpdate = update_of(model, host.runner, host.ordinal, drafts)
+            self.core: _core.WeightUpdate = host.open_update(drafts)
             self.core.check_awake()
         self._is_over = False
 
@@ -371,15 +370,20 @@ class WeightUpdate:
 
     def _commit_as(self, label: int | str | None) -> int:
         """Commits. The label is set before the new epoch begins."""
-        versions, runner = self._host.frontend.context.versions, self.core
-        epoch = runner.epoch() + 1
-        if label is not None:
+        host, runner = self._host, self.core
+        versions, epoch = host.frontend.context.versions, runner.epoch() + (not self._drafts)
+        reaches_drafter = self._drafts or (isinstance(runner, JointUpdate) and runner.has_written_others())
+        if label is not None and not self._drafts:
             versions[epoch] = label
         try:
-            return runner.commit(self._recompute)
+            epoch = runner.commit(self._recompute)
         except BaseException:
-            versions.pop(epoch, None)
+            if not self._drafts:
+                versions.pop(epoch, None)
             raise
+        if reaches_drafter:
+            host.drafter_version = host.frontend.context.version(epoch) if label is None else label
+        return epoch
 
     def abort(self) -> None:
         """Abandons the update. If anything was written, the weights are incomplete: no step runs until a full update commits.

@@ -1,6 +1,7 @@
 """Heads that draft from the model's hidden states: they change no bit of an output, and draft what their formulas say."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from head_files import (
     mtp_rows,
     write_head,
 )  # fmt: skip
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from speculating import PAGE, check_run, open_llm, run, texts
 
 from llmpy import LLM
-from llmpy.errors import CheckpointError, ConfigError, UnsupportedError
+from llmpy.engine.cores import update_of
+from llmpy.errors import CheckpointError, ConfigError, UnsupportedError, WeightUpdateError
 from llmpy.models import ModelConfig, registry
 
 Make = Callable[[str, str], Path]
@@ -313,6 +315,62 @@ def test_sleep_updates_and_taps(tiny_model: Make, heads: dict[str, str]) -> None
         report = llm.update_drafter(heads["eagle3"])
         assert report.num_tensors == len(load_file(Path(heads["eagle3"]) / "model.safetensors"))
         assert run(llm) == before
+
+
+def sums_of_drafter(llm: LLM) -> dict[str, int | None]:
+    """Checksums of the drafter's weights."""
+    cores = [update_of(model, llm._driver.engine, -1, True) for model in llm._weights.drafter]
+    return {name: core.checksum(name) for core in cores for name in core.names("missing")}
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "Qwen3NextForCausalLM"])
+def test_an_update_reaches_the_layers_of_mtp(architecture: str, tmp_path: Path) -> None:
+    """By their names in the checkpoint; an update without them keeps them."""
+    path, tensors = mtp_model(tmp_path / "model", architecture)
+    changed, to = {name: (1.25 * x).astype(np.float32) for name, x in tensors.items()}, tmp_path / "changed"
+    to.mkdir()
+    save_file(changed, to / "model.safetensors")
+    shutil.copy(path / "config.json", to)
+    config = {"method": "mtp", "k": 2}
+    with open_llm(to, speculative_config=config) as llm:
+        wanted, sums, stats = run(llm), sums_of_drafter(llm), llm.stats()
+    with open_llm(path, speculative_config=config) as llm:
+        names, own = {info["name"] for info in llm.weight_info()}, sums_of_drafter(llm)
+        infos = llm.weight_info("*eh_proj*", drafter=True) if "Deepseek" in architecture else llm.weight_info(drafter=True)
+        assert infos and all(info["version"] == llm.weight_version and info["name"] not in names for info in infos)
+        llm.update_weights({name: x for name, x in changed.items() if name in names}, version="one")
+        assert sums_of_drafter(llm) == own and llm.weight_info(drafter=True)[0]["version"] == infos[0]["version"]
+        assert run(llm) == wanted
+        report = llm.update_weights(iter(changed.items()), version="two")
+        assert report.missing == [] and report.num_tensors == len(changed)
+        assert sums_of_drafter(llm) == sums != own and llm.weight_info(drafter=True)[0]["version"] == "two"
+        before = llm.stats()
+        assert run(llm) == wanted
+        after = llm.stats()
+        assert after.accepted_rows - before.accepted_rows == stats.accepted_rows
+        with pytest.raises(WeightUpdateError, match="nonsense"):
+            llm.update_weights({**changed, "nonsense.weight": changed["model.norm.weight"]})
+        llm.check()
+
+
+def test_updates_of_medusa(tiny_model: Make, heads: dict[str, str], tmp_path: Path) -> None:
+    """All heads take their weights in one update, which wants all of them."""
+    path, other = tiny_model("llama", "float32"), medusa(tmp_path / "other")[0]
+    tensors = {name: 2 * x for name, x in load_file(other / "model.safetensors").items()}
+    save_file(tensors, other / "model.safetensors")
+    with open_llm(path, speculative_config={"method": "medusa", "model": str(other), "k": 3}) as llm:
+        wanted, sums = run(llm), sums_of_drafter(llm)
+    with open_llm(path, speculative_config={"method": "medusa", "model": heads["medusa"], "k": 3}) as llm:
+        assert run(llm) == wanted and sums_of_drafter(llm) != sums
+        first = {name: x for name, x in tensors.items() if name.startswith("0.")}
+        with pytest.raises(WeightUpdateError, match="were not written"):
+            llm.update_drafter(first)
+        epoch = llm.weight_epoch
+        report = llm.update_drafter(other, version="new")
+        assert report.epoch == llm.weight_epoch == epoch and sums_of_drafter(llm) == sums
+        assert {info["version"] for info in llm.weight_info(drafter=True)} == {"new"} and llm.weight_version != "new"
+        assert run(llm) == wanted
+        llm.check()
 
 
 def test_grammars_and_stop_strings(tmp_path: Path, write_model: Any) -> None:
