@@ -523,6 +523,7 @@ class KvEvent(NamedTuple):
         token_ids: Token ids of the block as int32 bytes, for kind 0.
         salt: `cache_salt` of the first block.
         images: Keys of the content of the first four images that the block has tokens of, 16 bytes each.
+        lora_request: The adapter of the block's request; None: it has none.
         replica: Number of the replica that has the cache; 0 with data_parallel_size=1.
     """
 
@@ -534,6 +535,7 @@ class KvEvent(NamedTuple):
     token_ids: bytes
     salt: bytes
     images: bytes = b""
+    lora_request: LoRARequest | None = None
     replica: int = 0
 
 

@@ -18,6 +18,7 @@ struct kv_event {
     uint64_t number;         /* counts from 0 */
     uint64_t hash, parent;   /* of the block, and of the previous block */
     uint32_t kind, group;
+    uint64_t adapter;        /* number of the request's adapter; 0: none */
     bool has_parent;         /* false: the first block of a chain; salt holds the request's cache salt */
     uint32_t n_salt;
     char salt[KV_EVENT_SALT];

@@ -120,9 +120,10 @@ bool pages_take(struct scheduler *s, struct sequence *q, uint32_t n_rows)
 void pages_note_stored(struct scheduler *s, struct sequence *q, uint32_t block, uint32_t group)
 {
     const struct byte_string *salt = &q->request->spec.salt;
-    struct kv_event event = {.kind = KV_STORED, .hash = sequence_key(q, block)->lo, .group = group, .has_parent = block > 0};
+    struct kv_event event = {.kind = KV_STORED, .hash = sequence_key(q, block)->lo, .group = group, .has_parent = block > 0,
+                             .adapter = q->request->spec.adapter};
     int32_t ids[MAX_BLOCK_TOKENS];
-    if (salt->n > KV_EVENT_SALT || q->request->adapter)
+    if (salt->n > KV_EVENT_SALT)
         return;
     if (block) {
         event.parent = sequence_key(q, block - 1)->lo;

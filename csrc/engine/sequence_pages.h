@@ -49,7 +49,7 @@ void pages_share(struct scheduler *scheduler, struct sequence *lead, struct sequ
 /* Publishes full blocks whose tokens are known, even before they are computed: device work runs in order, so they are computed
  * before a later step reads them. Call it after scheduling rows and after accepting a token. */
 void pages_publish(struct scheduler *scheduler, struct sequence *sequence);
-/* Notes that a block has become findable. Chains with an adapter, or a salt too long for an event, have no events. */
+/* Notes that a block has become findable. Chains with a salt too long for an event have no events. */
 void pages_note_stored(struct scheduler *scheduler, struct sequence *sequence, uint32_t block, uint32_t group);
 /* Cancels the copies that the step being built makes for the sequence; false if there are none. */
 bool pages_cancel_copies(struct scheduler *scheduler, const struct sequence *sequence);

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .peft import Factors, Found
 
 
+MOST_KNOWN = 65536
+"""Most adapters whose names are kept for events of their blocks."""
+
+
 class Adapter(NamedTuple):
     """A loaded adapter.
 
@@ -90,6 +94,8 @@ class Adapters:
         """Held while files are read, so that a name is loaded once. Loaded adapters are found meanwhile."""
         self._numbers = count(1)
         self._by_name: dict[str, Adapter] = {}
+        self._requests: dict[int, LoRARequest] = {}
+        """The newest adapters by number, also those that are no longer loaded."""
         self._lent: dict[int, Any] = {}
         """Images in a GPU's memory, by number, while the core may read them. Under `_loading`."""
 
@@ -169,6 +175,17 @@ class Adapters:
         """Whether an adapter of this name is loaded."""
         return self._find(name) is not None
 
+    def named(self, number: int) -> LoRARequest | None:
+        """The adapter of a number of the core; None: 0, which stands for none.
+
+        Args:
+            number: Of an adapter that is loaded or was.
+        """
+        if not number:
+            return None
+        with self._lock:
+            return self._requests.get(number) or LoRARequest(f"adapter {number}")
+
     def running(self) -> set[int]:
         """Numbers of the adapters that samples run with."""
         return set(self._model.running_adapters())
@@ -196,6 +213,8 @@ class Adapters:
         with self._lock:
             before = self._by_name.get(request.name)
             self._by_name[request.name] = adapter
+            self._requests[adapter.number] = request
+            self._requests.pop(adapter.number - MOST_KNOWN, None)
         if before is not None:
             self._model.remove_adapter(before.number)
         self._lent = {number: image for number, image in self._lent.items() if self._model.holds_adapter(number)}

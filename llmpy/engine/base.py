@@ -341,7 +341,8 @@ class EngineBase(AdapterCalls, ABC):
         """
         self._driver.check()
         number, events = self._driver.engine.kv_events(start)
-        return number, [KvEvent(*event) for event in events]
+        named = self._frontend.adapters.named
+        return number, [KvEvent(*event[:8], named(event[8]), *event[9:]) for event in events]
 
     def step_log(self, n: int = 100) -> list[StepRecord]:
         """Records of the engine's last steps; it keeps 4096, or so many of each replica.

@@ -21,7 +21,7 @@ class Prompt:
         ids: Its token ids, or the bytes of its text; () = unknown.
         salt: Its `cache_salt`.
         per_token: How many of `ids` make a token.
-        is_told: Whether KV events tell its blocks: not those of text or of adapters.
+        is_told: Whether KV events tell its blocks: not those of text.
     """
 
     ids: Sequence[int] = ()

@@ -21,8 +21,13 @@ def _medium(event: Mapping[str, Any]) -> int:
     return 1 if event.get("medium") in (None, "GPU") else 2
 
 
+def salted(salt: str | None, adapter: str | None) -> str | None:
+    """The salt that keeps the prompts of adapters apart."""
+    return salt if adapter is None else f"{adapter} {salt or ''}"
+
+
 def root_of(salt: str | None) -> int:
-    """The key before the first block of a prompt."""
+    """The key before the first block of a prompt; see `salted`."""
     return hash(("root", salt or ""))
 
 
@@ -117,7 +122,8 @@ class Blocks:
         key: int | None = None
         if ids:
             self.size = event.get("block_size") or self.size
-            key = self._keys.get(parent) if parent is not None else root_of(extras[0][0] if extras[0] else None)
+            salt = extras[0][0] if extras[0] else None
+            key = self._keys.get(parent) if parent is not None else root_of(salted(salt, event.get("lora_name")))
             if key is None:  # the block before it is not known
                 return
             extras[0] = extras[0][1:] if parent is None else extras[0]

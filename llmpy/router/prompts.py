@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .policy import Prompt
+from .prefixes import salted
 
 if TYPE_CHECKING:
     from .proxy import Passing
@@ -33,16 +34,14 @@ async def prompt_of(passing: Passing, ask: Ask) -> Prompt:
         return Prompt()
     salt = fields.get("cache_salt")
     salt = salt if isinstance(salt, str) else None
-    is_adapter = passing.router.is_adapter(passing.model)
-    if is_adapter:
-        salt = f"{passing.model} {salt or ''}"
+    salt = salted(salt, passing.model if passing.router.is_adapter(passing.model) else None)
     given = fields.get("token_ids", fields.get("prompt"))
     if ids := _ids(given):
-        return Prompt(ids, salt, is_told=not is_adapter)
+        return Prompt(ids, salt)
     if passing.path in RENDERED:
         found = await ask(passing.path + "/render", passing.body)
         if found is not None and (ids := _rendered(found)):
-            return Prompt(ids, salt, is_told=not is_adapter)
+            return Prompt(ids, salt)
     parts = [fields[name] for name in PARTS if fields.get(name) is not None]
     return Prompt(msgspec.json.encode(parts) if parts else b"", salt, CHARS_PER_TOKEN, is_told=False)
 

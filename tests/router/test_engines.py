@@ -139,7 +139,7 @@ def test_models_and_adapters():
             fields = {"token_ids": IDS, "model": model}
             passing = SimpleNamespace(fields=fields, router=router, model=model, path="/inference/v1/generate", body=b"")
             made.append(await prompt_of(passing, None))
-        assert [one.is_told for one in made] == [True, False] and made[0].keys(16) != made[1].keys(16)
+        assert [one.is_told for one in made] == [True, True] and made[0].keys(16) != made[1].keys(16)
         assert prefill_body("/inference/v1/generate", fields, made[1])[1].count(b"a-lora") == 1
 
     asyncio.run(main())

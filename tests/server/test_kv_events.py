@@ -2,17 +2,21 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import zmq
+from modules import load
 
-from llmpy import AsyncEngine, UnsupportedError
+from llmpy import AsyncEngine, LoRARequest, UnsupportedError
 from llmpy.cli import main
 from llmpy.outputs import KvEvent
+from llmpy.router.prefixes import Blocks, chain, root_of, salted
 from llmpy.server.kv_events import KvEventPublisher, is_open, maps
 
+files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
 BLOCK = 16
 SEEDED = [14359468307579009414, 3403602651247566687]  # hashes of the two blocks of test_a_seed_makes_hashes_equal
 
@@ -144,6 +148,28 @@ def test_a_reader_knows_what_is_cached(open_engine, tmp_path):
         late.take(msgspec.msgpack.decode(payload)[1])
     assert late.socket.recv_multipart() == [b"", b"\xff" * 8, b""] and late.blocks == reader.blocks
     publisher.close()
+
+
+def test_blocks_of_adapters_have_their_names(open_engine):
+    """A router finds a prompt's blocks under the adapter's name, and not under another one."""
+    engine = open_engine(enable_lora=True, max_loras=2)
+    for seed, name in enumerate(("maths", "law")):
+        shapes = {info["name"].removesuffix(".weight"): tuple(info["shape"]) for info in engine.weight_info("*_proj.weight")}
+        engine.load_adapter(name, files.factors(shapes, 4, seed), {"r": 4, "lora_alpha": 8})
+    first, second, third = asked = prompts(3, 40)
+    blocks = Blocks()
+    asyncio.run(run(engine, [first], lora_request=LoRARequest("maths", 7)))
+    asyncio.run(run(engine, [second], cache_salt="mine", lora_request="law"))
+    engine.load_adapter("maths", files.factors(shapes, 4, 9), {"r": 4, "lora_alpha": 8})
+    asyncio.run(run(engine, [third]))
+    events = maps(engine.kv_events()[1], BLOCK)
+    assert [(one["lora_name"], len(one["block_hashes"])) for one in events] == [("maths", 2), ("law", 2), (None, 2)]
+    for event in events:
+        blocks.take(event)
+    names, salts = ("maths", "law", None), (None, "mine", None)
+    for name, salt in zip(names, salts, strict=True):
+        found = [blocks.matched(chain(prompt, BLOCK, root_of(salted(salt, name))), 0.0) for prompt in asked]
+        assert found == [2 * (name == each and salt == own) for each, own in zip(names, salts, strict=True)]
 
 
 def test_arrays(open_engine, tmp_path):
