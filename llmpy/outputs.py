@@ -38,6 +38,18 @@ class VersionSpan(NamedTuple):
     epoch: int
 
 
+class SampleMetrics(NamedTuple):
+    """Counts of a finished sample.
+
+    Args:
+        drafts: Number of its drafts by place, the first right behind the known tokens; () without any.
+        accepted_drafts: Number of these drafts that were accepted.
+    """
+
+    drafts: tuple[int, ...] = ()
+    accepted_drafts: tuple[int, ...] = ()
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestMetrics:
     """Times of a request in seconds. `_ts` values are of the monotonic clock; None = not reached.
@@ -128,6 +140,7 @@ class CompletionOutput:
         weight_versions: The weights that computed the tokens; the spans cover 0 .. T.
         num_prior_tokens: Length of the `output_token_ids` that the sample continues.
         routed_experts: Always None.
+        metrics: Counts of its drafts; None while running.
 
     Example:
         >>> sample = llm.generate("2 + 2 =", logprobs=0)[0].outputs[0]
@@ -146,6 +159,7 @@ class CompletionOutput:
     weight_versions: list[VersionSpan] = field(default_factory=list)
     num_prior_tokens: int = 0
     routed_experts: None = None
+    metrics: SampleMetrics | None = None
     _token_ids: list[int] | None = None
     _reply: LazyReply | None = None
 

@@ -28,6 +28,12 @@ static struct token_index *index_of(const struct sequence *q)
     return q->drafts.memory;
 }
 
+/* The index's id of a token. Ids of other keys differ, so texts of other adapters do not match; none is INDEX_SEPARATOR. */
+static int32_t keyed(const struct sequence *q, int32_t id)
+{
+    return id ^ (int32_t)q->request->spec.text_key;
+}
+
 static size_t text_bytes(void *ctx, uint32_t n_known, uint32_t n_most)
 {
     const struct text_source *s = ctx;
@@ -42,14 +48,14 @@ static void text_begin(void *ctx, struct sequence *q)
     struct token_index *index = index_of(q);
     token_index_init(index, index + 1, n_most - n_known > ROOM ? n_known + ROOM : n_most, s->lengths, s->n_lengths);
     for (uint32_t i = 0; i < n_known; i++)
-        token_index_add(index, sequence_token(q, i));
+        token_index_add(index, keyed(q, sequence_token(q, i)));
 }
 
 static void text_accept(void *ctx, struct sequence *q, const int32_t *ids, uint32_t n)
 {
     (void)ctx;
     for (uint32_t i = 0; i < n; i++)
-        token_index_add(index_of(q), ids[i]);
+        token_index_add(index_of(q), keyed(q, ids[i]));
 }
 
 /* ---- ngram ---- */
@@ -64,7 +70,7 @@ static uint32_t ngram_propose(void *ctx, struct sequence *q, uint32_t k, int32_t
     if (!n)
         return 0;
     for (n = 0; n < k; n++, place++) /* behind the last token the drafts themselves go on */
-        ids[n] = (int32_t)(index->n - place) > 0 ? token_index_id(index, place) : ids[place - index->n];
+        ids[n] = (int32_t)(index->n - place) > 0 ? keyed(q, token_index_id(index, place)) : ids[place - index->n];
     return n;
 }
 
@@ -123,7 +129,7 @@ static uint32_t suffix_propose(void *ctx, struct sequence *q, uint32_t k, int32_
         frequency *= (float)n_best / (float)n_votes;
         if (frequency < LEAST_FREQUENCY)
             break;
-        ids[n++] = id;
+        ids[n++] = keyed(q, id);
         uint32_t n_kept = 0;
         for (uint32_t i = 0; i < n_votes; i++)
             if (vote_id(&votes[i]) == id)
@@ -141,7 +147,7 @@ static void suffix_end(void *ctx, struct sequence *q)
     if (!s->shared || !q->n_output)
         return;
     for (uint32_t i = first; i < sequence_n_known(q); i++)
-        token_index_add(s->shared, sequence_token(q, i));
+        token_index_add(s->shared, keyed(q, sequence_token(q, i)));
     token_index_add(s->shared, INDEX_SEPARATOR);
 }
 

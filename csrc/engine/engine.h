@@ -87,6 +87,7 @@ struct request_spec {
     int64_t priority;
     struct byte_string salt;
     uint64_t adapter;                 /* number of an adapter of the runner; 0: none */
+    uint32_t text_key;                /* below 2^31; finished outputs are drafts for requests with the same key */
     bool is_score; /* teacher-forced scoring of prompt tokens from score_start (>= 1) on; generates no tokens */
     uint32_t score_start;
     uint32_t pooling;                 /* enum pooling; except with POOLING_NONE, generates no tokens */

@@ -284,6 +284,7 @@ static const struct py_field PARAMETERS[] = {
     FIELD("saves_early", parse_bool, saves_early),
     FIELD("awaits_s", parse_float, awaits_s),
     {"adapter", request_adapter, 0},
+    FIELD("text_key", parse_count, text_key),
     {"priority", request_priority, 0},
     {"score_start", request_score_start, 0},
     FIELD("pooling", request_pooling, pooling),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -50,6 +51,11 @@ class Chosen(NamedTuple):
 
     number: int
     request: LoRARequest
+
+    @property
+    def text_key(self) -> int:
+        """A number of the name, below 2^31: outputs of an adapter draft those of its later revisions, not those of others."""
+        return zlib.crc32(self.request.name.encode("utf-8", "surrogatepass")) >> 1
 
 
 class Place(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidRequestError, LlmpyError, NoAllowedTokenError, NonFiniteLogitsError, RequestFailedError
-from ..outputs import RequestMetrics, RequestOutput, ScoreOutput, add_places, used_places
+from ..outputs import RequestMetrics, RequestOutput, SampleMetrics, ScoreOutput, add_places, used_places
 from ..results.samples import NO_FLOATS, NO_IDS, Sample, prompt_view, top_arrays, view
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Request:
             drafts, accepted = used_places(*(memoryview(counts).cast("I").tolist() for counts in output["drafts"]))
             self._drafts = add_places(self._drafts, drafts)
             self._accepted_drafts = add_places(self._accepted_drafts, accepted)
+            self.samples[output["sample"]].metrics = SampleMetrics(drafts, accepted)
         if output["finish"] == "error" and self.error is None:
             self.error = failure(output, self.params)
         self._absorb_sample(self.samples[output["sample"]], output)

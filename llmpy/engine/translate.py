@@ -102,6 +102,7 @@ class Translator:
             found["salt"] = request.prompt.salt.encode("utf-8", "surrogatepass")
         if request.prompt.adapter is not None:
             found["adapter"] = request.prompt.adapter.number
+            found["text_key"] = request.prompt.adapter.text_key
         if request.prompt.images:
             from .images import core_params
 

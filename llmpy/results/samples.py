@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..logprobs import Floats, Ints, Logprobs, PromptLogprobs, SampledLogprobs, Top
-from ..outputs import CompletionOutput, VersionSpan, sum_in_order
+from ..outputs import CompletionOutput, SampleMetrics, VersionSpan, sum_in_order
 from ..text.sample_text import HIDDEN_ENDS, SampleText
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Sample:
         "epoch",
         "epochs",
         "finish",
+        "metrics",
         "num_tokens",
         "pieces",
         "shown_end",
@@ -53,6 +54,7 @@ class Sample:
         self.epochs: list[tuple[int, int]] = []
         """(first token, epoch) for each change of the weights."""
         self.finish: str | None = None
+        self.metrics = SampleMetrics()
         self.stop: int | str | None = None
         self.text: SampleText | None = None
         self._text_tokens = 0
@@ -167,6 +169,7 @@ class Sample:
             token_ids_array=np.frombuffer(columns[0], np.int32),
             finish_reason=_REASONS.get(self.finish, self.finish),
             stop_reason=self.stop,
+            metrics=None if self.finish is None else self.metrics,
         )
         if params.logprobs is not None:
             number = _MODES.index(mode)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InvalidRequestError
 from ..logprobs import Logprobs, SampledLogprobs
-from ..outputs import CompletionOutput, RequestMetrics, RequestOutput, VersionSpan, add_places, sum_in_order
+from ..outputs import CompletionOutput, RequestMetrics, RequestOutput, SampleMetrics, VersionSpan, add_places, sum_in_order
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -62,6 +62,7 @@ def _join_samples(a: CompletionOutput, b: CompletionOutput) -> CompletionOutput:
         token_ids_array=np.concatenate([a.token_ids_array, b.token_ids_array]),
         weight_versions=_join_spans(a.weight_versions, b.weight_versions, count),
         num_prior_tokens=a.num_prior_tokens,
+        metrics=_join_counts(a.metrics, b.metrics),
         _token_ids=None,
     )
     if a.sampled is not None and b.sampled is not None:
@@ -106,6 +107,12 @@ def _join_metrics(a: RequestMetrics | None, b: RequestMetrics | None) -> Request
         drafts=add_places(a.drafts, b.drafts),
         accepted_drafts=add_places(a.accepted_drafts, b.accepted_drafts),
     )
+
+
+def _join_counts(a: SampleMetrics | None, b: SampleMetrics | None) -> SampleMetrics | None:
+    if a is None or b is None:
+        return b or a
+    return SampleMetrics(add_places(a.drafts, b.drafts), add_places(a.accepted_drafts, b.accepted_drafts))
 
 
 def _refuse(what: str) -> NoReturn:

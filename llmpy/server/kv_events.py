@@ -88,7 +88,8 @@ def maps(events: list[KvEvent], block_size: int) -> list[dict[str, Any]]:
                     last.setdefault("extra_keys", [None] * (len(last["block_hashes"]) - 1)).append(extra or None)
                 continue
             stored = {"type": "BlockStored", "block_hashes": [event.hash], "parent_block_hash": event.parent, "token_ids": ids}
-            number, name = (None, None) if event.lora_request is None else (event.lora_request.adapter_id, event.lora_request.name)
+            lora = event.lora_request
+            number, name = (None, None) if lora is None else (lora.adapter_id, lora.name)
             stored |= {"block_size": block_size, "lora_id": number, "medium": MEDIUM, "lora_name": name}
             keys = {"extra_keys": [extra]} if extra else {}
             made.append({**stored, **keys, **group})

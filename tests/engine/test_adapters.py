@@ -312,3 +312,23 @@ def test_steps_allocate_nothing(case: Case) -> None:
         llm.generate(prompts()[:2], params(0), lora_request=adapters[:2], use_tqdm=False)
         llm.generate(prompts()[:3], params(0), lora_request=[adapters[1], adapters[0], adapters[2]], use_tqdm=False)
         assert llm.stats().allocations_since_warmup == 0
+
+
+def test_finished_outputs_draft_for_their_adapter_alone(tiny_model: Make) -> None:
+    """Also for its later revisions. One text by both adapters, so that only the name can keep them apart."""
+    path = tiny_model("llama", "float32")
+    tensors = files.factors(linears(path))
+    how: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "use_tqdm": False}
+    with open_llm(path, "cpu", speculative_config={"method": "suffix", "k": 4}) as llm:
+
+        def accepted(name: str | None) -> int:
+            metrics = llm.generate([prompts()[3]], lora_request=name, **how)[0].metrics
+            return sum(metrics.accepted_drafts)
+
+        for name in ("a", "b"):
+            llm.load_adapter(name, tensors, {"r": 4, "lora_alpha": 8})
+        alone = accepted("a")
+        assert accepted("a") > alone + 20
+        assert accepted("b") == alone
+        llm.load_adapter("a", tensors, {"r": 4, "lora_alpha": 8})
+        assert accepted("a") > alone + 20

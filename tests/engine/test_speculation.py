@@ -1,5 +1,6 @@
 """Speculation changes no bit: ids and all logprobs with drafts equal those without, however a request is computed."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,20 @@ def test_counts_by_place(tiny_model: Make) -> None:
         plain = llm.generate([[7, 7, 7]], speculative=False, **how)[0]
         assert plain.metrics is not None and plain.metrics.drafts == () and plain.outputs[0].token_ids == [7] * 40
         assert llm.stats().draft_rows == stats.draft_rows
+
+
+def test_counts_of_each_sample(tiny_model: Make) -> None:
+    """Those of the samples sum up to the request's."""
+    how: dict[str, Any] = {"n": 3, "seed": 4, "max_tokens": 30, "ignore_eos": True, "allowed_token_ids": [5, 6]}
+    with open_llm(tiny_model("llama", "float32"), speculative_config={"method": "ngram", "k": 4, "min": 1}) as llm:
+        output = llm.generate([[5, 6, 5]], **how, use_tqdm=False)[0]
+        counts = [one.metrics for one in output.outputs if one.metrics is not None]
+        assert output.metrics is not None and len(set(counts)) == len(counts) == 3
+        for name in ("drafts", "accepted_drafts"):
+            rows = itertools.zip_longest(*(getattr(one, name) for one in counts), fillvalue=0)
+            assert tuple(map(sum, rows)) == getattr(output.metrics, name)
+        plain = llm.generate([[5, 6, 5]], **how, speculative=False, use_tqdm=False)[0]
+        assert [one.metrics for one in plain.outputs] == [((), ())] * 3
 
 
 def test_recurrent_models(recurrent_model: Path) -> None:
