@@ -340,12 +340,16 @@ static enum rc end_start(struct running *run, uint32_t n_rows)
 enum rc model_start(void *ctx, struct batch *whole, struct err *err)
 {
     struct model *m = ctx;
-    struct batch own = whole->n_parts ? batch_part_of(whole, m->options.rank) : *whole, *batch = &own;
+    struct batch own, *batch = whole;
+    if (whole->n_parts) {
+        own = batch_part_of(whole, m->options.rank);
+        batch = &own;
+    }
     struct running run = {.m = m, .batch = batch, .err = err, .is_drawn_at_once = batch->n_logits_rows <= m->max_logits_rows,
                           .own_row = whole->n_parts ? whole->parts[m->options.rank].first_row : 0, .n_all_rows = whole->n_rows,
                           .row_part = whole->row_part};
     const struct captured *captured = graph_for(m, batch);
-    if (!m->options.rank) /* the ranks share the batch */
+    if (!m->options.rank && !whole->n_parts) /* the ranks share the batch; steps by data are not replayed */
         whole->is_replayed = captured != NULL;
     enum rc rc = ranks_meet(&run, m->sampled);
     if (!rc)

@@ -1,7 +1,6 @@
 """Tiny random checkpoints of transformers' classes, and their converted programs."""
 
 import json
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -49,16 +48,16 @@ def checkpoint(folder: Path, kind: str, changes: str = "{}") -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory):
+def cache_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of converted programs of this run."""
-    folder = tmp_path_factory.mktemp("cache")
-    before = os.environ.get("LLMPY_CACHE_DIR")
-    os.environ["LLMPY_CACHE_DIR"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["LLMPY_CACHE_DIR"]
-    else:
-        os.environ["LLMPY_CACHE_DIR"] = before
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def cache_dir(cache_of_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That of this test; tests of other files look for their models elsewhere."""
+    monkeypatch.setenv("LLMPY_CACHE_DIR", str(cache_of_run))
+    return cache_of_run
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SimpleNamesp
     return lambda kind, **changes: checkpoint(folder, kind, json.dumps(changes, sort_keys=True))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def converted(cache_dir: Path, made) -> Callable[..., SimpleNamespace]:
     """A checkpoint whose converted program is in the cache; it is converted in this process, which has imported torch."""
 

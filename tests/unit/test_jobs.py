@@ -275,6 +275,9 @@ def test_a_child_process_has_threads_of_its_own():
 SERVED_BESIDE = {
     "engine/jobs.py:_start_thread": "tests/unit/test_jobs.py::test_threads_that_cannot_start_cost_no_job",
     "engine/handover.py:save_prompt": "the caller gets the error of the thread",
+    "engine/handover.py:begin_prefill": "tests/engine/test_early_handover.py::test_each_side_may_fail_halfway",
+    "engine/handover.py:add_done_callback": "tests/engine/test_early_handover.py::test_each_side_may_fail_halfway",
+    "engine/handover.py:decode": "tests/engine/test_early_handover.py::test_each_side_may_fail_halfway",
     "engine/frontend.py:_add_images": "tests/api/test_images.py::test_a_bad_image_fails_its_prompt_alone",
     "engine/jobs.py:_tell": "tests/unit/test_jobs.py::test_a_result_is_told_again_once_there_is_memory",
     "engine/thread.py:__init__": "tests/api/test_live.py::test_an_error_while_output_are_told",
