@@ -43,8 +43,9 @@ static enum rc run_step(struct follower *f, size_t n_bytes, struct err *err)
 static enum rc run_order(struct follower *f, size_t n_bytes, struct err *err)
 {
     struct err result = {0};
-    enum rc rc = team_obey(f->team, f->message, n_bytes, &result);
-    return hosts_send_result(team_hosts(f->team), rc, &result, err);
+    uint64_t number;
+    enum rc rc = team_obey(f->team, f->message, n_bytes, &number, &result);
+    return hosts_send_result(team_hosts(f->team), rc, number, &result, err);
 }
 
 static enum rc run_calls(struct follower *f, struct err *err)
@@ -70,6 +71,8 @@ enum rc follower_run(struct team *team, struct err *err)
                        hosts ? "host 0" : "a model in one process");
     struct follower f = {.team = team, .limits = team_limits(team)};
     f.most_bytes = step_message_most_bytes(&f.limits);
+    if (f.most_bytes < team_most_order_bytes())
+        f.most_bytes = team_most_order_bytes();
     f.message = mem_alloc(f.most_bytes);
     enum rc rc = f.message ? RC_OK : err_set(&failure, RC_MEMORY, "hosts: out of memory");
     if (!rc)

@@ -31,6 +31,7 @@ struct peer {
 
 /* The answer to an order. */
 struct result {
+    uint64_t number;
     uint32_t rc;
     char text[WIRE_TEXT_BYTES];
 };
@@ -478,14 +479,18 @@ static enum rc await_result(struct hosts *hosts, uint32_t peer, struct result *r
     return rc ? rc : take_exactly(hosts, peer, WIRE_RESULT, result, sizeof *result, err);
 }
 
-enum rc hosts_await_results(struct hosts *hosts, struct err *err)
+enum rc hosts_await_results(struct hosts *hosts, uint64_t *sum, struct err *err)
 {
     enum rc first = RC_OK;
+    if (sum)
+        *sum = 0;
     for (uint32_t i = 0; i < hosts->n_peers; i++) {
         struct result result;
         enum rc rc = await_result(hosts, i, &result, err);
         if (rc)
             return rc;
+        if (sum)
+            *sum += result.number;
         if (!result.rc || first)
             continue;
         result.text[sizeof result.text - 1] = 0;
@@ -495,9 +500,9 @@ enum rc hosts_await_results(struct hosts *hosts, struct err *err)
     return first;
 }
 
-enum rc hosts_send_result(struct hosts *hosts, enum rc rc, const struct err *result, struct err *err)
+enum rc hosts_send_result(struct hosts *hosts, enum rc rc, uint64_t number, const struct err *result, struct err *err)
 {
-    struct result sent = {.rc = rc};
+    struct result sent = {.rc = rc, .number = number};
     if (rc)
         snprintf(sent.text, sizeof sent.text, "%.390s", result->message);
     return send_to(hosts, 0, WIRE_RESULT, &sent, sizeof sent, err);

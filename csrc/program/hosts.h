@@ -40,13 +40,14 @@ enum rc hosts_send_step(struct hosts *hosts, const void *bytes, size_t n_bytes, 
 enum rc hosts_await_done(struct hosts *hosts, uint64_t step, struct err *err);
 /* Host 0, between two steps: sends an order to all followers. */
 enum rc hosts_send_order(struct hosts *hosts, const void *bytes, size_t n_bytes, struct err *err);
-/* Host 0: waits for the results of all followers. The first one that is an error is the result. */
-enum rc hosts_await_results(struct hosts *hosts, struct err *err);
+/* Host 0: waits for the results of all followers. The first one that is an error is the result. sum: gets the sum of their
+ * numbers, modulo 2^64; NULL is allowed. */
+enum rc hosts_await_results(struct hosts *hosts, uint64_t *sum, struct err *err);
 /* A follower: waits for the next step or order as long as pulses come. kind: WIRE_STEP, WIRE_ORDER, or WIRE_CLOSE: host 0 has
  * closed the model. */
 enum rc hosts_read_call(struct hosts *hosts, enum wire_kind *kind, void *bytes, size_t max_bytes, size_t *n_bytes,
                         struct err *err);
 enum rc hosts_send_done(struct hosts *hosts, uint64_t step, struct err *err);
-enum rc hosts_send_result(struct hosts *hosts, enum rc rc, const struct err *result, struct err *err);
+enum rc hosts_send_result(struct hosts *hosts, enum rc rc, uint64_t number, const struct err *result, struct err *err);
 
 #endif

@@ -386,12 +386,17 @@ static enum rc allocate(struct program **programs, const struct model_options *r
     if (team) {
         team->n_ranks = n_ranks;
         team->first_rank = options->hosts ? options->first_rank : 0;
+        team->others = options->hosts ? options->others : NULL;
         team->n_all_ranks = options->hosts ? options->n_all_ranks : n_ranks;
         team->models = mem_calloc(n_ranks, sizeof *team->models);
         team->ctxs = mem_calloc(n_ranks, sizeof *team->ctxs);
         team->errs = mem_calloc(n_ranks, sizeof *team->errs);
         team->devices = mem_calloc(n_ranks, sizeof *team->devices);
     }
+    for (uint32_t rank = 0; !team && options->others && rank < options->n_all_ranks; rank++)
+        program_destroy(options->others[rank]);
+    if (!team)
+        mem_free(options->others);
     if (!team || !team->models || !team->ctxs || !team->errs || !team->devices)
         rc = err_set(err, RC_MEMORY, "team: out of memory");
     for (uint32_t rank = 0; rank < n_ranks; rank++) {
@@ -456,6 +461,10 @@ void team_destroy(struct team *team)
         model_destroy(team->models[rank]);
     pool_destroy(team->pool);
     hosts_close(team->hosts);
+    team_end_update(team);
+    for (uint32_t rank = 0; team->others && rank < team->n_all_ranks; rank++)
+        program_destroy(team->others[rank]);
+    mem_free(team->others);
     mem_free(team->message);
     mem_free(team->models);
     mem_free(team->ctxs);

@@ -18,6 +18,7 @@ struct team_options {
     double timeout_seconds;        /* a rank that waits longer for another rank in a step fails */
     const struct hosts_options *hosts; /* NULL: all ranks are in this process */
     uint32_t first_rank, n_all_ranks;  /* with hosts: of the first rank here; of all processes */
+    struct program **others;       /* with hosts: [n_all_ranks] programs of ranks on other hosts; the team takes ownership */
     const char *nccl;              /* with hosts: path of the library, or NULL; devices that need it refuse NULL */
 };
 
@@ -50,7 +51,8 @@ enum rc team_poll_moves(void *ctx, struct move_state *state, struct err *err);
 void team_add_lending(const struct team *team, struct runner *runner); /* what lends and borrows pools */
 enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err);
 enum rc team_restore(void *ctx, uint32_t parts, struct err *err);
-/* A follower: carries out an order of host 0. A failure of its own leaves everything as it was. */
-enum rc team_obey(struct team *team, const void *bytes, size_t n_bytes, struct err *err);
+/* A follower: carries out an order of host 0. number: its result. A failure of its own leaves everything as it was. */
+enum rc team_obey(struct team *team, const void *bytes, size_t n_bytes, uint64_t *number, struct err *err);
+size_t team_most_order_bytes(void);
 
 #endif

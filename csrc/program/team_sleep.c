@@ -64,7 +64,7 @@ static enum rc obey_everywhere(struct team *team, const struct team_order *order
     if (rc)
         return rc;
     rc = obey(team, order, err);
-    enum rc others = hosts_await_results(team->hosts, &theirs);
+    enum rc others = hosts_await_results(team->hosts, NULL, &theirs);
     if (!rc && others && err)
         *err = theirs;
     return rc ? rc : others;
@@ -78,9 +78,23 @@ static enum rc order_all(struct team *team, enum team_call call, uint32_t parts,
     return rc;
 }
 
-enum rc team_obey(struct team *team, const void *bytes, size_t n_bytes, struct err *err)
+size_t team_most_order_bytes(void)
+{
+    return sizeof(struct weight_order);
+}
+
+enum rc team_obey(struct team *team, const void *bytes, size_t n_bytes, uint64_t *number, struct err *err)
 {
     struct team_order order;
+    struct weight_order weights;
+    *number = 0;
+    if (n_bytes == sizeof weights) {
+        memcpy(&weights, bytes, sizeof weights);
+        bool has_ends = weights.texts[sizeof weights.texts - 1] == 0 && weights.texts[sizeof weights.texts - 2] == 0 &&
+                        weights.texts[sizeof weights.texts - 3] == 0;
+        if (has_ends && weights.call >= TEAM_SUM && weights.call <= TEAM_END_UPDATE)
+            return team_obey_weights(team, &weights, number, err);
+    }
     if (n_bytes != sizeof order)
         return err_set(err, RC_INVALID, "order: wanted %zu bytes, have %zu", sizeof order, n_bytes);
     memcpy(&order, bytes, sizeof order);
@@ -91,10 +105,7 @@ enum rc team_obey(struct team *team, const void *bytes, size_t n_bytes, struct e
 
 enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err)
 {
-    bool drops = (parts & PART_WEIGHTS) && !keeps;
-    enum rc rc = drops ? team_check_one_process(ctx, "sleep(2), after which weights are updated,", err) : RC_OK;
-    if (!rc)
-        rc = order_all(ctx, TEAM_SAVE, parts, keeps, err);
+    enum rc rc = order_all(ctx, TEAM_SAVE, parts, keeps, err);
     return rc ? rc : order_all(ctx, TEAM_RELEASE, parts, keeps, err);
 }
 

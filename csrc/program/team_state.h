@@ -10,11 +10,20 @@ enum team_call {
     TEAM_SAVE,    /* the first half of a release, which changes nothing: model_save */
     TEAM_RELEASE,
     TEAM_RESTORE,
-    TEAM_UNDO     /* of the order before, if it was carried out here: it failed on another host */
+    TEAM_UNDO,    /* of the order before, if it was carried out here: it failed on another host */
+    TEAM_SUM,     /* struct weight_order from here on (team_weights.c): the sum of a weight's rows that no rank before has */
+    TEAM_CHECK, TEAM_WRITE, /* of a tensor in a file */
+    TEAM_SETTLE,  /* ends an update whose tensors are all written */
+    TEAM_END_UPDATE
 };
 
 struct team_order {
     uint32_t call, parts, keeps;
+};
+
+struct weight_order {
+    uint32_t call, is_finite;
+    char texts[4088];         /* name, path and the tensor's name there, each with a 0 behind; the last two may be empty */
 };
 
 struct team {
@@ -31,11 +40,17 @@ struct team {
     const struct comm *comm;  /* NULL: not connected */
     struct team_order done;   /* the last order that was carried out here; parts 0: none, or it is undone */
     uint32_t asleep_before;   /* it */
+    struct program **others;  /* [n_all_ranks] with hosts: the programs of ranks on other hosts, NULL of those here */
+    struct update *update;    /* a follower: of the orders so far; NULL: none */
+    struct checkpoint *source; /* the file that they read last */
 };
 
 /* moves.c. Tells the other ranks where the first rank has made the slots; call it once all have their buffers. */
 void team_join_slots(struct team *team);
 void team_free_slots(struct team *team); /* before a model is destroyed */
+/* team_weights.c */
+enum rc team_obey_weights(struct team *team, const struct weight_order *order, uint64_t *number, struct err *err);
+void team_end_update(struct team *team);
 /* Puts the rank's name before an error. */
 void team_name_rank(const struct team *team, uint32_t rank, struct err *err);
 

@@ -22,8 +22,9 @@ struct piece {
 };
 
 struct update {
-    struct model **models;        /* [n_ranks] */
-    uint32_t n_ranks;
+    struct model **models;        /* [n_ranks]; NULL: the rank is on another host */
+    const struct program **programs; /* [n_ranks] */
+    uint32_t n_ranks, first;      /* first: rank of this host */
     struct name_table names;      /* numbered as the entries */
     struct update_entry *entries; /* [n_entries] */
     struct piece *pieces;         /* one for each part of each weight of each rank, by rank */
@@ -46,7 +47,7 @@ static struct model *model_of(const struct update *u, const struct piece *piece)
 
 static const struct weight *weight_of(const struct update *u, const struct piece *piece)
 {
-    return &model_of(u, piece)->program->weights[piece->weight];
+    return &u->programs[piece->rank]->weights[piece->weight];
 }
 
 static const struct weight_part *part_of(const struct update *u, const struct piece *piece)
@@ -95,15 +96,15 @@ static enum rc list_entries(struct update *u, struct err *err)
 {
     uint32_t n = 0;
     for (uint32_t rank = 0; rank < u->n_ranks; rank++)
-        for (uint32_t w = 0; w < u->models[rank]->program->n_weights; w++)
-            n += u->models[rank]->program->weights[w].n_parts;
+        for (uint32_t w = 0; w < u->programs[rank]->n_weights; w++)
+            n += u->programs[rank]->weights[w].n_parts;
     u->entries = mem_calloc(n + 1, sizeof *u->entries);
     u->pieces = mem_calloc(n + 1, sizeof *u->pieces);
     enum rc rc = u->entries && u->pieces ? RC_OK : out_of_memory(err);
     n = 0;
     for (uint32_t rank = 0; rank < u->n_ranks; rank++)
-        for (uint32_t w = 0; w < u->models[rank]->program->n_weights; w++)
-            for (uint32_t i = 0; i < u->models[rank]->program->weights[w].n_parts && !rc; i++, n++) {
+        for (uint32_t w = 0; w < u->programs[rank]->n_weights; w++)
+            for (uint32_t i = 0; i < u->programs[rank]->weights[w].n_parts && !rc; i++, n++) {
                 u->pieces[n] = (struct piece){rank, w, i, NO_INDEX};
                 rc = add_piece(u, n, err);
             }
@@ -124,7 +125,16 @@ static bool reorders_rows(const struct program *p)
 
 enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct update **update, struct err *err)
 {
-    const struct model *first = models[0];
+    return update_begin_of(models, NULL, n_ranks, update, err);
+}
+
+enum rc update_begin_of(struct model *const *models, const struct program *const *programs, uint32_t n_ranks,
+                        struct update **update, struct err *err)
+{
+    uint32_t first_rank = 0;
+    while (!models[first_rank])
+        first_rank++;
+    const struct model *first = models[first_rank];
     if (!first->backend->tensor_write)
         return err_set(err, RC_UNSUPPORTED, "weight update: the backend %s takes no tensors; make a new engine",
                        first->backend->name);
@@ -133,13 +143,18 @@ enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct updat
                        "weight update: this GGUF file orders the rows of q and k differently, or this checkpoint stores "
                        "weights in another form (act-order is one); load the model's safetensors of floats");
     struct update *u = mem_calloc(1, sizeof *u);
-    if (!u || !(u->models = mem_calloc(n_ranks, sizeof *u->models))) {
-        mem_free(u);
+    if (!u)
         return out_of_memory(err);
-    }
-    memcpy(u->models, models, n_ranks * sizeof *models);
+    u->models = mem_calloc(n_ranks, sizeof *u->models);
+    u->programs = mem_calloc(n_ranks, sizeof *u->programs);
     u->n_ranks = n_ranks;
-    enum rc rc = list_entries(u, err);
+    u->first = first_rank;
+    enum rc rc = u->models && u->programs ? RC_OK : out_of_memory(err);
+    for (uint32_t rank = 0; rank < n_ranks && !rc; rank++) {
+        u->models[rank] = models[rank];
+        u->programs[rank] = models[rank] ? models[rank]->program : programs[rank];
+    }
+    rc = rc ? rc : list_entries(u, err);
     if (rc)
         update_end(u);
     else
@@ -153,6 +168,7 @@ void update_end(struct update *u)
         return;
     name_table_destroy(&u->names);
     mem_free(u->models);
+    mem_free(u->programs);
     mem_free(u->entries);
     mem_free(u->pieces);
     mem_free(u->window);
@@ -218,9 +234,9 @@ static struct update_entry *find(const struct update *u, const char *name, enum 
     *rc = RC_OK;
     if (number != NAME_ABSENT)
         return &u->entries[number];
-    if (is_ignored(u->models[0]->program, name))
+    if (is_ignored(u->programs[0], name))
         return NULL;
-    const char *architecture = u->models[0]->program->architecture;
+    const char *architecture = u->programs[0]->architecture;
     err_set(err, RC_WEIGHTS, "weight '%.160s' is not part of %.60s; nearest: '%.160s'", name,
             architecture ? architecture : "the model", nearest(u, name));
     *rc = fault(err, WEIGHTS_UNKNOWN, name);
@@ -236,8 +252,20 @@ static void print_shape(char *text, size_t size, uint32_t n_dims, const int64_t 
         snprintf(text + at, size - at, n_dims == 1 ? ",)" : ")");
 }
 
+/* A piece of the entry on this host; the first one of all if there is none. */
+static const struct piece *local_piece(const struct update *u, const struct update_entry *entry)
+{
+    const struct piece *piece = first_piece(u, entry);
+    while (piece && !model_of(u, piece))
+        piece = next_piece(u, piece);
+    return piece ? piece : first_piece(u, entry);
+}
+
+/* Of a piece on another host, which that host checks, a type that is always right. */
 static uint32_t stored_type(const struct update *u, const struct piece *piece)
 {
+    if (!model_of(u, piece))
+        return DTYPE_F32;
     return weight_of(u, piece)->kind == WEIGHT_VECTOR ? (uint32_t)DTYPE_F32
                                                       : weights_stored(model_of(u, piece)->weights, piece->weight, piece->part);
 }
@@ -249,7 +277,7 @@ static enum rc mismatch(const struct update *u, const struct update_entry *entry
     int64_t wanted[PART_MAX_DIMS];
     const struct dtype_info *info = dtype_info(have->dtype);
     const struct weight_part *part = part_of(u, first_piece(u, entry));
-    const char *type = dtype_info(stored_type(u, first_piece(u, entry)))->name;
+    const char *type = dtype_info(stored_type(u, local_piece(u, entry)))->name;
     for (uint32_t i = 0; i < part->n_dims; i++)
         wanted[i] = part->dims[i];
     print_shape(shapes[0], sizeof shapes[0], part->n_dims, wanted);
@@ -291,7 +319,7 @@ static enum rc check_tensor(const struct update *u, const struct update_entry *e
                             struct err *err)
 {
     const struct weight_part *part = part_of(u, first_piece(u, entry));
-    const struct backend *backend = u->models[0]->backend;
+    const struct backend *backend = u->models[u->first]->backend;
     if (tensor->is_lent && !backend->matrix_borrow)
         return err_set(err, RC_UNSUPPORTED, "weight '%.160s': the backend %s reads weights from its own memory alone; use "
                        "borrow=False", entry->name, backend->name);
@@ -506,7 +534,7 @@ static enum rc visit_places(struct update *u, const struct update_entry *entry, 
 {
     enum rc rc = RC_OK;
     for (const struct piece *piece = first_piece(u, entry); piece && !rc; piece = next_piece(u, piece))
-        rc = visit_piece(u, entry, piece, tensor, flags, f, ctx, err);
+        rc = !model_of(u, piece) ? RC_OK : visit_piece(u, entry, piece, tensor, flags, f, ctx, err);
     return rc;
 }
 
@@ -530,7 +558,7 @@ static enum rc check_values(struct update *u, const struct update_entry *entry, 
     if (rc || !sum.n_non_finite)
         return rc;
     err_set(err, RC_WEIGHTS, "weight '%.160s': %llu of its values are not finite%s", entry->name,
-            (unsigned long long)sum.n_non_finite, is_quantised(u, first_piece(u, entry)) ? " or beyond 2^100" : "");
+            (unsigned long long)sum.n_non_finite, is_quantised(u, local_piece(u, entry)) ? " or beyond 2^100" : "");
     return fault(err, WEIGHTS_MISMATCHED, entry->name);
 }
 
@@ -542,7 +570,7 @@ static enum rc check(struct update *u, const char *name, const struct update_ten
     *fate = !*entry ? UPDATE_SKIPPED : (*entry)->n_writes ? UPDATE_REPEATED : UPDATE_FRESH;
     if (*entry)
         rc = check_tensor(u, *entry, tensor, err);
-    if (*entry && !rc && (is_finite || is_quantised(u, first_piece(u, *entry))))
+    if (*entry && !rc && (is_finite || is_quantised(u, local_piece(u, *entry))))
         rc = check_values(u, *entry, tensor, err);
     return rc;
 }
@@ -611,7 +639,8 @@ enum rc update_finish(struct update *u, struct err *err)
 {
     enum rc rc = RC_OK;
     for (uint32_t rank = 0; rank < u->n_ranks && !rc; rank++)
-        rc = u->models[rank]->backend->tensor_finish(u->models[rank]->ctx, err);
+        if (u->models[rank])
+            rc = u->models[rank]->backend->tensor_finish(u->models[rank]->ctx, err);
     return rc;
 }
 
@@ -620,11 +649,14 @@ enum rc update_settle(struct update *u, struct err *err)
     enum rc rc = RC_OK;
     for (uint32_t i = 0; i < u->n_entries; i++)
         for (const struct piece *piece = first_piece(u, &u->entries[i]); piece && !rc; piece = next_piece(u, piece))
-            rc = settle_part(model_of(u, piece), piece->weight, piece->part, u->entries[i].n_writes > 0, err);
+            if (model_of(u, piece))
+                rc = settle_part(model_of(u, piece), piece->weight, piece->part, u->entries[i].n_writes > 0, err);
     for (uint32_t rank = 0; rank < u->n_ranks && !rc; rank++)
-        rc = settle_values(u->models[rank], err);
+        if (u->models[rank])
+            rc = settle_values(u->models[rank], err);
     for (uint32_t rank = 0; rank < u->n_ranks && !rc; rank++)
-        rc = graphs_refresh(u->models[rank], err);
+        if (u->models[rank])
+            rc = graphs_refresh(u->models[rank], err);
     return rc;
 }
 
@@ -649,7 +681,7 @@ enum rc update_rows(const struct update *u, uint32_t index, struct update_rows *
     const struct piece *piece = first_piece(u, &u->entries[index]);
     const struct weight_part *part = part_of(u, piece);
     const struct weight *weight = weight_of(u, piece);
-    const struct model *model = model_of(u, piece);
+    const struct model *model = u->models[u->first];
     if (u->n_ranks > 1 || !model->backend->matrix_rows)
         return err_set(err, RC_UNSUPPORTED, u->n_ranks > 1 ? "sharing weights with several ranks is not supported; use "
                        "tensor_parallel_size=1" : "the backend %s shares no weights; use borrow=True of update_weights",
@@ -668,12 +700,12 @@ enum rc update_rows(const struct update *u, uint32_t index, struct update_rows *
 
 bool update_knows(const struct update *u, const char *name)
 {
-    return name_table_find(&u->names, name, strlen(name)) != NAME_ABSENT || is_ignored(u->models[0]->program, name);
+    return name_table_find(&u->names, name, strlen(name)) != NAME_ABSENT || is_ignored(u->programs[0], name);
 }
 
 bool update_skips(const struct update *u, const char *name)
 {
-    return name_table_find(&u->names, name, strlen(name)) == NAME_ABSENT && is_ignored(u->models[0]->program, name);
+    return name_table_find(&u->names, name, strlen(name)) == NAME_ABSENT && is_ignored(u->programs[0], name);
 }
 
 const struct update_entry *update_find(const struct update *u, const char *name)

@@ -42,6 +42,11 @@ struct update_entry {
 /* models [n_ranks]: of a team. Each rank takes its rows of a tensor. RC_UNSUPPORTED: the backend has no tensor_write, or the
  * model's GGUF file has another order of rows. */
 enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct update **update, struct err *err);
+/* The same of ranks on several hosts. models: NULL where a rank is on another host, programs [n_ranks]: those of these ranks.
+ * Names are those of all ranks; checks, writes and sums cover the ranks of this host, sums without the rows that ranks before
+ * them have. */
+enum rc update_begin_of(struct model *const *models, const struct program *const *programs, uint32_t n_ranks,
+                        struct update **update, struct err *err);
 /* Checks the name and the tensor without writing; with is_finite, or if the tensor will be quantised, also that all values are
  * finite. *fate: what update_write would do. Errors:
  *   RC_WEIGHTS      code is of enum weights_fault, what is the name

@@ -244,6 +244,31 @@ static int parse_hosts(PyObject *dict, struct hosts_options *hosts, struct team_
     return 0;
 }
 
+/* The option `all_programs`: those of all ranks of all hosts. Keeps the ones of ranks on other hosts. */
+static int parse_others(PyObject *dict, uint32_t n_ranks, struct team_options *team)
+{
+    PyObject *given = PyDict_GetItemString(dict, "all_programs");
+    if (!team->hosts)
+        return 0;
+    if (!given || PySequence_Size(given) != (Py_ssize_t)team->n_all_ranks) {
+        PyErr_Format(PyExc_ValueError, "all_programs: wanted those of %u ranks", team->n_all_ranks);
+        return -1;
+    }
+    if (!(team->others = mem_calloc(team->n_all_ranks, sizeof *team->others))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (uint32_t rank = 0; rank < team->n_all_ranks; rank++) {
+        bool is_here = rank >= team->first_rank && rank < team->first_rank + n_ranks;
+        PyObject *spec = is_here ? NULL : PySequence_GetItem(given, (Py_ssize_t)rank);
+        team->others[rank] = spec ? py_program_parse(spec) : NULL;
+        Py_XDECREF(spec);
+        if (!is_here && !team->others[rank])
+            return -1;
+    }
+    return 0;
+}
+
 static int make_team(Model *object, struct program **programs, uint32_t n_ranks, struct checkpoint *checkpoint, PyObject *dict,
                      const struct model_options *options)
 {
@@ -251,9 +276,13 @@ static int make_team(Model *object, struct program **programs, uint32_t n_ranks,
     struct team_options team = {.n_ranks = n_ranks, .timeout_seconds = seconds ? PyFloat_AsDouble(seconds) : 30};
     struct hosts_options hosts;
     struct model_options ranks[TEAM_MAX_RANKS];
-    if (PyErr_Occurred() || parse_hosts(dict, &hosts, &team) || spread_options(dict, options, n_ranks, ranks)) {
+    if (PyErr_Occurred() || parse_hosts(dict, &hosts, &team) || parse_others(dict, n_ranks, &team) ||
+        spread_options(dict, options, n_ranks, ranks)) {
         for (uint32_t rank = 0; rank < n_ranks; rank++)
             program_destroy(programs[rank]);
+        for (uint32_t rank = 0; team.others && rank < team.n_all_ranks; rank++)
+            program_destroy(team.others[rank]);
+        mem_free(team.others);
         return -1;
     }
     struct err err = {0};

@@ -5,12 +5,13 @@
 #include "py_update_batch.h"
 #include "py_update_lists.h"
 
-#include "../program/team.h"
+#include "../program/team_state.h"
 
 typedef struct {
     PyObject_HEAD PyObject *model, *engine;
     struct update *update;
-    int ordinal; /* of the CUDA device; -1: CPU */
+    struct team *team; /* the model's; used while it is borrowed */
+    int ordinal;       /* of the CUDA device; -1: CPU */
     bool is_held, is_over;
     bool drafts; /* the model is the engine's drafter */
 } Update;
@@ -33,9 +34,8 @@ static int update_init(PyObject *object, PyObject *args, PyObject *kwargs)
     struct team *borrowed = py_model_borrow(model);
     if (!borrowed)
         return -1;
-    enum rc rc = team_check_one_process(borrowed, "an update or a checksum of the weights", &err);
-    if (!rc)
-        rc = update_begin(team_models(borrowed), team_n_ranks(borrowed), &self->update, &err);
+    enum rc rc = team_update_begin(borrowed, &self->update, &err);
+    self->team = borrowed;
     py_model_return(model);
     if (rc) {
         py_raise(&err);
@@ -138,7 +138,7 @@ static PyObject *put(Update *self, struct py_batch *batch)
 {
     struct err err;
     enum rc rc;
-    if (batch->wants_finite && hold_steps(self) < 0)
+    if ((batch->wants_finite || team_hosts(self->team)) && hold_steps(self) < 0) /* other hosts are told between steps */
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     rc = py_batch_check(batch, self->update, &err);
@@ -180,7 +180,7 @@ static PyObject *write_tensors(PyObject *object, PyObject *args)
     int wants_finite = 0, lends = 0;
     if (!PyArg_ParseTuple(args, "O!|Kpp:write", &PyList_Type, &list, &stream, &wants_finite, &lends) || !begin(self))
         return NULL;
-    struct py_batch batch = {.wants_finite = wants_finite, .lends = lends};
+    struct py_batch batch = {.wants_finite = wants_finite, .lends = lends, .team = self->team};
     const struct py_memory memory = {.ordinal = self->ordinal, .stream = (uintptr_t)stream};
     return put_taken(self, &batch, py_batch_take_tensors(&batch, self->update, list, &memory));
 }
@@ -214,7 +214,7 @@ static PyObject *write_memory(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!p|Kp:write_memory", &PyList_Type, &list, &on_device, &stream, &wants_finite) ||
         !begin(self))
         return NULL;
-    struct py_batch batch = {.wants_finite = wants_finite};
+    struct py_batch batch = {.wants_finite = wants_finite, .team = self->team};
     const struct py_memory memory = {.on_device = on_device, .stream = (uintptr_t)stream};
     return put_taken(self, &batch, py_batch_take_memory(&batch, list, &memory));
 }
@@ -226,7 +226,7 @@ static PyObject *write_shared(PyObject *object, PyObject *args)
     int wants_finite = 0;
     if (!PyArg_ParseTuple(args, "O!|p:write_shared", &PyList_Type, &list, &wants_finite) || !begin(self))
         return NULL;
-    struct py_batch batch = {.wants_finite = wants_finite};
+    struct py_batch batch = {.wants_finite = wants_finite, .team = self->team};
     return put_taken(self, &batch, py_batch_take_shared(&batch, list));
 }
 
@@ -261,6 +261,8 @@ static PyObject *commit_all(PyObject *object, PyObject *recomputes)
         rc = update_finish(self->update, &err);
     if (is_held && !rc)
         rc = update_settle(self->update, &err);
+    if (is_held && !rc)
+        rc = team_weights_elsewhere(self->team, &(struct weight_call){.call = TEAM_SETTLE, .name = ""}, NULL, &err);
     Py_END_ALLOW_THREADS
     py_model_return(self->model);
     if (rc)
@@ -278,6 +280,11 @@ static PyObject *abort_all(PyObject *object, PyObject *args)
     if (self->is_over || !self->update)
         Py_RETURN_NONE;
     self->is_over = true;
+    if (self->is_held && py_model_borrow(self->model)) {
+        team_weights_elsewhere(self->team, &(struct weight_call){.call = TEAM_END_UPDATE, .name = ""}, NULL, NULL);
+        py_model_return(self->model);
+    }
+    PyErr_Clear(); /* the model is closed */
     if (self->is_held && py_engine_call(self->engine, give_up, self) < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -356,7 +363,7 @@ static PyObject *progress(PyObject *object, PyObject *args)
 /* ---- checksums ------------------------------------------------------------------------------------------------------- */
 
 struct sum_of {
-    struct update *update;
+    const Update *self;
     struct py_batch_item *item;
     bool has_tensor;
     struct tensor_sum sum;
@@ -368,8 +375,14 @@ static enum rc add_up(struct engine *engine, void *ctx, struct err *err)
     enum rc rc = refuse_sleep(engine, NULL, err);
     if (!rc)
         rc = engine_settle(engine, err);
-    return rc ? rc : update_sum(s->update, s->item->text, s->has_tensor ? &s->item->tensor.tensor : NULL, &s->sum,
-                                &s->item->fate, err);
+    uint64_t others = 0;
+    if (!rc)
+        rc = update_sum(s->self->update, s->item->text, s->has_tensor ? &s->item->tensor.tensor : NULL, &s->sum, &s->item->fate,
+                        err);
+    if (!rc && s->item->fate != UPDATE_SKIPPED)
+        rc = py_batch_tell(s->self->team, (struct weight_call){.call = TEAM_SUM}, s->item, s->has_tensor, &others, err);
+    s->sum.sum += others;
+    return rc;
 }
 
 /* checksum(name, tensor=None, stream=0) -> the checksum, or None if the name is skipped. */
@@ -381,7 +394,7 @@ static PyObject *checksum(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "U|OK:checksum", &name, &tensor, &stream) || !begin(self))
         return NULL;
     struct py_batch_item item = {.text = PyUnicode_AsUTF8AndSize(name, NULL)};
-    struct sum_of s = {self->update, &item, tensor != Py_None, {0, 0}};
+    struct sum_of s = {self, &item, tensor != Py_None, {0, 0}};
     const struct py_memory memory = {.ordinal = self->ordinal, .stream = (uintptr_t)stream};
     bool is_taken = item.text && (!s.has_tensor || py_batch_take_tensor(&item, self->update, tensor, &memory));
     if (is_taken && py_engine_call(self->engine, add_up, &s) == 0)

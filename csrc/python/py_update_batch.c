@@ -6,7 +6,7 @@
 
 #include "../base/file.h"
 #include "../base/mem.h"
-#include "../program/checkpoint.h"
+#include "../program/team_state.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -120,19 +120,6 @@ static void read_from(struct py_batch_item *item, struct py_batch_file file)
     item->tensor.tensor.read_ctx = item;
 }
 
-static void view_stored(const struct checkpoint_tensor *stored, struct update_tensor *t)
-{
-    t->dtype = stored->dtype;
-    snprintf(t->type, sizeof t->type, "%.20s", stored->type);
-    t->n_dims = stored->n_dims < UPDATE_MAX_DIMS ? stored->n_dims : UPDATE_MAX_DIMS;
-    t->is_host = true;
-    int64_t step = 1;
-    for (uint32_t i = t->n_dims; i-- > 0; step *= t->shape[i]) {
-        t->shape[i] = (int64_t)stored->shape[i];
-        t->strides[i] = step;
-    }
-}
-
 static int take_stored(PyObject *tuple, struct py_batch_item *item)
 {
     PyObject *file;
@@ -142,7 +129,7 @@ static int take_stored(PyObject *tuple, struct py_batch_item *item)
     const struct checkpoint *checkpoint = py_checkpoint_get(file);
     const struct checkpoint_tensor *stored = checkpoint ? checkpoint_find(checkpoint, name) : NULL;
     if (stored) {
-        view_stored(stored, &item->tensor.tensor);
+        team_view_stored(stored, &item->tensor.tensor);
         read_from(item, (struct py_batch_file){.checkpoint = checkpoint, .stored = stored, .n_bytes = stored->size_bytes});
     } else if (checkpoint) {
         PyErr_Format(PyExc_KeyError, "%s", name);
@@ -299,11 +286,32 @@ static enum rc check_item(struct update *update, const struct py_batch *batch, s
     return rc || !tensor->read || item->fate == UPDATE_SKIPPED ? rc : check_file(item, err);
 }
 
+enum rc py_batch_tell(struct team *team, struct weight_call call, const struct py_batch_item *item, bool has_tensor,
+                      uint64_t *sum, struct err *err)
+{
+    const struct py_batch_file *file = &item->file;
+    if (!team_hosts(team))
+        return RC_OK;
+    if (has_tensor && !file->checkpoint)
+        return err_set(err, RC_UNSUPPORTED,
+                       "weights of a model on several hosts (nnodes) can only come from a directory that all hosts see; "
+                       "weight '%.80s' is a tensor in memory", item->text);
+    call.name = item->text;
+    call.path = has_tensor ? checkpoint_path(file->checkpoint, file->stored->file) : NULL;
+    call.stored = has_tensor ? file->stored->name : NULL;
+    return team_weights_elsewhere(team, &call, sum, err);
+}
+
 enum rc py_batch_check(struct py_batch *batch, struct update *update, struct err *err)
 {
+    const struct weight_call call = {.call = TEAM_CHECK, .is_finite = batch->wants_finite};
     enum rc rc = RC_OK;
-    for (Py_ssize_t i = 0; i < batch->n && !rc; i++)
-        rc = check_item(update, batch, &batch->items[i], err);
+    for (Py_ssize_t i = 0; i < batch->n && !rc; i++) {
+        struct py_batch_item *item = &batch->items[i];
+        rc = check_item(update, batch, item, err);
+        if (!rc && batch->team && item->fate != UPDATE_SKIPPED)
+            rc = py_batch_tell(batch->team, call, item, true, NULL, err);
+    }
     return rc;
 }
 
@@ -314,6 +322,8 @@ enum rc py_batch_write(struct py_batch *batch, struct update *update, struct err
     for (Py_ssize_t i = 0; i < batch->n && !rc; i++) {
         struct py_batch_item *item = &batch->items[i];
         rc = update_write(update, item->text, &item->tensor.tensor, false, &item->fate, err);
+        if (!rc && item->fate != UPDATE_SKIPPED)
+            rc = py_batch_tell(batch->team, (struct weight_call){.call = TEAM_WRITE}, item, true, NULL, err);
         waits |= item->tensor.tensor.is_host && !item->tensor.tensor.read && item->fate != UPDATE_SKIPPED;
     }
     if (waits) { /* the caller may change host memory after this call, also after an error */

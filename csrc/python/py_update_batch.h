@@ -4,7 +4,7 @@
 
 #include "py_tensor.h"
 
-#include "../program/update.h"
+#include "../program/team_weights.h"
 
 /* Where a tensor lies that update_write reads piece by piece: in a checkpoint, or in a file that another process shares. */
 struct py_batch_file {
@@ -30,6 +30,7 @@ struct py_batch {
     struct py_batch_item *items;
     Py_ssize_t n, n_taken;
     bool wants_finite, lends;
+    struct team *team; /* its other hosts check and write, too; NULL, if the tensors are not there yet: they do not check */
 };
 
 /* Where the tensors of a list lie. */
@@ -53,7 +54,9 @@ bool py_batch_take_memory(struct py_batch *batch, PyObject *list, const struct p
 bool py_batch_take_shared(struct py_batch *batch, PyObject *list);
 void py_batch_free(struct py_batch *batch);
 
-/* These two need no GIL. */
+/* These three need no GIL. py_batch_tell: the call about an item on the team's other hosts; sum: as team_weights_elsewhere. */
+enum rc py_batch_tell(struct team *team, struct weight_call call, const struct py_batch_item *item, bool has_tensor,
+                      uint64_t *sum, struct err *err);
 enum rc py_batch_check(struct py_batch *batch, struct update *update, struct err *err);
 enum rc py_batch_write(struct py_batch *batch, struct update *update, struct err *err);
 /* The list of the names that the update skipped. */

@@ -4,6 +4,7 @@
 #include "../base/dtype.h"
 #include "py.h"
 
+static bool is_any(const struct update_entry *entry) { return entry->name != NULL; }
 static bool is_lent(const struct update_entry *entry) { return entry->lent_bytes > 0; }
 static bool is_repeated(const struct update_entry *entry) { return entry->n_writes > 1; }
 
@@ -19,7 +20,7 @@ PyObject *py_update_names(const struct update *update, PyObject *which)
     static const struct {
         const char *name;
         bool (*is_wanted)(const struct update_entry *entry);
-    } LISTS[] = {{"missing", update_is_missing}, {"repeated", is_repeated}, {"lent", is_lent}};
+    } LISTS[] = {{"missing", update_is_missing}, {"repeated", is_repeated}, {"lent", is_lent}, {"all", is_any}};
     PyObject *list = PyList_New(0);
     for (size_t l = 0; l < sizeof LISTS / sizeof *LISTS; l++)
         for (uint32_t i = 0; list && update && i < update_n_entries(update); i++)

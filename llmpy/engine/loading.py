@@ -161,6 +161,8 @@ def _load(config: EngineConfig, on_progress: Callable[[int, int], None] | None) 
         compiled.spec, config.max_encoder_rows, config.encoder_cache_tokens, config.max_num_batched_tokens or 0
     )
     options["hosts"] = _hosts.core_option(config, options, result.programs, [] if dummy else files.weights)
+    if options["hosts"] is not None:
+        options["all_programs"] = result.programs
     options["beside"] = None if drafts is None else drafts.beside
     weights, own = None if dummy else checkpoint, _hosts.ranks_here(config)
     _hosts.announce(config)

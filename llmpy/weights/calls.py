@@ -151,11 +151,10 @@ class Weights:
 
     def checksums(self, names: str | Iterable[str] | None) -> dict[str, int]:
         """Checksums by name."""
-        if names is None:
-            names = [info["name"] for info in self.model.weight_info()]
         found: dict[str, int] = {}
         with self.claim():
             core = update_of(self.model, self.runner, self.ordinal)
+            names = core.names("all") if names is None else names
             for name in [names] if isinstance(names, str) else names:
                 value = core.checksum(name)
                 if value is not None:
@@ -167,9 +166,9 @@ class Weights:
         if isinstance(source, str | os.PathLike):
             source = stored_tensors(source)
         pairs = source.items() if isinstance(source, Mapping) else source
-        left = {info["name"] for info in self.model.weight_info()}
-        order, different, skipped, equal = sorted(left), [], [], 0
         core = update_of(self.model, self.runner, self.ordinal)
+        left = set(core.names("all"))
+        order, different, skipped, equal = sorted(left), [], [], 0
         for given, tensor in pairs:
             name = given if rename is None else rename(given)
             if name is None:

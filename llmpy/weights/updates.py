@@ -478,7 +478,7 @@ class WeightUpdate:
 
 def stored_tensors(path: str | os.PathLike[str]) -> list[Named]:
     """The tensors of a directory's safetensors files, as the core takes them."""
-    files = sorted(Path(path).glob("*.safetensors"))
+    files = sorted(Path(path).absolute().glob("*.safetensors"))  # other hosts have other working directories
     if not files:
         raise ModelNotFoundError(f"{path}: wanted a directory of safetensors files, have none")
     checkpoint = _core.Checkpoint([str(file) for file in files])

@@ -188,7 +188,7 @@ static enum rc answer(struct host *h, struct err *err)
         CHECK_EQ(n_bytes, sizeof codes);
         struct err result = {0};
         err_set(&result, codes[h->options.host], "no room at %u", h->options.host);
-        rc = hosts_send_result(h->hosts, codes[h->options.host], &result, err);
+        rc = hosts_send_result(h->hosts, codes[h->options.host], h->options.host, &result, err);
         if (rc)
             return rc;
     }
@@ -203,10 +203,12 @@ static enum rc order(struct host *h, struct err *err)
         return answer(h, err);
     for (uint32_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         struct err result = {0};
+        uint64_t sum;
         enum rc rc = hosts_send_order(h->hosts, orders[i], sizeof orders[i], err);
         if (rc)
             return rc;
-        CHECK_EQ(hosts_await_results(h->hosts, &result), wanted[i]);
+        CHECK_EQ(hosts_await_results(h->hosts, &sum, &result), wanted[i]);
+        CHECK_EQ(sum, 1 + 2); /* the followers' numbers */
         CHECK_CONTAINS(result.message, texts[i]);
         CHECK_EQ(hosts_check(h->hosts, err), RC_OK);
     }

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from llmpy import (
     LLM,
@@ -34,6 +36,8 @@ from llmpy import (
     EngineDeadError,
     SamplingParams,
     UnsupportedError,
+    WeightsMissingError,
+    WeightUpdateError,
     _core,
 )
 from llmpy.distributed import _hosts
@@ -375,12 +379,72 @@ def test_all_hosts_sleep_or_none(models: dict[str, dict[str, Any]]) -> None:
     assert follower.returncode == 0
 
 
+def other_weights(llm: LLM, folder: Path) -> dict[str, np.ndarray]:
+    """Random weights for a model, in two files."""
+    rng = np.random.default_rng(9)
+    made = {
+        info["name"]: (0.1 * rng.standard_normal(info["shape"]) + ("norm" in info["name"])).astype(np.float32)
+        for info in llm.weight_info()
+    }
+    names = sorted(made)
+    for number, some in enumerate((names[::2], names[1::2])):
+        save_file({name: made[name] for name in some}, folder / f"{number}.safetensors")
+    return made
+
+
+@pytest.mark.parametrize(("name", "n_ranks", "experts"), [("dense", 4, "auto"), ("mixture", 3, "rank"), ("hybrid", 2, "auto")])
+def test_weights_of_two_hosts(
+    models: dict[str, dict[str, Any]], tmp_path: Path, name: str, n_ranks: int, experts: str
+) -> None:
+    """Sums, comparisons, updates from a directory and deep sleep are those of one rank."""
+
+    def answers(llm: LLM) -> list[Any]:
+        llm.reset_prefix_cache()
+        return [bits(output) for output in llm.generate(PROMPTS[:4], [params(i) for i in range(4)])]
+
+    with LLM(**models[name]) as llm:
+        made, first, before = other_weights(llm, tmp_path), llm.weight_checksum(), answers(llm)
+        llm.update_weights(tmp_path)
+        second, after = llm.weight_checksum(), answers(llm)
+    part, bad = tmp_path / "part", tmp_path / "bad"
+    wrong = {**made, "model.norm.weight": np.ones(7, np.float32)}
+    for folder, weights in ((part, dict(list(made.items())[3:9])), (bad, wrong)):
+        folder.mkdir()
+        save_file(weights, folder / "model.safetensors")
+    with two_hosts({**models[name], "experts": experts}, n_ranks) as (llm, follower):
+        assert llm.weight_checksum() == first and answers(llm) == before and not llm.compare_weights(tmp_path)
+        for source in (bad, {"model.norm.weight": np.ones(64, np.float32)}):
+            with pytest.raises((WeightUpdateError, UnsupportedError)):
+                llm.update_weights(source, partial=True)
+        assert llm.weight_checksum() == first and answers(llm) == before
+        report = llm.update_weights(tmp_path)
+        assert report.num_tensors == len(made) and llm.weight_checksum() == second and answers(llm) == after
+        assert llm.compare_weights(tmp_path)
+        assert llm.update_weights(part, partial=True).num_tensors == 6 and answers(llm) == after
+        llm.sleep(2)
+        llm.wake_up(["weights"])
+        with pytest.raises(WeightUpdateError):
+            llm.update_weights(part, partial=True)
+        llm.update_weights(tmp_path)
+        llm.wake_up()
+        assert llm.weight_checksum() == second and answers(llm) == after
+        with pytest.raises(KeyError), llm.begin_update() as update:
+            update.read_dir(part)
+            raise KeyError
+        with pytest.raises(WeightsMissingError):
+            llm.generate([[1, 2]])
+        llm.update_weights(tmp_path)
+        assert answers(llm) == after
+    assert follower.returncode == 0
+
+
 def test_what_needs_all_ranks_here_is_refused(models: dict[str, dict[str, Any]]) -> None:
     with two_hosts(models["dense"], 2) as (llm, follower):
         calls = [
-            llm.weight_checksum, lambda: llm.sleep(2), lambda: llm.tap([[1, 2]], llm.tap_names()[0]),
-            lambda: llm.update_weights({}), lambda: llm.init_weight_group("127.0.0.1", 1, rank_offset=1, world_size=2),
-        ]  # fmt: skip
+            lambda: llm.tap([[1, 2]], llm.tap_names()[0]),
+            lambda: llm.update_weights({"model.norm.weight": np.ones(64, np.float32)}, partial=True),
+            lambda: llm.init_weight_group("127.0.0.1", 1, rank_offset=1, world_size=2),
+        ]
         for call in calls:
             with pytest.raises(UnsupportedError, match="several hosts \\(nnodes\\)"):
                 call()
