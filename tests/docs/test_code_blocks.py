@@ -148,7 +148,9 @@ def own_architecture(tools: Tools) -> Setting:
 
 
 def async_engine(tools: Tools) -> Setting:
-    return Setting({"engine": AsyncEngine(tools.tiny, **SMALL)}, {})
+    """The page ends a request that is running: one of the tiny model's ends by itself after 8 ms."""
+    slow = tools.another("slow", num_hidden_layers=120, max_position_embeddings=1024)
+    return Setting({"engine": AsyncEngine(slow, **{**SMALL, "kv_cache_memory_bytes": "32MiB"}, banned_token_ids=[2])}, {})
 
 
 def chat(tools: Tools) -> Setting:
