@@ -30,7 +30,7 @@ struct py_batch {
     struct py_batch_item *items;
     Py_ssize_t n, n_taken;
     bool wants_finite, lends;
-    struct team *team; /* its other hosts check and write, too; NULL, if the tensors are not there yet: they do not check */
+    struct team *team; /* its other hosts check and write the tensors, too; NULL: only this host checks them */
 };
 
 /* Where the tensors of a list lie. */

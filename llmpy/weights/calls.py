@@ -93,7 +93,10 @@ class Weights:
             UnsupportedError: The engine has no drafter.
         """
         if drafts and not self.drafter:
-            raise UnsupportedError("update_drafter() wants an engine with a drafter: speculative_config with method 'draft'")
+            raise UnsupportedError(
+                "update_drafter() wants an engine with a drafter: speculative_config with a method that has weights, "
+                "such as 'draft', 'eagle3' or 'medusa'"
+            )
         speculation = self.frontend.config.speculative_config
         models = [] if drafts else [update_of(self.model, self.runner, self.ordinal)]
         if drafts or (speculation is not None and speculation["method"] == "mtp"):
