@@ -76,8 +76,7 @@ class Mixtures(Opened):
         stage.view(args.x, "x", x)
         stage.view(args.y, "y", y, True)
         args.n_rows = stage.n_rows
-        if stage_routes(stage, args, routes, False) != args.n_rows:
-            raise ValueError("routes: wanted as many rows as x")
+        stage_chosen(stage, args, routes, "x")
         stage.array(args, "up_bias", up_bias)
         stage.array(args, "down_bias", down_bias)
         width = (args.n_chosen * 4 * max(inner, args.x.width, args.y.width) + 2 * n_experts + 16 + 15) // 16 * 16
@@ -96,8 +95,7 @@ class Mixtures(Opened):
         stage.view(args.results, "results", results)
         stage.view(args.y, "y", y, True)
         args.n_rows = stage.n_rows
-        if stage_routes(stage, args, routes, False) != args.n_rows:
-            raise ValueError("routes: wanted as many rows as results")
+        stage_chosen(stage, args, routes, "results")
         self._run(stage, "combine", args)
 
 
@@ -108,3 +106,9 @@ def stage_routes(stage: Stage, args: Any, routes: Array, is_written: bool) -> in
         raise ValueError("routes: wanted a two-dimensional array of pairs")
     args.route_stride = args.n_chosen = routes.shape[1] // 2
     return int(routes.shape[0])
+
+
+def stage_chosen(stage: Stage, args: Any, routes: Array, of: str) -> None:
+    """Routes that an operation reads, one row of them for each row of the array `of`."""
+    if stage_routes(stage, args, routes, False) != args.n_rows:
+        raise ValueError(f"routes: wanted as many rows as {of}")
