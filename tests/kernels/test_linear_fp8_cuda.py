@@ -43,7 +43,8 @@ class Numbers:
 TYPES = {"fp8": Numbers("fp8", FP8, 448, 5e-4, 0.05), "int8": Numbers("int8_g128", INT8, 127, 1e-6, 0.025)}
 ROWS = (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 191, 300)
 # Rows of W that end tiles and slices anywhere; columns of whole slabs, of odd numbers of them, of stages, and with rests.
-SHAPES = [(8, 128), (72, 256), (203, 300), (40, 129), (16, 1), (576, 1152), (1000, 640), (392, 2000), (4096, 1024), (6144, 520)]
+SHAPES = [(8, 128), (72, 256), (203, 300), (40, 129), (16, 1), (576, 1152), (1000, 640), (392, 2000), (4096, 1024), (6144, 520),
+          (9000, 384)]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
@@ -222,12 +223,16 @@ def test_large_tiles(n: int, k: int, scales: str, numbers: Numbers, cuda: str) -
             assert product[first : first + there].tobytes() == gated[first][:there].tobytes(), (rows, first)
 
 
+@pytest.mark.parametrize("of", ["blocks", "rows"])
 @pytest.mark.parametrize(("n", "k"), [(128, 384), (1000, 1300), (1152, 640), (4096, 1024)])
-def test_shared_scales(n: int, k: int, dtype: str, numbers: Numbers, backend: Backend) -> None:
-    """After prepare, scales of blocks are read once for 64 rows: equal bits, as sums and as gate | up."""
+def test_shared_scales(of: str, n: int, k: int, dtype: str, numbers: Numbers, backend: Backend) -> None:
+    """After prepare, scales of blocks are read once for 64 rows, and those of rows once for all slabs: equal bits, as sums and
+    as gate | up."""
     rng = np.random.default_rng(k)
     stored = numbers.of(60 * rng.standard_normal((n, k), np.float32))
     scales = rng.uniform(1e-4, 1e-3, (-(-n // 128), -(-k // 128))).astype(np.float32).repeat(128, 0)[:n]
+    if of == "rows":
+        scales = rng.uniform(1e-4, 1e-3, (n, 1)).astype(np.float32).repeat(-(-k // 128), 1)
     matrix = backend.matrix([(numbers.dtype, n, blocks(stored, scales))], k)
     x, found = draw(KINDS[dtype], rng, 300, k), []
     for _ in range(2):
@@ -238,6 +243,32 @@ def test_shared_scales(n: int, k: int, dtype: str, numbers: Numbers, backend: Ba
         assert y[64].tobytes() == y[300][:64].tobytes()
         backend.prepare()
     assert found[0] == found[1]
+
+
+# Rows of W, columns, is gate | up. The row's kernel norms those of 10M weights and more itself; 8320 columns want two launches.
+NORMED = [(6144, 2048, False), (10240, 1024, True), (2048, 2176, True), (520, 4096, False), (392, 6152, False),
+          (64, 8320, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "k", "is_product"), NORMED)
+def test_norm_and_linear_are_both_operations(n: int, k: int, is_product: bool, dtype: str, numbers: Numbers,
+                                             backend: Backend) -> None:  # fmt: skip
+    """A norm that rounds its rows for the linear behind it gives the bits of the sum, its norm and the linear."""
+    rng = np.random.default_rng(n)
+    matrix = backend.matrix([(numbers.dtype, n, random_weights(numbers, n, k, rng)[0])], k)
+    weight = rng.standard_normal(k).astype(np.float32)
+    a, b = rng.standard_normal((2, 200, k)).astype(KINDS[dtype]).view(np.uint16)
+    total, out, mid = np.zeros_like(a), np.zeros_like(a), np.zeros((200, n), np.uint16) if is_product else None
+    y = np.zeros((200, n // 2 if is_product else n), np.uint16)
+    backend.add_rms_norm(a, b, total, weight, out, 1e-6)
+    backend.linear(matrix, out, y, mid=mid)
+    for first, rows in ((0, 1), (7, 1), (3, 2), (1, 33), (90, 64), (0, 65), (0, 200)):
+        part = slice(first, first + rows)
+        mine, normed, made = np.zeros((rows, k), np.uint16), np.zeros((rows, k), np.uint16), np.zeros_like(y[part])
+        middle = np.zeros((rows, n), np.uint16) if is_product else None
+        backend.norm_linear(a[part], b[part], mine, weight, normed, 1e-6, matrix, made, mid=middle)
+        assert backend.allocations == 0
+        assert mine.tobytes() == total[part].tobytes() and made.tobytes() == y[part].tobytes(), rows
 
 
 def test_places_and_other_rows(dtype: str, numbers: Numbers, backend: Backend) -> None:

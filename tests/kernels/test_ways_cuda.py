@@ -91,6 +91,11 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
         few = [*(["fp8_row"] if rows == 1 else []), *(["fp8_few"] if rows <= 64 else [])]
         ways.check(partial(sums, rows, fp8), [*few, "fp8_many", "fp8_plain"])
         ways.check(partial(products, rows, fp8), [*few, "fp8_many", "twice"], inner="fp8_plain")
+    large_rows = np.zeros((5120, 16, 132), np.uint8)
+    large_rows[:, :, :4] = np.full((5120, 16, 1), 1e-3, np.float32).view(np.uint8)
+    large_rows[:, :, 4:] = rng.integers(0, 0x60, (5120, 16, 128), dtype=np.uint8)
+    large8 = backend.matrix([("fp8", 5120, large_rows.reshape(5120, -1))], 2048)
+    ways.check(partial(normed, large8), ["fp8_row", "fp8_few", "fp8_many"], inner="fp8_plain")
     both = backend.matrix([(dtype, 1536, weights), ("fp8", 1536, bytes_of_rows.reshape(1536, -1))], 1088)
     backend.linear(both, x[:3], np.zeros((3, 3072), np.uint16))
     assert "runs" in ways.put_first(0)

@@ -170,7 +170,7 @@ def families() -> list[str]:
 def test_every_family_is_on_the_cpu_and_tested() -> None:
     cpu = {path.stem for path in (ROOT / "kernels/cpu").glob("*.c")}
     own = {"attention_e4m3", "attention_int8", "attention_sync", "backend_cuda", "comm", "comm_nccl", "device", "experts_units"}
-    own |= {"ipc", "linear_sync", "linear_units", "link", "memory", "moves", "staging", "upload"}
+    own |= {"ipc", "linear_fp8", "linear_sync", "linear_units", "link", "memory", "moves", "staging", "upload"}
     alone = [name(path) for path in (ROOT / "kernels/cuda").rglob("*.cu") if path.stem not in cpu | own]
     assert not alone, "no kernels/cpu file of the same name"
     tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests/kernels").glob("test_*.py")}

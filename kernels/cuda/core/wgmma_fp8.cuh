@@ -13,6 +13,7 @@
 #define NAMES64                                                                                                               \
     NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"   \
             "%59,%60,%61,%62,%63"
+#define NAMES48 NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WGMMA_BYTES(n, sum, types, ends, names, a_name, b_name, adds_name, ...)                                              \
     template <bool ADDS> static __device__ __forceinline__ void wgmma_bytes(sum(&d)[n / 2], uint64_t a, uint64_t b)           \
     {                                                                                                                         \
@@ -26,12 +27,14 @@
     WGMMA_BYTES(16, sum, types, ends, "%0,%1,%2,%3,%4,%5,%6,%7", 8, 9, 10, SUMS4(0, c), SUMS4(4, c))                          \
     WGMMA_BYTES(32, sum, types, ends, NAMES16, 16, 17, 18, SUMS16(0, c))                                                      \
     WGMMA_BYTES(64, sum, types, ends, NAMES32, 32, 33, 34, SUMS16(0, c), SUMS16(16, c))                                       \
+    WGMMA_BYTES(96, sum, types, ends, NAMES48, 48, 49, 50, SUMS16(0, c), SUMS16(16, c), SUMS16(32, c))                        \
     WGMMA_BYTES(128, sum, types, ends, NAMES64, 64, 65, 66, SUMS16(0, c), SUMS16(16, c), SUMS16(32, c), SUMS16(48, c))
 WGMMA_OF(float, "f32.e4m3.e4m3", ",1,1", "+f")
 WGMMA_OF(int32_t, "s32.s8.s8", "", "+r")
 #undef WGMMA_OF
 #undef WGMMA_BYTES
 #undef NAMES64
+#undef NAMES48
 #undef NAMES32
 #undef NAMES16
 #undef SUMS16

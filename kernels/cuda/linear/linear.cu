@@ -10,10 +10,7 @@
  *   linear_plain.cuh. */
 #include "../core/ways.cuh"
 #include "cublaslt.cuh"
-#include "linear_fp8_few.cuh"
-#include "linear_fp8_many.cuh"
-#include "linear_fp8_plain.cuh"
-#include "linear_fp8_row.cuh"
+#include "linear_fp8.h"
 #include "linear_gemm.cuh"
 #include "linear_plain.cuh"
 #include "linear_row.cuh"
@@ -64,13 +61,9 @@ template <class T> static cudaError_t allow_rings(void)
     cudaError_t code = cudaSuccess;
     for (uint32_t i = 0; i < 4 && code == cudaSuccess; i++)
         code = allow_shared(row_kernel<T>(i % 2, i / 2));
-    for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++) {
+    for (uint32_t i = 0; i < 8 && code == cudaSuccess; i++)
         code = allow_shared(skinny_kernel<T>(1u << i / 2, i % 2));
-        code = code ? code : allow_shared(fp8_few_of<T, e4m3>(1u << i / 2, i % 2));
-        code = code ? code : allow_shared(fp8_few_of<T, s8>(1u << i / 2, i % 2));
-    }
-    code = code ? code : fp8_row_open<T, e4m3>();
-    return code ? code : fp8_row_open<T, s8>();
+    return code;
 }
 
 /* The kernels of sm_90a. */
@@ -86,7 +79,7 @@ static cudaError_t open_kernels(struct cuda *cuda)
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
         code = gemm_open(cuda->dtype, cuda->n_processors, &cuda->linear->gemm);
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32)
-        code = fp8_many_open(cuda->dtype);
+        code = fp8_open(cuda);
     return code;
 }
 
@@ -156,7 +149,7 @@ static void take_shape(struct cuda *cuda, struct matrix *matrix)
 void linear_changed(struct matrix *matrix)
 {
     if (matrix->fp8)
-        matrix->fp8->is_shared = matrix->fp8->is_compared = false;
+        matrix->fp8->is_shared = matrix->fp8->is_of_rows = matrix->fp8->is_compared = false;
 }
 
 void linear_drop(struct cuda *cuda, const struct matrix *matrix)
@@ -326,7 +319,8 @@ static struct lt_product product_of(const struct linear_args *args)
 enum linear_weights { OF_ROUTER = 1, STREAMED = 2, IN_PARTS = 4, OF_FP8 = 8, IN_UNITS = 16, IN_RUNS = 32, ALL_WEIGHTS = 63 };
 /* What a linear computes: the sums, act(gate) * up of them, or either for a row that is first added to another row and normed.
  */
-enum linear_form { SUM = 1, PRODUCT = 2, NORMED_SUM = 4, NORMED_PRODUCT = 8, NORMED = NORMED_SUM | NORMED_PRODUCT };
+enum linear_form { SUM = 1, PRODUCT = 2, NORMED_SUM = 4, NORMED_PRODUCT = 8, NORMED = NORMED_SUM | NORMED_PRODUCT,
+                   ANY_FORM = SUM | PRODUCT | NORMED };
 
 struct linear_problem {
     struct cuda *cuda;
@@ -451,56 +445,51 @@ static enum rc run_library(const struct linear_problem &p, struct err *err)
     return is_done ? RC_OK : p.cuda->is_portable ? run_sync_many(p, err) : run_gemm(p, err);
 }
 
-/* Gate | up: eights of their rows alternate in a tile. */
+static struct fp8_product fp8_product_of(const struct linear_problem &p)
+{
+    return {p.cuda, &p.cuda->linear->fp8, p.args->matrix, p.is_product(), &p.args->x, p.norm, p.n_rows, p.output()};
+}
+
 static bool fits_fp8(const struct linear_problem &p)
 {
-    return !p.is_product() || p.args->matrix->n_rows % 16 == 0;
+    return fp8_fits(fp8_product_of(p));
 }
 
 static bool fits_fp8_row(const struct linear_problem &p)
 {
-    return fits_fp8(p) && fp8_row_fits(p.args->matrix, p.is_product());
+    return fp8_row_fits(fp8_product_of(p));
 }
 
 static enum rc run_fp8_row(const struct linear_problem &p, struct err *)
 {
-    const struct matrix *matrix = p.args->matrix;
-    visit_numbers(matrix, [&](auto number) {
-        using N = decltype(number);
-        if (p.cuda->dtype == DTYPE_F16)
-            fp8_row_launch<__half, N>(p.cuda, matrix, p.is_product(), p.args->x, p.output());
-        else
-            fp8_row_launch<__nv_bfloat16, N>(p.cuda, matrix, p.is_product(), p.args->x, p.output());
-    });
+    fp8_row_multiply(fp8_product_of(p));
     return RC_OK;
 }
 
 static enum rc run_fp8_few(const struct linear_problem &p, struct err *err)
 {
-    const uint32_t eights = skinny_eights(p.n_rows), slabs = fp8_stage_slabs(eights);
-    const struct matrix *matrix = p.args->matrix;
-    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, p.args->matrix, &p.args->x, p.n_rows, 8 * eights);
+    const uint32_t eights = skinny_eights(p.n_rows);
+    const struct fp8_product product = fp8_product_of(p);
+    const struct fp8_rows x = fp8_rounded(product, 8 * eights);
     const struct view numbers = {x.numbers, x.row_bytes / 2, x.row_bytes / 2}; /* the copy engine counts two bytes as one */
     const struct tensor_map *x_map;
-    enum rc rc = find_x_map(p.cuda, &numbers, p.n_rows, x.row_bytes / 2, 8 * eights, slabs, &x_map, err);
+    enum rc rc = find_x_map(p.cuda, &numbers, p.n_rows, x.row_bytes / 2, 8 * eights, fp8_few_slabs(eights), &x_map, err);
     if (!rc)
-        fp8_few_launch(p.cuda, matrix, p.is_product(), *x_map, x, eights, p.output());
+        fp8_few_multiply(product, *x_map, x, eights);
     return rc;
 }
 
 static enum rc run_fp8_many(const struct linear_problem &p, struct err *err)
 {
-    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, p.args->matrix, &p.args->x, p.n_rows,
-                                           ceil_div(p.n_rows, FP8_PADDED) * FP8_PADDED);
-    return fp8_many_multiply(p.cuda, p.cuda->linear->encode, &p.cuda->linear->gemm, p.args->matrix, x, p.is_product(),
-                             p.output(), err);
+    const struct fp8_product product = fp8_product_of(p);
+    const struct fp8_rows x = fp8_rounded(product, ceil_div(p.n_rows, FP8_PADDED) * FP8_PADDED);
+    return fp8_many_multiply(product, p.cuda->linear->encode, &p.cuda->linear->gemm, x, err);
 }
 
 static enum rc run_fp8_plain(const struct linear_problem &p, struct err *)
 {
-    const struct fp8_rows x = fp8_quantise(p.cuda, &p.cuda->linear->fp8, p.args->matrix, &p.args->x, p.n_rows,
-                                           ceil_div(p.n_rows, 8) * 8);
-    fp8_plain_multiply(p.cuda, p.args->matrix, x, p.output());
+    const struct fp8_product product = fp8_product_of(p);
+    fp8_plain_multiply(product, fp8_rounded(product, ceil_div(p.n_rows, 8) * 8));
     return RC_OK;
 }
 
@@ -615,9 +604,9 @@ static const struct linear_way LINEAR_WAYS[] = {
     {"gemm",            SM_90A,   1, ANY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
     {"sync_few",        ANY_GPU,  1, SYNC_FEW_ROWS,       STREAMED,            SUM | PRODUCT, fits_stream,     run_sync_few},
     {"sync_many",       ANY_GPU,  1, ANY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_sync_many},
-    {"fp8_row",         SM_90A,   1, 1,                   OF_FP8,              SUM | PRODUCT, fits_fp8_row,    run_fp8_row},
-    {"fp8_few",         SM_90A,   1, SKINNY_ROWS,         OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_few},
-    {"fp8_many",        SM_90A,   1, ANY_ROWS,            OF_FP8,              SUM | PRODUCT, fits_fp8,        run_fp8_many},
+    {"fp8_row",         SM_90A,   1, 1,                   OF_FP8,              ANY_FORM,      fits_fp8_row,    run_fp8_row},
+    {"fp8_few",         SM_90A,   1, SKINNY_ROWS,         OF_FP8,              ANY_FORM,      fits_fp8,        run_fp8_few},
+    {"fp8_many",        SM_90A,   1, ANY_ROWS,            OF_FP8,              ANY_FORM,      fits_fp8,        run_fp8_many},
     {"fp8_plain",       PORTABLE, 1, ANY_ROWS,            OF_FP8,              SUM,           NULL,            run_fp8_plain},
     {"units_few",       SM_90A,   1, UNITS_FEW_ROWS,      IN_UNITS,            SUM | PRODUCT, fits_units_few,  run_units_few},
     {"units_many",      SM_90A,   1, ANY_ROWS,            IN_UNITS,            SUM | PRODUCT, fits_units,      run_units_many},

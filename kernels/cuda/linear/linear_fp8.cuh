@@ -168,6 +168,35 @@ static __device__ __forceinline__ void fp8_sum_stages(S &even, S &odd, const str
     ring.next(at);
 }
 
+/* The same for two warpgroups that take turns, with slabs of a stage each: fold_both(sums, sums, place, place, slab) adds two
+ * slabs while the products of the other warpgroup are made. */
+template <class S, class M, class F, class B, class T>
+static __device__ __forceinline__ void fp8_sum_jointly(S &even, S &odd, const struct ring &ring, struct ring_place &at,
+                                                       uint32_t n_slabs, M multiply, F fold, B fold_both, T turns)
+{
+    uint32_t slab = 0;
+    for (; slab + 1 < n_slabs; slab += 2) {
+        struct ring_place next = at;
+        ring.next(next);
+        turns.take();
+        multiply(even, at, slab);
+        multiply(odd, next, slab + 1);
+        turns.pass();
+        wgmma_wait<0>();
+        fold_both(even, odd, at, next, slab);
+        at = next;
+        ring.next(at);
+    }
+    if (slab >= n_slabs)
+        return;
+    turns.take();
+    multiply(even, at, slab);
+    turns.pass();
+    wgmma_wait<0>();
+    fold(even, at, slab);
+    ring.next(at);
+}
+
 /* ---- the host's side ----------------------------------------------------------------------------------------------------- */
 
 /* How the few-row kernel reads a matrix: tiles of tile_rows rows, as numbers in stages of some slabs, and their scales. */
@@ -182,8 +211,9 @@ struct fp8_matrix {
     const struct matrix *matrix;
     struct fp8_matrix *next;     /* in the context's list */
     bool is_shared;              /* 64 rows share their scales, by the last comparison */
+    bool is_of_rows;             /* ... or else all slabs of a row do */
     bool is_compared;            /* they have been compared since they were written */
-    bool was_shared;             /* what the last comparison found; recorded graphs count on it */
+    uint32_t was;                /* bits of both, as the last comparison found them; recorded graphs count on it */
 };
 
 /* The map of the scales of a matrix whose first row's first scale is at data: boxes of the chunks of box_rows rows. */
@@ -234,6 +264,8 @@ static inline enum rc fp8_make_room(struct cuda *cuda, struct fp8_memory *memory
     return rc ? rc : fp8_grow(cuda, (void **)&memory->scales, &memory->scales_bytes, scales_bytes, err);
 }
 
+#define FP8_QUANTISERS_EACH 8u /* blocks of a processor that read few rows together, at most */
+
 /* Rounds the rows of x to the numbers of a matrix. Of few rows many blocks have a part each. */
 static inline struct fp8_rows fp8_quantise(const struct cuda *cuda, const struct fp8_memory *memory,
                                            const struct matrix *matrix, const struct view *x, uint32_t n_rows,
@@ -241,7 +273,9 @@ static inline struct fp8_rows fp8_quantise(const struct cuda *cuda, const struct
 {
     const uint32_t n_slabs = fp8_slabs(x->width);
     const struct fp8_rows to = {memory->numbers, memory->scales, n_slabs * FP8_SLAB, n_padded};
-    const uint32_t n_parts = n_rows < cuda->n_processors ? ceil_div(n_slabs, FP8_QUANTISERS / FP8_LANES) : 1;
+    const uint32_t n_turns = ceil_div(n_slabs, FP8_QUANTISERS / FP8_LANES);
+    const uint32_t n_room = FP8_QUANTISERS_EACH * cuda->n_processors / n_rows;
+    const uint32_t n_parts = n_room < 1 ? 1 : n_room < n_turns ? n_room : n_turns;
     const auto start = [&](auto value, auto number) {
         using T = decltype(value);
         using N = decltype(number);

@@ -9,13 +9,21 @@
 #define LLMPY_CUDA_LINEAR_FP8_MANY_CUH
 
 #include "../core/wgmma_fp8.cuh"
-#include "linear_fp8.cuh"
-#include "linear_gemm.cuh"
+#include "gemm_tiles.cuh"
+#include "linear_fp8.h"
+#include "tile_store.cuh"
 
-/* Which scales of W differ: those of each row; or 64 rows have equal ones, as in blocks of 128 by 128, and a tile has rows that
- * follow each other, or eights of gate and of up in turn. The products of the scales are equal in all, so the bits are, too. */
-enum fp8_scales { EACH_ROW, SHARED, SHARED_PAIRS };
+#include <math.h>
+
+/* Which scales of W differ: those of each row and slab; or 64 rows have equal ones, as in blocks of 128 by 128, and a tile has
+ * rows that follow each other, or eights of gate and of up in turn; or all slabs of a row have equal ones. The products of the
+ * scales are equal in all, so the bits are, too. Shared memory binds: reading a scale for each slab from there takes more than
+ * a quarter of its time. */
+enum fp8_scales { EACH_ROW, SHARED, SHARED_PAIRS, OF_ROWS };
 #define FP8_SHARED 64u
+/* How a warpgroup folds: one of two slabs while the tensor cores make the other; or two together while they make those of the
+ * other warpgroup, so that one read of shared memory brings the scales of both. */
+enum fp8_folds { IN_PAIRS, JOINTLY };
 
 /* gemm.n_blocks are slabs; the rest as in struct fp8_few. */
 struct fp8_many {
@@ -35,7 +43,7 @@ struct fp8_maps {
 /* Bytes of the scales of W in a stage. */
 static constexpr __host__ __device__ uint32_t fp8_scale_bytes(enum fp8_scales kind, uint32_t width)
 {
-    return kind == EACH_ROW ? width * FP8_CHUNK * 4 : 0;
+    return kind == EACH_ROW || kind == OF_ROWS ? width * FP8_CHUNK * 4 : 0;
 }
 
 static constexpr __host__ __device__ uint32_t fp8_many_stages(enum fp8_scales kind, uint32_t groups, uint32_t width)
@@ -77,6 +85,7 @@ static __device__ __forceinline__ void fp8_many_load(const struct fp8_maps &maps
     const bool is_pairs = is_weight && s.is_product;
     const uint32_t mask = is_weight ? s.w_blocks << (across << s.down_log2) : s.x_blocks << down;
     struct ring_place at = RING_FETCH;
+    uint32_t slot = 0; /* of the next chunk of scales of W */
     uint64_t policy = is_weight && s.is_read_once ? policy_read_once() : policy_keep();
     map_prefetch(is_weight ? &maps.gemm.w : &maps.gemm.x);
     if (!is_weight)
@@ -87,24 +96,28 @@ static __device__ __forceinline__ void fp8_many_load(const struct fp8_maps &maps
         bool is_edge = left < tile_rows;
         uint32_t slice = is_weight ? (is_edge ? s.w_edge_rows : s.w_box_rows) : is_edge ? s.x_edge_rows : s.x_box_rows;
         uint32_t n_fetched = is_edge ? (left + slice - 1) / slice * slice : tile_rows;
-        uint32_t n_bytes = n_fetched * FP8_SLAB + (is_weight ? fp8_scale_bytes(KIND, n_fetched) : GROUPS * 64 * 4);
+        uint32_t n_bytes = n_fetched * FP8_SLAB + (is_weight ? 0 : GROUPS * 64 * 4);
         uint32_t begin = (is_weight ? down : across) * slice, offset = (is_weight ? GROUPS * 64 * 128 : 0) + begin * 128;
         const CUtensorMap *map = is_weight ? (is_edge ? &maps.gemm.w_edge : &maps.gemm.w)
                                            : is_edge ? &maps.gemm.x_edge : &maps.gemm.x;
         const CUtensorMap *scales = is_edge ? &maps.scales_edge : &maps.scales;
         for (uint32_t slab = 0; slab < s.n_blocks; slab++, ring.next(at)) {
-            const uint32_t full = ring.expect(at, n_bytes), target = ring.data_of(at) + offset;
-            const uint32_t to = room.w_scales + (at.stage * WIDTH + begin) * FP8_CHUNK * 4;
+            const bool has_scales = is_weight && (KIND == EACH_ROW ? slab % FP8_CHUNK == 0 : KIND == OF_ROWS && slab == 0);
+            const uint32_t n_scales = has_scales ? fp8_scale_bytes(KIND, n_fetched) : 0;
+            const uint32_t full = ring.expect(at, n_bytes + n_scales), target = ring.data_of(at) + offset;
+            const uint32_t to = room.w_scales + (slot * WIDTH + begin) * FP8_CHUNK * 4;
             const uint32_t chunk = f.n_chunks - 1 - slab / FP8_CHUNK;
             if (begin < left && is_pairs) {
                 copy_pairs_to(mask, target, map, (first + begin) / 16, slab, full, policy);
-                if (KIND == EACH_ROW)
+                if (has_scales)
                     copy_pairs_to(mask, to, scales, (first + begin) / 16, chunk, full, policy);
             } else if (begin < left) {
                 copy_box_to(mask, target, map, first + begin, slab, full, policy);
-                if (KIND == EACH_ROW && is_weight)
+                if (has_scales)
                     copy_box_to(mask, to, scales, first + begin, chunk, full, policy);
             }
+            if (has_scales)
+                slot = slot + 1 == ring.n_stages ? 0 : slot + 1;
             if (!is_weight)
                 copy_bytes(room.x_scales + at.stage * GROUPS * 256, f.x_scales + (size_t)slab * f.n_padded + first,
                            GROUPS * 256, full);
@@ -120,13 +133,41 @@ template <class N, uint32_t WIDTH> struct fp8_many_sums {
     float first, second;
 };
 
-/* One warpgroup's side of the ring and of the turns. */
-template <class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct fp8_many_worker {
+/* Between the products of one warpgroup and those of the next. */
+template <uint32_t GROUPS> struct fp8_turns {
+    uint32_t group;
+    __device__ __forceinline__ void take(void) const
+    {
+        if (GROUPS > 1)
+            meet(2 + group, 256);
+    }
+    __device__ __forceinline__ void pass(void) const
+    {
+        if (GROUPS > 1)
+            reach(2 + (group + 1) % GROUPS, 256);
+    }
+};
+
+/* One warpgroup's side of the ring. */
+template <class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH, enum fp8_folds FOLDS> struct fp8_many_worker {
     typedef struct fp8_many_sums<N, WIDTH> sums;
     const struct fp8_many_room &room;
     uint32_t free_in, group, row_of_x; /* row_of_x: of the block's tile, this thread's first of two, eight apart */
     const float *shared[2];            /* of a tile, the scales before the numbers of its first row and of its second kind */
+    uint32_t slot;                     /* of the chunk of scales of W at hand; chunks have as many slots as there are stages */
+    float of_rows[KIND == OF_ROWS ? WIDTH / 4 : 1]; /* of a tile, the scales of this thread's columns */
 
+    __device__ __forceinline__ void next_slot(void) { slot = slot + 1 == room.ring.n_stages ? 0 : slot + 1; }
+    /* The scales of a tile, which come with its first slab. */
+    __device__ __forceinline__ void read_scales(const struct ring_place &at)
+    {
+        const uint32_t w_at = room.w_scales + (slot * WIDTH + threadIdx.x % 4 * 2) * FP8_CHUNK * 4 + (FP8_CHUNK - 1) * 4;
+        room.ring.wait_full(at);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 4; i++)
+            of_rows[i] = load_float(w_at + (i / 2 * 8 + i % 2) * FP8_CHUNK * 4);
+        next_slot();
+    }
     /* column: the first row of W of a tile; n_rows: of W. */
     __device__ __forceinline__ void begin_tile(const struct fp8_many &f, uint32_t column, uint32_t n_rows)
     {
@@ -144,7 +185,7 @@ template <class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct
         wgmma_begin();
         wgmma_fp8_slab(made.p, a, b);
         wgmma_commit();
-        if (KIND == EACH_ROW)
+        if (KIND == EACH_ROW || KIND == OF_ROWS)
             return;
         made.first = __ldg(shared[0] - slab);
         made.second = __ldg(shared[1] - slab);
@@ -170,11 +211,20 @@ template <class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct
             sum[i + 3] = fmaf((float)made.p[i + 3], high * odd, sum[i + 3]);
         }
     }
+    __device__ __forceinline__ void add_of_rows(float (&sum)[WIDTH / 2], const sums &made, float low, float high) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 2; i++) {
+            const float w = of_rows[KIND == OF_ROWS ? i / 4 * 2 + i % 2 : 0];
+            sum[i] = fmaf((float)made.p[i], (i / 2 % 2 ? high : low) * w, sum[i]);
+        }
+    }
     /* Adds a finished slab and gives its stage back. */
-    __device__ __forceinline__ void fold(float (&sum)[WIDTH / 2], sums &made, const struct ring_place &at, uint32_t slab) const
+    __device__ __forceinline__ void fold(float (&sum)[WIDTH / 2], sums &made, const struct ring_place &at, uint32_t slab,
+                                         uint32_t n_slabs)
     {
         const uint32_t x_at = room.x_scales + at.stage * GROUPS * 256 + row_of_x * 4;
-        const uint32_t w_at = room.w_scales + (at.stage * WIDTH + threadIdx.x % 4 * 2) * FP8_CHUNK * 4 +
+        const uint32_t w_at = room.w_scales + (slot * WIDTH + threadIdx.x % 4 * 2) * FP8_CHUNK * 4 +
                               (FP8_CHUNK - 1 - slab % FP8_CHUNK) * 4;
         const float low = load_float(x_at), high = load_float(x_at + 32);
         wgmma_made(made.p);
@@ -183,31 +233,60 @@ template <class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH> struct
         __syncwarp();
         if (free_in)
             barrier_arrive_in(free_in + 8 * at.stage);
-        if (KIND != EACH_ROW)
+        if (KIND == OF_ROWS)
+            add_of_rows(sum, made, low, high);
+        else if (KIND != EACH_ROW)
             add_shared(sum, made, low, high);
+        else if (slab % FP8_CHUNK == FP8_CHUNK - 1 || slab + 1 == n_slabs)
+            next_slot();
     }
-    /* Between the products of one warpgroup and those of the next. */
-    __device__ __forceinline__ void take(void) const
+    /* The same of two slabs, of EACH_ROW; slab is even. */
+    __device__ __forceinline__ void fold_both(float (&sum)[WIDTH / 2], sums &even, sums &odd, const struct ring_place &at,
+                                              const struct ring_place &next, uint32_t slab, uint32_t n_slabs)
     {
-        if (GROUPS > 1)
-            meet(2 + group, 256);
-    }
-    __device__ __forceinline__ void pass(void) const
-    {
-        if (GROUPS > 1)
-            reach(2 + (group + 1) % GROUPS, 256);
+        const uint32_t x_at = room.x_scales + at.stage * GROUPS * 256 + row_of_x * 4;
+        const uint32_t x_next = room.x_scales + next.stage * GROUPS * 256 + row_of_x * 4;
+        const uint32_t w_at = room.w_scales + (slot * WIDTH + threadIdx.x % 4 * 2) * FP8_CHUNK * 4 +
+                              (FP8_CHUNK - 2 - slab % FP8_CHUNK) * 4;
+        const float low[2] = {load_float(x_at), load_float(x_next)}, high[2] = {load_float(x_at + 32), load_float(x_next + 32)};
+        wgmma_made(even.p);
+        wgmma_made(odd.p);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH / 2; i += i % 4 ? 3 : 1) { /* two columns of a row, then the next four sums */
+            const float2 w = load_two_floats(w_at + (i / 4 * 8 + i % 2) * FP8_CHUNK * 4);
+            sum[i] = fmaf((float)even.p[i], low[0] * w.y, sum[i]);
+            sum[i + 2] = fmaf((float)even.p[i + 2], high[0] * w.y, sum[i + 2]);
+            sum[i] = fmaf((float)odd.p[i], low[1] * w.x, sum[i]);
+            sum[i + 2] = fmaf((float)odd.p[i + 2], high[1] * w.x, sum[i + 2]);
+        }
+        __syncwarp();
+        if (free_in) {
+            barrier_arrive_in(free_in + 8 * at.stage);
+            barrier_arrive_in(free_in + 8 * next.stage);
+        }
+        if (slab % FP8_CHUNK || slab + 2 >= n_slabs)
+            next_slot();
     }
     __device__ __forceinline__ void sum_tile(float (&sum)[WIDTH / 2], sums &even, sums &odd, struct ring_place &at,
-                                             uint32_t n_slabs) const
+                                             uint32_t n_slabs)
     {
-        fp8_sum_stages<1>(
-            even, odd, room.ring, at, n_slabs,
-            [&](sums &p, const struct ring_place &from, uint32_t slab) { multiply(p, from, slab); },
-            [&](sums &p, const struct ring_place &from, uint32_t slab) { fold(sum, p, from, slab); }, *this);
+        const auto begin = [&](sums &p, const struct ring_place &from, uint32_t slab) { multiply(p, from, slab); };
+        const auto end = [&](sums &p, const struct ring_place &from, uint32_t slab) { fold(sum, p, from, slab, n_slabs); };
+        if (KIND == OF_ROWS)
+            read_scales(at);
+        const struct fp8_turns<GROUPS> turns = {group};
+        if constexpr (FOLDS == JOINTLY)
+            fp8_sum_jointly(even, odd, room.ring, at, n_slabs, begin, end,
+                            [&](sums &p, sums &q, const struct ring_place &from, const struct ring_place &next, uint32_t slab) {
+                                fold_both(sum, p, q, from, next, slab, n_slabs);
+                            },
+                            turns);
+        else
+            fp8_sum_stages<1>(even, odd, room.ring, at, n_slabs, begin, end, turns);
     }
 };
 
-template <class T, class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+template <class T, class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH, enum fp8_folds FOLDS>
 static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f, const struct output &out,
                                                         const struct fp8_many_room &room)
 {
@@ -219,15 +298,15 @@ static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f
     if (lane >= s.down)
         owner = down + ((beside + (beside >= across)) << s.down_log2);
     const uint32_t free_in = lane < s.down + s.across - 1 ? address_in(room.ring.empty, owner) : 0;
-    struct fp8_many_worker<N, KIND, GROUPS, WIDTH> worker = {room, free_in, warp / 4, warp * 16 + lane / 4, {}};
+    struct fp8_many_worker<N, KIND, GROUPS, WIDTH, FOLDS> worker = {room, free_in, warp / 4, warp * 16 + lane / 4, {}, 0, {}};
     struct ring_place at = RING_READ;
     struct fp8_many_sums<N, WIDTH> even = {}, odd = {};
     if (warp / 4 == GROUPS - 1)
-        worker.pass();
+        fp8_turns<GROUPS>{GROUPS - 1}.pass();
     for (uint32_t turn = cluster_first(); turn < s.n_clusters; turn += cluster_step()) {
         float sum[WIDTH / 2] = {};
         struct gemm_place place = gemm_place_of(s, turn, GROUPS * 64, WIDTH, down, across);
-        if (KIND != EACH_ROW)
+        if (KIND == SHARED || KIND == SHARED_PAIRS)
             worker.begin_tile(f, place.column, out.n_out << s.is_product);
         worker.sum_tile(sum, even, odd, at, s.n_blocks);
         uint32_t row = place.row + warp * 16;
@@ -238,15 +317,20 @@ static __device__ __forceinline__ void fp8_many_consume(const struct fp8_many &f
             add_delta(sum, out, s.is_product, row, place.column);
         if (out.is_float)
             store_floats(sum, out, s.is_wide, row, place.column);
-        else
+        else {
+            const uint32_t piece = room.pieces + warp * 16 * gemm_pitch(64), rest = WIDTH % 64;
 #pragma unroll
-            for (uint32_t i = 0; i < WIDTH; i += 64) /* in turn, so that results take little of the room of stages */
+            for (uint32_t i = 0; i + 64 <= WIDTH; i += 64) /* in turn, so that results take little of the room of stages */
                 store_lines<T>(*(const float(*)[32])(sum + i / 2), out, s.is_product, s.is_wide, act_product{out.act}, row,
-                               place.column + i, room.pieces + warp * 16 * gemm_pitch(64));
+                               place.column + i, piece);
+            if constexpr (rest > 0)
+                store_lines<T>(*(const float(*)[rest / 2])(sum + (WIDTH - rest) / 2), out, s.is_product, s.is_wide,
+                               act_product{out.act}, row, place.column + WIDTH - rest, piece);
+        }
     }
 }
 
-template <class T, class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+template <class T, class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH, enum fp8_folds FOLDS>
 static __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
 linear_fp8_many(const __grid_constant__ struct fp8_maps maps, const __grid_constant__ struct fp8_many f,
                 const __grid_constant__ struct output out)
@@ -267,7 +351,7 @@ linear_fp8_many(const __grid_constant__ struct fp8_maps maps, const __grid_const
     } else {
         if (GROUPS > 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        fp8_many_consume<T, N, KIND, GROUPS, WIDTH>(f, out, room);
+        fp8_many_consume<T, N, KIND, GROUPS, WIDTH, FOLDS>(f, out, room);
     }
 }
 
@@ -278,18 +362,32 @@ typedef void (*fp8_many_kernel)(struct fp8_maps, struct fp8_many, struct output)
 /* Tiles of 64 * groups rows of x by width rows of W. */
 struct fp8_many_form {
     uint32_t groups, width;
-    fp8_many_kernel kernels[2][2][3]; /* of bfloat16 or float16; of e4m3 or s8; by enum fp8_scales */
+    fp8_many_kernel kernels[2][2][4]; /* of bfloat16 or float16; of e4m3 or s8; by enum fp8_scales */
     fp8_many_kernel kernel(uint32_t dtype, uint32_t numbers, enum fp8_scales kind) const
     {
         return kernels[dtype == DTYPE_F16][numbers == DTYPE_INT8_G128][kind];
     }
 };
+/* The kernel of a kind of scales; NULL: tiles of this width do not begin on rows that share them. 128 rows by 128 leave no
+ * registers for the scales of rows. Signed bytes are converted, too, so that folding binds: together they are read once. */
+template <class T, class N, enum fp8_scales KIND, uint32_t GROUPS, uint32_t WIDTH>
+static constexpr fp8_many_kernel fp8_many_of(void)
+{
+    constexpr bool is_full = GROUPS == 2 && WIDTH == 128;
+    if constexpr (KIND == EACH_ROW || (KIND == OF_ROWS && is_full))
+        return linear_fp8_many<T, N, EACH_ROW, GROUPS, WIDTH, is_full && N::largest == 127 ? JOINTLY : IN_PAIRS>;
+    else if constexpr (KIND == OF_ROWS || WIDTH % FP8_SHARED == 0)
+        return linear_fp8_many<T, N, KIND, GROUPS, WIDTH, IN_PAIRS>;
+    else
+        return NULL;
+}
 #define FP8_KINDS(type, numbers, groups, width)                                                                               \
-    {linear_fp8_many<type, numbers, EACH_ROW, groups, width>, linear_fp8_many<type, numbers, SHARED, groups, width>,          \
-     linear_fp8_many<type, numbers, SHARED_PAIRS, groups, width>}
+    {fp8_many_of<type, numbers, EACH_ROW, groups, width>(), fp8_many_of<type, numbers, SHARED, groups, width>(),              \
+     fp8_many_of<type, numbers, SHARED_PAIRS, groups, width>(), fp8_many_of<type, numbers, OF_ROWS, groups, width>()}
 #define FP8_NUMBERS(type, groups, width) {FP8_KINDS(type, e4m3, groups, width), FP8_KINDS(type, s8, groups, width)}
 #define FP8_FORM(groups, width) {groups, width, {FP8_NUMBERS(__nv_bfloat16, groups, width), FP8_NUMBERS(__half, groups, width)}}
-static const struct fp8_many_form FP8_FORMS[] = {FP8_FORM(1, 64), FP8_FORM(1, 128), FP8_FORM(2, 128)};
+static const struct fp8_many_form FP8_FORMS[] = {FP8_FORM(1, 64), FP8_FORM(1, 128), FP8_FORM(2, 64), FP8_FORM(2, 96),
+                                                 FP8_FORM(2, 128)};
 #undef FP8_FORM
 #undef FP8_NUMBERS
 #undef FP8_KINDS
@@ -301,19 +399,27 @@ static cudaError_t fp8_many_open(uint32_t dtype)
     for (const struct fp8_many_form &form : FP8_FORMS)
         for (const auto &kernels : form.kernels[dtype == DTYPE_F16])
             for (const fp8_many_kernel kernel : kernels)
-                code = code ? code : allow_shared(kernel);
+                code = code || !kernel ? code : allow_shared(kernel);
     return code;
+}
+
+/* Microseconds of a slab of a tile, for each row of W and 64 rows of x. */
+static float fp8_many_rate(enum fp8_scales kind, uint32_t groups, uint32_t width)
+{
+    const float each = kind == EACH_ROW && groups * width < 256 ? 1.1f : 1;
+    return each * (groups == 2 ? (width == 64 ? 2.1e-3f : 1.92e-3f) : width == 64 ? 3.3e-3f : 2.3e-3f);
 }
 
 /* Microseconds of a product, as gemm_cost. */
 static float fp8_many_cost(const struct gemm_device *device, const struct fp8_many_form *form,
-                           const struct gemm_cluster *cluster, uint32_t n_rows, uint32_t n_out, uint32_t n_slabs)
+                           const struct gemm_cluster *cluster, enum fp8_scales kind, uint32_t n_rows, uint32_t n_out,
+                           uint32_t n_slabs)
 {
     uint32_t tile_rows = form->groups * 64, n_tiles = cluster->down * cluster->across, n_fit = device->n_clusters[n_tiles];
     uint32_t n_clusters = ceil_div(n_rows, tile_rows * cluster->down) * ceil_div(n_out, form->width * cluster->across);
     float n_blocks = (float)(min(n_clusters, n_fit) * n_tiles), area = (float)(form->groups * form->width);
     float own_rows = (float)tile_rows / cluster->across + (float)form->width / cluster->down;
-    float multiply = area * (form->groups == 1 ? 2.4e-3f : 1.83e-3f);
+    float multiply = area * fp8_many_rate(kind, form->groups, form->width);
     float fetch = own_rows * n_blocks * 128 / 9.6e6f + (tile_rows + form->width) * 1.17e-4f;
     float slab = fmaxf(multiply, fetch) + 0.14f * fminf(multiply, fetch);
     float tiles = 1.94f + 0.2f * n_tiles + ceil_div(n_clusters, n_fit) * (n_slabs * slab + area * 1.24e-3f);
@@ -321,16 +427,28 @@ static float fp8_many_cost(const struct gemm_device *device, const struct fp8_ma
     return fmaxf(tiles, bytes) + 0.112f * fminf(tiles, bytes);
 }
 
-/* The best tiles and clusters for a number of rows. */
-static void fp8_many_choose(const struct gemm_device *device, const struct output &out, bool is_product, uint32_t n_slabs,
-                            const struct fp8_many_form **form, const struct gemm_cluster **cluster)
+static enum fp8_scales fp8_kind_of(const struct matrix *matrix, bool is_product)
 {
+    if (matrix->fp8->is_of_rows)
+        return OF_ROWS;
+    if (!matrix->fp8->is_shared || (is_product && matrix->n_rows % (2 * FP8_SHARED)))
+        return EACH_ROW;
+    return is_product ? SHARED_PAIRS : SHARED;
+}
+
+/* The best tiles and clusters for a product. */
+static void fp8_many_choose(const struct fp8_product &p, const struct gemm_device *device, const struct fp8_many_form **form,
+                            const struct gemm_cluster **cluster)
+{
+    const enum fp8_scales kind = fp8_kind_of(p.matrix, p.is_product);
+    const uint32_t n_slabs = fp8_slabs(p.matrix->n_cols), n_weights = p.out.n_out << p.is_product;
     float least = INFINITY;
     for (const struct fp8_many_form &f : FP8_FORMS)
         for (const struct gemm_cluster &c : FP8_CLUSTERS) {
-            if (!device->n_clusters[c.down * c.across] || (c.down > 1 && out.n_rows <= f.groups * 64))
+            if (!f.kernel(p.cuda->dtype, p.matrix->parts[0].dtype, kind) || !device->n_clusters[c.down * c.across] ||
+                (c.down > 1 && p.out.n_rows <= f.groups * 64))
                 continue;
-            const float cost = fp8_many_cost(device, &f, &c, out.n_rows, out.n_out << is_product, n_slabs);
+            const float cost = fp8_many_cost(device, &f, &c, kind, p.out.n_rows, n_weights, n_slabs);
             if (cost < least) {
                 least = cost;
                 *form = &f;
@@ -339,56 +457,57 @@ static void fp8_many_choose(const struct gemm_device *device, const struct outpu
         }
 }
 
-static enum fp8_scales fp8_kind_of(const struct matrix *matrix, bool is_product)
-{
-    if (!matrix->fp8->is_shared || (is_product && matrix->n_rows % (2 * FP8_SHARED)))
-        return EACH_ROW;
-    return is_product ? SHARED_PAIRS : SHARED;
-}
-
 /* ---- shared scales ------------------------------------------------------------------------------------------------------- */
 
-/* Sets *differs where scales of a slab differ among 64 rows. Blocks: [rows]. */
+/* Sets differs[0] where scales of a slab differ among 64 rows, and differs[1] where those of a row do. Blocks: [rows]. */
 static __global__ void linear_fp8_compare(const char *w, size_t row_bytes, uint32_t n_slabs, uint32_t *differs)
 {
     const uint32_t row = blockIdx.x, first = row / FP8_SHARED * FP8_SHARED;
     const uint32_t *own = (const uint32_t *)(w + row * row_bytes), *shared = (const uint32_t *)(w + first * row_bytes);
-    for (uint32_t slab = threadIdx.x; slab < n_slabs; slab += blockDim.x)
+    for (uint32_t slab = threadIdx.x; slab < n_slabs; slab += blockDim.x) {
         if (own[-1 - (int)slab] != shared[-1 - (int)slab])
-            *differs = 1;
+            differs[0] = 1;
+        if (own[-1 - (int)slab] != own[-1])
+            differs[1] = 1;
+    }
 }
 
 /* Finds out which matrices have shared scales, of those that have been written since the last call. Sets *is_stale if one
- * differs from what it was then. Runs outside of a step. */
-static enum rc fp8_compare_scales(struct cuda *cuda, struct fp8_matrix *first, bool *is_stale, struct err *err)
+ * differs from what it was then. Blocks of 128 by 128 that happen to have one scale in a row are shared ones. Runs outside of a
+ * step. */
+enum rc fp8_compare_scales(struct cuda *cuda, struct fp8_matrix *first, bool *is_stale, struct err *err)
 {
     uint32_t n = 0, i = 0, *flags = NULL;
     for (struct fp8_matrix *fp8 = first; fp8; fp8 = fp8->next)
         n += !fp8->is_compared;
     if (!n)
         return RC_OK;
-    uint32_t *differs = (uint32_t *)mem_calloc(n, sizeof *differs);
-    enum rc rc = differs ? cuda_take(cuda, MEMORY_WORK, n * sizeof *flags, &flags, err)
+    const size_t size_bytes = n * 2 * sizeof *flags;
+    uint32_t *differs = (uint32_t *)mem_calloc(1, size_bytes);
+    enum rc rc = differs ? cuda_take(cuda, MEMORY_WORK, size_bytes, &flags, err)
                          : err_set(err, RC_MEMORY, "cuda: no memory to compare scales");
-    cudaError_t code = rc ? cudaSuccess : cudaMemsetAsync(flags, 0, n * sizeof *flags, cuda->stream);
+    cudaError_t code = rc ? cudaSuccess : cudaMemsetAsync(flags, 0, size_bytes, cuda->stream);
     for (struct fp8_matrix *fp8 = first; fp8 && !rc; fp8 = fp8->next)
         if (!fp8->is_compared) {
             const struct matrix *matrix = fp8->matrix;
             linear_fp8_compare<<<matrix->n_rows, 128, 0, cuda->stream>>>(matrix->parts[0].data, matrix->parts[0].row_bytes,
-                                                                         fp8_slabs(matrix->n_cols), flags + i++);
+                                                                         fp8_slabs(matrix->n_cols), flags + 2 * i++);
         }
     if (!rc) {
-        code = code ? code : cudaMemcpyAsync(differs, flags, n * sizeof *flags, cudaMemcpyDeviceToHost, cuda->stream);
+        code = code ? code : cudaMemcpyAsync(differs, flags, size_bytes, cudaMemcpyDeviceToHost, cuda->stream);
         code = code ? code : cudaStreamSynchronize(cuda->stream);
         rc = code == cudaSuccess ? RC_OK : cuda_fail(err, code, "compare scales");
     }
     i = 0;
     for (struct fp8_matrix *fp8 = first; fp8 && !rc; fp8 = fp8->next)
         if (!fp8->is_compared) {
-            fp8->is_shared = !differs[i++];
-            *is_stale |= fp8->is_shared != fp8->was_shared;
-            fp8->was_shared = fp8->is_shared;
+            fp8->is_shared = !differs[2 * i];
+            fp8->is_of_rows = !fp8->is_shared && !differs[2 * i + 1];
+            const uint32_t now = fp8->is_shared | fp8->is_of_rows << 1;
+            *is_stale |= now != fp8->was;
+            fp8->was = now;
             fp8->is_compared = true;
+            i++;
         }
     cuda_give(cuda, flags);
     mem_free(differs);
@@ -397,16 +516,13 @@ static enum rc fp8_compare_scales(struct cuda *cuda, struct fp8_matrix *first, b
 
 /* ---- a product ----------------------------------------------------------------------------------------------------------- */
 
-/* Any number of rows. x: rows rounded by fp8_quantise, padded to FP8_PADDED. */
-static enum rc fp8_many_multiply(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
-                                 const struct matrix *matrix, const struct fp8_rows &x, bool is_product,
-                                 const struct output &out, struct err *err)
+static enum rc fp8_many_launch(const struct cuda *cuda, map_encoder encode, const struct gemm_device *device,
+                               const struct matrix *matrix, const struct fp8_rows &x, bool is_product,
+                               const struct output &out, const struct fp8_many_form *form,
+                               const struct gemm_cluster *cluster, struct err *err)
 {
     const struct cuda_part *part = &matrix->parts[0];
     const uint32_t n_slabs = fp8_slabs(matrix->n_cols), n_weights = out.n_out << is_product;
-    const struct fp8_many_form *form = NULL;
-    const struct gemm_cluster *cluster = NULL;
-    fp8_many_choose(device, out, is_product, n_slabs, &form, &cluster);
     struct fp8_many f = {};
     f.gemm = gemm_shape_of({form->groups * 64, form->width}, *cluster, n_slabs, is_product, out);
     f.n_chunks = part->lead_bytes / 16;
@@ -435,6 +551,15 @@ static enum rc fp8_many_multiply(const struct cuda *cuda, map_encoder encode, co
                     dim3(min(f.gemm.n_clusters, device->n_clusters[n_tiles]) * n_tiles), n_tiles, (form->groups + 1) * 128,
                     SHARED_BYTES, maps, f, out);
     return RC_OK;
+}
+
+enum rc fp8_many_multiply(const struct fp8_product &p, map_encoder encode, const struct gemm_device *device,
+                          const struct fp8_rows &x, struct err *err)
+{
+    const struct fp8_many_form *form = NULL;
+    const struct gemm_cluster *cluster = NULL;
+    fp8_many_choose(p, device, &form, &cluster);
+    return fp8_many_launch(p.cuda, encode, device, p.matrix, x, p.is_product, p.out, form, cluster, err);
 }
 
 #endif

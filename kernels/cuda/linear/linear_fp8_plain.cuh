@@ -83,17 +83,4 @@ linear_fp8_plain(const char *w, size_t w_row_bytes, struct fp8_rows x, uint32_t 
         put<T>(out, first + 2 * t + i % 2, n + i / 2 * 8, sum[i]);
 }
 
-/* x: rows rounded by fp8_quantise, padded to whole eights. */
-static inline void fp8_plain_multiply(const struct cuda *cuda, const struct matrix *matrix, const struct fp8_rows &x,
-                                      const struct output &out)
-{
-    const struct cuda_part *part = &matrix->parts[0];
-    const dim3 grid(ceil_div(out.n_out, 16), ceil_div(out.n_rows, 8));
-    visit_numbers(matrix, [&](auto number) {
-        using N = decltype(number);
-        launch(cuda, cuda->dtype == DTYPE_F16 ? linear_fp8_plain<__half, N> : linear_fp8_plain<__nv_bfloat16, N>, grid, 32, 0,
-               part->data, part->row_bytes, x, fp8_slabs(matrix->n_cols), out);
-    });
-}
-
 #endif

@@ -44,8 +44,10 @@ static __device__ __forceinline__ float normed_squares(float (&squares)[NORMED_P
     return sum;
 }
 
-/* By the workers: the normed row into `kept`. */
-template <class T> static __device__ __forceinline__ void norm_row(const struct skinny_row &x, uint32_t size, T *kept)
+/* By the workers: the normed row, eight values at a time, to keep(column, values), which puts them into shared memory. warps:
+ * room there for the warps' sums of squares. */
+template <class T, class KEEP>
+static __device__ __forceinline__ void norm_row(const struct skinny_row &x, uint32_t size, float *warps, KEEP keep)
 {
     const uint32_t first = 8 * threadIdx.x, step = 8 * NORMED_WORKERS;
     float w[NORMED_PARTS][8], values[NORMED_PARTS][8], squares[NORMED_PARTS] = {};
@@ -66,7 +68,7 @@ template <class T> static __device__ __forceinline__ void norm_row(const struct 
             values[j][i] = to_float(round_to<T>(to_float(a[j].values[i]) + to_float(b[j].values[i])));
             squares[j] = fmaf(values[j][i], values[j][i], squares[j]);
         }
-    const float scale = norm_scale(normed_squares(squares, x.n_threads, (float *)(kept + size)), size, x.eps);
+    const float scale = norm_scale(normed_squares(squares, x.n_threads, warps), size, x.eps);
 #pragma unroll
     for (uint32_t j = 0; j < NORMED_PARTS; j++) {
         const uint32_t column = first + j * step;
@@ -75,7 +77,7 @@ template <class T> static __device__ __forceinline__ void norm_row(const struct 
         if (blockIdx.x == 0)
             store_eight((T *)x.sum + column, values[j]);
         scale_part(values[j], w[j], scale);
-        store_eight(kept + column, values[j]);
+        keep(column, values[j]);
     }
     shared_written();
     meet(1, NORMED_WORKERS);
@@ -107,9 +109,11 @@ linear_row(const __grid_constant__ CUtensorMap w_map, struct skinny_shape s, str
         }
         return;
     }
-    if (IS_NORMED)
-        norm_row(row, s.n_blocks * 64, (T *)(shared + s.n_stages * w_bytes));
-    else
+    if (IS_NORMED) {
+        T *kept = (T *)(shared + s.n_stages * w_bytes);
+        norm_row<T>(row, s.n_blocks * 64, (float *)(kept + s.n_blocks * 64),
+                    [&](uint32_t column, const float (&values)[8]) { store_eight(kept + column, values); });
+    } else
         wait_for_input();
     struct ring_place at = RING_READ;
     for (uint32_t tile = blockIdx.x; tile < s.n_tiles; tile += gridDim.x) {
@@ -147,7 +151,7 @@ static inline bool row_fits(const struct matrix *matrix, const struct skinny_for
     return row_bytes(2, form->tile_rows, matrix->n_cols / 64) <= skinny_room(true);
 }
 
-/* True if linear_row computes the sum, norm and linear faster than two launches. */
+/* True if a linear of one row computes the sum and norm before it faster than two launches. */
 static inline bool normed_fits(const struct add_rms_norm_args *args)
 {
     const struct matrix *matrix = args->linear->matrix;

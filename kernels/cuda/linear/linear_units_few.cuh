@@ -18,6 +18,7 @@
 #define UNITS_X_BLOCKS (2 * UNITS_SLABS) /* a stage of x, in blocks of 64 columns */
 #define UNITS_MAX_STAGES 16u
 #define UNITS_AHEAD_BYTES (64u << 10) /* of W under way at most until x has come */
+#define UNITS_HELD_BYTES (36u << 10)  /* the same of a block's only tile that its shared memory holds: there in time */
 
 struct units_few {
     struct matrix_units w;
@@ -182,11 +183,12 @@ template <uint32_t DTYPE, uint32_t EIGHTS, uint32_t PANELS> struct units_few_wor
     const struct units_few_room &room;
     struct units_owned own;
     uint32_t unit, x_at[2], to[2], from, scale_at; /* addresses: of this warp's unit in the first stage, ... */
+    uint32_t tile, n_taken;                        /* turns of the tile that have been added */
     float sum;
 
     __device__ __forceinline__ units_few_worker(const struct units_few &few, const struct output &o,
                                                 const struct units_few_room &place)
-        : f(few), out(o), room(place), own(EIGHTS), sum(0)
+        : f(few), out(o), room(place), own(EIGHTS), tile(blockIdx.x), n_taken(0), sum(0)
     {
         const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, slab = warp % UNITS_SLABS, panel = warp / UNITS_SLABS;
         const uint32_t c = lane / 16, first = slab * n_sums + panel * EIGHTS * 128 + 64 * c + lane % 16;
@@ -317,7 +319,7 @@ template <uint32_t DTYPE, uint32_t EIGHTS, uint32_t PANELS> struct units_few_wor
             barrier_arrive(room.taken);
     }
     /* Stores a finished output. */
-    __device__ __forceinline__ void store(uint32_t tile)
+    __device__ __forceinline__ void store(void)
     {
         const uint32_t panel = tile * PANELS + own.panel;
         if (!owns())
@@ -373,10 +375,13 @@ template <uint32_t DTYPE, uint32_t EIGHTS, uint32_t PANELS> struct units_few_wor
     /* Adds a turn, and stores the tile that it ends. */
     __device__ __forceinline__ void end_turn(uint32_t turn, uint32_t n_turns, uint32_t rest)
     {
-        const bool is_last = turn % n_turns == n_turns - 1;
+        const bool is_last = ++n_taken == n_turns;
         take(turn, is_last ? rest : UNITS_TURN_SLABS);
-        if (is_last)
-            store(blockIdx.x + turn / n_turns * gridDim.x);
+        if (!is_last)
+            return;
+        store();
+        tile += gridDim.x;
+        n_taken = 0;
     }
 };
 
@@ -476,7 +481,8 @@ static inline void units_few_divide(struct units_few *f, uint32_t dtype, uint32_
             break;
     }
     f->x_stays = f->x_stages == n_all;
-    f->n_ahead = min(f->w_stages, UNITS_AHEAD_BYTES / w_bytes);
+    const uint32_t ahead = !has_many_tiles && f->w_stages >= n_all ? UNITS_HELD_BYTES : UNITS_AHEAD_BYTES;
+    f->n_ahead = min(f->w_stages, ahead / w_bytes > 1 ? ahead / w_bytes : 1);
 }
 
 struct units_box units_few_box(uint32_t n_rows)
