@@ -76,6 +76,12 @@ def test_linear(dtype: str, opened: Callable[[str], Backend]) -> None:
     for rows in (1, 16, 32):
         few = ["row", "skinny"] if rows == 1 else ["skinny"]
         ways.check(partial(wide_sums, rows), [*few, "gemm", "sync_few", "sync_many", "parts"])
+    ragged, x_all = backend.matrix([(dtype, 1536, draw(rng, kind, 1536, 1076))], 1076), x
+    x = x_all[:, :1076]
+    for rows in (33, 64, 65, 300, 700):
+        ways.check(partial(sums, rows, ragged), ["sync_ragged", "parts"])
+        ways.check(partial(products, rows, ragged), ["sync_ragged", "twice"])
+    x = x_all
     router = backend.matrix([(dtype, 40, weights[:40].copy())], 1088, LINEAR | ROUTER)
     other = backend.matrix([("float32", 40, np.ones((40, 1088), np.float32))], 1088)
     large = backend.matrix([(dtype, 5120, draw(rng, kind, 5120, 2048))], 2048)

@@ -19,6 +19,12 @@ static __device__ __forceinline__ void copy_16_if(uint32_t to, const void *from,
     asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 
+/* Copies n of 16 bytes, and writes zeros for the rest. */
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t n)
+{
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(n) : "memory");
+}
+
 static __device__ __forceinline__ void copies_close(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

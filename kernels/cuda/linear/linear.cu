@@ -388,6 +388,14 @@ static bool fits_library(const struct linear_problem &p)
            args->is_float_out == p.cuda->linear->shapes[args->matrix->shape - 1].is_float;
 }
 
+/* A weight that fits_stream would take but for its columns, which are no whole 64s. */
+static bool fits_ragged(const struct linear_problem &p)
+{
+    const struct matrix *matrix = p.args->matrix;
+    return p.cuda->dtype != DTYPE_F32 && matrix->is_whole && matrix->parts[0].dtype == p.cuda->dtype && matrix->n_rows &&
+           map_fits(p.args->x.data, (size_t)p.args->x.stride * 2) && (!p.is_product() || matrix->n_rows % 16 == 0);
+}
+
 static enum rc run_row(const struct linear_problem &p, struct err *)
 {
     struct skinny_row row = {};
@@ -604,6 +612,7 @@ static const struct linear_way LINEAR_WAYS[] = {
     {"gemm",            SM_90A,   1, ANY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_gemm},
     {"sync_few",        ANY_GPU,  1, SYNC_FEW_ROWS,       STREAMED,            SUM | PRODUCT, fits_stream,     run_sync_few},
     {"sync_many",       ANY_GPU,  1, ANY_ROWS,            STREAMED,            SUM | PRODUCT, fits_stream,     run_sync_many},
+    {"sync_ragged",     ANY_GPU,  SYNC_FEW_ROWS + 1, ANY_ROWS, IN_PARTS,       SUM | PRODUCT, fits_ragged,     run_sync_many},
     {"fp8_row",         SM_90A,   1, 1,                   OF_FP8,              ANY_FORM,      fits_fp8_row,    run_fp8_row},
     {"fp8_few",         SM_90A,   1, SKINNY_ROWS,         OF_FP8,              ANY_FORM,      fits_fp8,        run_fp8_few},
     {"fp8_many",        SM_90A,   1, ANY_ROWS,            OF_FP8,              ANY_FORM,      fits_fp8,        run_fp8_many},

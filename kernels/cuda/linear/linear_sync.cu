@@ -22,8 +22,8 @@ cudaError_t sync_open(const struct cuda *cuda)
 static struct sync_product product_of(const struct matrix *matrix, const struct view *x, bool is_product)
 {
     const size_t x_row_bytes = (size_t)x->stride * 2;
-    return {matrix->data, (const char *)x->data, matrix->parts[0].row_bytes, x_row_bytes, matrix->n_rows, matrix->n_cols / 64,
-            is_product};
+    return {matrix->data, (const char *)x->data, matrix->parts[0].row_bytes, x_row_bytes, matrix->n_rows,
+            ceil_div(matrix->n_cols, 64), is_product, matrix->n_cols % 64 * 2};
 }
 
 void sync_few(const struct cuda *cuda, const struct matrix *matrix, const struct view *x, bool is_product,

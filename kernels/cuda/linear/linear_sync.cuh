@@ -26,6 +26,7 @@ struct sync_product {
     size_t w_row_bytes, x_row_bytes;
     uint32_t n_w_rows, n_blocks; /* n_blocks: of 64 columns */
     bool is_product;
+    uint32_t tail_bytes; /* of the last block of columns; 0: it is whole */
 };
 
 /* Row i of the tile of W that begins at row `first` of y's columns; beyond the last the last. */

@@ -7,7 +7,8 @@
 #define SYNC_FEW_ROWS 32u /* of x, at most, of the kernel for few */
 
 cudaError_t sync_open(const struct cuda *cuda);
-/* A weight of the activations' type with whole 64s of columns, or in units; x on multiples of 16 bytes. */
+/* A weight of the activations' type with whole 64s of columns (sync_many: any columns), or in units; x on multiples of 16
+ * bytes. */
 void sync_few(const struct cuda *cuda, const struct matrix *matrix, const struct view *x, bool is_product,
               const struct output &out);
 void sync_many(const struct cuda *cuda, const struct matrix *matrix, const struct view *x, bool is_product,

@@ -1,6 +1,7 @@
 /* linear_sync_many.cuh: the linears of linear_sync.cuh for many rows of x. A block of four warps has a tile of X_ROWS rows of x
  * by W_ROWS rows of W, a warp a quarter of it. A stage is 64 columns of both. x is the operand of 16 rows here and W that of 8,
- * which gives the same bits. Bound by the tensor cores, which mma.sync keeps busy to some 60 % on an H200. */
+ * which gives the same bits. Where n_cols is no multiple of 64, zeros fill the last stage. Bound by the tensor
+ * cores, which mma.sync keeps busy to some 60 % on an H200. */
 #ifndef LLMPY_CUDA_LINEAR_SYNC_MANY_CUH
 #define LLMPY_CUDA_LINEAR_SYNC_MANY_CUH
 
@@ -37,7 +38,7 @@ static __device__ __forceinline__ void sync_put_pair(const struct output &out, b
     put<T>(out, r, n + 1, high);
 }
 
-/* Copies ROWS rows by 64 columns: a thread's rows lie 16 apart. */
+/* Copies ROWS rows by 64 columns: a thread's rows lie 16 apart. copy_some: of its 16 bytes `n`, and zeros. */
 template <uint32_t ROWS> struct sync_rows {
     const char *from;
     uint32_t offsets[ROWS / 16];
@@ -47,6 +48,12 @@ template <uint32_t ROWS> struct sync_rows {
 #pragma unroll
         for (uint32_t i = 0; i < ROWS / 16; i++)
             copy_16(sync_chunk(to, threadIdx.x / 8 + i * 16, threadIdx.x % 8), from + offsets[i] + (size_t)block * 128);
+    }
+    __device__ __forceinline__ void copy_some(uint32_t to, uint32_t block, uint32_t n) const
+    {
+        for (uint32_t i = 0; i < ROWS / 16; i++)
+            copy_bytes(sync_chunk(to, threadIdx.x / 8 + i * 16, threadIdx.x % 8),
+                       n ? from + offsets[i] + (size_t)block * 128 : from, n);
     }
 };
 
@@ -76,9 +83,14 @@ linear_sync_many(const __grid_constant__ struct sync_product p, const struct syn
         w.offsets[i] = (sync_w_row(p, w_first, threadIdx.x / 8 + i * 16) - w_row) * (uint32_t)p.w_row_bytes;
     wait_for_input();
     auto start = [&](uint32_t slot, uint32_t block) {
-        if (block < p.n_blocks) {
-            x.copy(data + slot * stage_bytes, block);
-            w.copy(data + slot * stage_bytes + X_ROWS * 128, block);
+        const uint32_t to = data + slot * stage_bytes;
+        if (block + 1 == p.n_blocks && p.tail_bytes) {
+            const uint32_t n = min(max((int32_t)(p.tail_bytes - threadIdx.x % 8 * 16), 0), 16);
+            x.copy_some(to, block, n);
+            w.copy_some(to + X_ROWS * 128, block, n);
+        } else if (block < p.n_blocks) {
+            x.copy(to, block);
+            w.copy(to + X_ROWS * 128, block);
         }
         copies_close();
     };
