@@ -1,7 +1,7 @@
 """Every row of the H200 table: llmpy on one GPU compared with the machine's ceilings and with vLLM 0.26.0.
 
     python benchmarks/cuda.py [ROW ...] [--rounds 3] [--long-rounds 1] [--limit 520] [--out DIR] [--commit ID]
-    python benchmarks/cuda.py --profile ROW [ROW ...] [--eager] [--layers N]
+    python benchmarks/cuda.py --profile ROW [ROW ...] [--eager] [--layers N] [--ranks N]
     python benchmarks/cuda.py --merge results.csv [...]
 
 ROW is a name or a pattern ("8b.step.*"); none means all. Random non-zero weights (load_format="dummy"), bfloat16, token-id
@@ -20,7 +20,7 @@ rows that take seconds have separate rounds.
 "floor" is the time of the bytes and operations that the work needs at least, at the read bandwidth and the bf16 matmul rate
 that this script measures first; share = floor / measured. --out DIR writes results.csv. --merge adds such files to
 results_h200.csv and renews docs/develop/cuda-speed.md: a newer run of a row replaces the older one of the same commit.
---profile prints the time of every kernel.
+--profile prints the time of every kernel; with several ranks, of those on the first device.
 """
 
 from __future__ import annotations
@@ -265,6 +265,8 @@ class Ceilings:
 class Engine:
     """llmpy on one of the models."""
 
+    new_tokens = 256  # steps that a row of steps measures
+
     def __init__(self, name: str, layers: int = 0, eager: bool = False, **options: Any) -> None:
         from llmpy import LLM
 
@@ -298,9 +300,9 @@ class Engine:
         assert all(len(sample.token_ids) == new_tokens for output in outputs for sample in output.outputs)
         return seconds
 
-    def step(self, batch: int, new_tokens: int = 256) -> float:
+    def step(self, batch: int, new_tokens: int = 0) -> float:
         before = self.llm.stats().num_steps
-        self.run(self.prompts(batch, 128), new_tokens)
+        self.run(self.prompts(batch, 128), new_tokens or self.new_tokens)
         full = [s for s in self.llm.step_log(4096) if s.number > before and s.decode_rows == s.rows == batch]
         self.host_us[batch].append(statistics.median(s.host_us for s in full))
         return 1e3 * (full[-1].start - full[0].start) / (full[-1].number - full[0].number)
@@ -675,7 +677,7 @@ def profile(rows: list[str], args: argparse.Namespace) -> None:
     for name, of_model in itertools.groupby(rows, lambda row: row.partition(".")[0]):
         if name not in MODELS:
             raise SystemExit(f"{name}: wanted rows of {', '.join(MODELS)}")
-        engine = Engine(name, args.layers, args.eager)
+        engine = Engine(name, args.layers, args.eager, tensor_parallel_size=args.ranks)
         for row in of_model:
             print(f"\n{row}{', eager' if args.eager else ''}")
             record_steps(engine, row.partition(".")[2])
@@ -719,6 +721,7 @@ def short_name(name: str) -> str:
 def print_kernels(events: list[dict[str, Any]], n: int) -> None:
     """Time a step by kernel and grid. Dependent kernels overlap: "alone" counts from the end of everything before."""
     found = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    found = [e for e in found if e.get("args", {}).get("device", 0) == 0]
     found.sort(key=lambda e: e["ts"] + e["dur"])
     if not found:
         raise SystemExit("the profiler recorded no kernel")
@@ -755,6 +758,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="do not measure the machine; no shares then")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--profile", nargs="+", metavar="ROW")
+    parser.add_argument("--ranks", type=int, default=1, help="with --profile: tensor_parallel_size")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="CSV")
     parser.add_argument("--measure", choices=list(MEASURES), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,6 +1,6 @@
 """Models on several ranks beside one rank: steps, prompts, the host's share of a step, and the start.
 
-    python benchmarks/parallel.py [ROW ...] [--ranks 1,2] [--rounds 3] [--out DIR] [--commit ID]
+    python benchmarks/parallel.py [ROW ...] [--ranks 1,2] [--rounds 3] [--tokens 256] [--out DIR] [--commit ID]
     python benchmarks/parallel.py "8b.host.*" --device-ids 0,0    # all ranks on one device
 
 ROW is a name of ROWS below or a pattern; none means all. The kinds of rows are those of benchmarks/cuda.py. Numbers of ranks
@@ -85,6 +85,7 @@ def measure_model(name: str, rows: list[str], args: argparse.Namespace) -> None:
             begin = time.perf_counter()
             engine = Engine(name, args.layers, tensor_parallel_size=n_ranks, **options)
             samples[f"{name}.start", n_ranks].append(time.perf_counter() - begin)
+            engine.new_tokens = args.tokens
             for row in rows:
                 ROWS[row].job(engine)  # warms up
                 samples[row, n_ranks].append(ROWS[row].job(engine))
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--device-ids", type=numbers)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a quick try")
+    parser.add_argument("--tokens", type=int, default=256, help="new tokens of each sequence of a row of steps")
     parser.add_argument("--out", type=Path, help="directory for results.csv")
     parser.add_argument("--commit", default="", help="what is measured; default: git's HEAD, if there is one")
     args = parser.parse_args()

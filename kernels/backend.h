@@ -537,6 +537,7 @@ struct experts_args {
                                  * route's expert is held, and stays as it is if not. Only backends with `combine` get this */
     uint32_t half, first_column; /* half: enum experts_half */
     const struct experts_lora *lora; /* FUSION_EXPERTS_LORA; NULL: no row has an adapter. EXPERTS_WHOLE of all experts alone */
+    bool is_mirrored;           /* struct comm says that it can: parts of y also go to the same places of all other ranks */
 };
 
 /* y = the sum of `experts`, of the same bits: part j of a row of results is the result of route j */
@@ -823,7 +824,9 @@ enum fusion {
     FUSION_QKV_ATTENTION = 512, FUSION_ADD_NORM_LINEAR = 1024, FUSION_GATHER_NORM = 2048,
     FUSION_LINEAR_DELTA = 4096, /* linears add `delta`, and `lora` has is_delta */
     FUSION_VISIBLE_END = 8192, /* `attention` has visible_end */
-    FUSION_EXPERTS_LORA = 16384 /* `experts` has lora */
+    FUSION_EXPERTS_LORA = 16384, /* `experts` has lora */
+    FUSION_LINEAR_ADD_GATHER = 32768, /* LINEAR_ADD only where the sum is gathered */
+    FUSION_GATHER_COMBINE = 65536 /* `gather` has combine */
 };
 
 struct backend_options {

@@ -58,6 +58,8 @@ struct gather_args {
     const struct rms_norm_args *norm; /* FUSION_GATHER_NORM, or NULL: then run it; its x is whole */
     bool is_stored;            /* an earlier operation has stored to all ranks: only meet */
     uint32_t unit;             /* GATHER_COLUMNS: the columns of every rank begin and end at multiples of it; 0: of 1 */
+    const struct combine_args *combine; /* FUSION_GATHER_COMBINE, or NULL: GATHER_ROUTES, then run it. Its results are whole, of
+                                * which other ranks' parts may stay as they are then */
 };
 
 /* Functions for ranks. They take the contexts of all ranks in order, or one of them. */
@@ -82,6 +84,8 @@ struct comm {
     /* Whether a linear is worth is_mirrored, behind which y's gather is_stored. y is some eights of columns of a value in
      * COMM_ARENA. The answer follows from what is equal on all ranks. NULL: none is. */
     bool (*mirrors)(void *ctx, const struct linear_args *args);
+    /* The same of experts whose y has parts. */
+    bool (*mirrors_parts)(void *ctx, const struct experts_args *args);
 };
 
 #endif

@@ -57,11 +57,13 @@ class Ranks:
         self.table.call("meet", self.backends[rank].ctx, ctypes.addressof(args))
 
     def gather(self, rank: int, kind: int, n_rows: int, whole: Any, **fields: Any) -> None:
-        """A gather on a rank; views are those of `view`, arrays are addresses, norm is a struct rms_norm_args."""
-        norm = fields.pop("norm", None)
+        """A gather on a rank; views are those of `view`, arrays are addresses, norm and combine are structs of that name."""
+        norm, combine = fields.pop("norm", None), fields.pop("combine", None)
         args = struct("gather_args", kind=kind, n_rows=n_rows, whole=whole, **fields)
         if norm is not None:
             args.norm = ctypes.addressof(norm)
+        if combine is not None:
+            args.combine = ctypes.addressof(combine)
         self.table.call("gather", self.backends[rank].ctx, ctypes.addressof(args))
 
     def check(self, rank: int) -> None:

@@ -59,8 +59,7 @@ class EngineConfig:
             same name.
         step_timeout_s: Seconds that a rank waits for another one in a step before the engine fails.
         nnodes: Number of hosts that share the ranks, one process a host. Every process makes an engine with equal options;
-            those from host 1 on compute for host 0 until it closes its engine. Never changes a result. Hosts with
-            GPUs have one rank each.
+            those from host 1 on compute for host 0 until it closes its engine. Never changes a result.
         node_rank: Number of this host; None = the variable RANK, as torchrun sets it.
         master_addr, master_port: Where host 0 listens for the others; None = the variables MASTER_ADDR, and MASTER_PORT + 1.
         pipeline_parallel_size: One stage so far.

@@ -77,7 +77,7 @@ uint32_t lora_fusions(const struct model_options *options, uint32_t fusions)
 {
     uint32_t hide = FUSION_NORM_LINEAR | FUSION_GATED_LINEAR | FUSION_SSM_INPUTS;
     if (!(fusions & FUSION_LINEAR_DELTA))
-        hide |= FUSION_LINEAR_ADD | FUSION_LINEAR_GATED | FUSION_ADD_NORM_LINEAR;
+        hide |= FUSION_LINEAR_ADD | FUSION_LINEAR_ADD_GATHER | FUSION_LINEAR_GATED | FUSION_ADD_NORM_LINEAR;
     return options->max_loras ? fusions & ~hide : fusions;
 }
 

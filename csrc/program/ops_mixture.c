@@ -88,6 +88,7 @@ enum rc run_experts(struct running *run, const struct step *step, const struct v
         .n_local = given->n_local, .is_by_route = given->is_by_route,
         .lora = has_lora ? lora_experts(run, step, op->weight[0], op->weight[1], given->n_experts, &lora) : NULL,
     };
+    run->is_stored = args.is_mirrored = step->is_gathered_next && ranks_mirror_parts(m, &args);
     return m->backend->experts(m->ctx, &args, run->err);
 }
 
@@ -132,6 +133,7 @@ enum rc run_experts_up(struct running *run, const struct step *step, const struc
         .up_bias = vector_of(m, op, 1), .routes = v->in[1].data, .route_stride = route_stride(m, v->in[1]), .x = v->in[0],
         .y = v->out, .scratch = v->mid, .half = EXPERTS_UP, .first_column = given->first,
     };
+    run->is_stored = args.is_mirrored = step->is_gathered_next && ranks_mirror_parts(m, &args);
     return m->backend->experts(m->ctx, &args, run->err);
 }
 

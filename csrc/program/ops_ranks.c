@@ -45,11 +45,12 @@ static struct view columns_of(const struct model *m, struct view whole, uint32_t
 enum rc run_gather(struct running *run, const struct step *step, const struct views *v)
 {
     const struct model *m = run->m;
-    const struct op *op = step->ops[ROLE_MAIN], *norm = step->ops[ROLE_NORM];
+    const struct op *op = step->ops[ROLE_MAIN], *norm = step->ops[ROLE_NORM], *sum = step->ops[ROLE_OUTPUT];
     const struct gather_attributes *given = &op->gather;
     struct gather_args args = {.kind = given->kind, .n_rows = v->n_rows, .whole = v->out, .unit = given->unit,
                                .is_stored = run->is_stored};
     struct rms_norm_args row;
+    struct combine_args combine;
     run->is_stored = false;
     if (given->kind == GATHER_COLUMNS && given->n_chosen) {
         args.first = given->first;
@@ -74,6 +75,11 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
         row = (struct rms_norm_args){v->n_rows, 1, v->out, view_of(run, step->normed), vector_of(m, norm, 0),
                                      norm->rms_norm.eps, 0};
         args.norm = &row;
+    }
+    if (sum) {
+        combine = (struct combine_args){v->n_rows, sum->combine.n_chosen, sum->combine.is_input_scaled, args.routes,
+                                        args.route_stride, v->out, view_of(m, step->next)};
+        args.combine = &combine;
     }
     return m->backend->comm->gather(m->ctx, &args, run->err);
 }
@@ -124,6 +130,13 @@ bool ranks_mirror(const struct model *m, const struct linear_args *args)
 {
     const struct comm *comm = m->options.n_ranks > 1 ? m->backend->comm : NULL;
     return comm && comm->size_bytes > offsetof(struct comm, mirrors) && comm->mirrors && comm->mirrors(m->ctx, args);
+}
+
+bool ranks_mirror_parts(const struct model *m, const struct experts_args *args)
+{
+    const struct comm *comm = m->options.n_ranks > 1 ? m->backend->comm : NULL;
+    return comm && comm->size_bytes > offsetof(struct comm, mirrors_parts) && comm->mirrors_parts &&
+           comm->mirrors_parts(m->ctx, args);
 }
 
 enum rc ranks_meet(struct running *run, struct meet_args args)

@@ -131,18 +131,34 @@ static void gated_of_linear(struct planner *b, struct node *node)
     node->mid = ref_of(b, linear->out[0]);
 }
 
-/* One term of the sum is the output of the linear right before it. */
+/* The linear right before a sum whose output is a term of it, or NULL. other: the other term. */
+static const struct op *linear_of_sum(const struct planner *b, const struct op *sum, uint32_t *other)
+{
+    for (uint32_t side = 0; side < 2 && sum->in[0] != sum->in[1]; side++) {
+        const struct op *linear = sole_producer(b, sum->in[side], OP_LINEAR);
+        *other = sum->in[1 - side];
+        if (linear && linear + 1 == sum)
+            return linear;
+    }
+    return NULL;
+}
+
+static bool is_gathered(const struct planner *b, const struct op *sum)
+{
+    const struct op *next = sum + 1;
+    return next < b->p->ops + b->p->n_ops && next->code == OP_GATHER && next->gather.kind == GATHER_COLUMNS &&
+           next->in[0] == sum->out[0];
+}
+
 static void sum_of_linear(struct planner *b, struct node *node)
 {
     const struct op *sum = node->step.ops[ROLE_MAIN];
-    for (uint32_t side = 0; side < 2 && sum->in[0] != sum->in[1]; side++) {
-        const struct op *linear = sole_producer(b, sum->in[side], OP_LINEAR);
-        if (linear && linear + 1 == sum) {
-            begin_with(b, node, linear, ROLE_SUM);
-            node->add = ref_of(b, sum->in[1 - side]);
-            return;
-        }
-    }
+    uint32_t other;
+    const struct op *linear = linear_of_sum(b, sum, &other);
+    if (!linear || (!(b->fusions & FUSION_LINEAR_ADD) && !is_gathered(b, sum)))
+        return;
+    begin_with(b, node, linear, ROLE_SUM);
+    node->add = ref_of(b, other);
 }
 
 /* The norm's input is the sum right before it. Later operations may read the sum, too. */
@@ -164,8 +180,8 @@ static bool is_gathered_twice(const struct planner *b, const struct op *gather)
     return false;
 }
 
-/* The norm's input is what the operation right before gathers, which may be the sum before that. The sum is a value of its own,
- * so it lies inside the gathered one (plan.c). Later operations may read both. */
+/* The norm's input is what the operation right before gathers, which may be the sum before that, unless a linear makes the sum.
+ * The sum is a value of its own, so it lies inside the gathered one (plan.c). Later operations may read both. */
 static void norm_of_gather(struct planner *b, struct node *node)
 {
     const struct op *norm = node->step.ops[ROLE_MAIN], *gather = before(b, norm);
@@ -176,12 +192,26 @@ static void norm_of_gather(struct planner *b, struct node *node)
     node->normed = node->out;
     node->out = ref_of(b, gather->out[0]);
     const struct op *sum = before(b, gather);
-    if (!sum || sum->code != OP_ADD || sum->out[0] != gather->in[0] || is_gathered_twice(b, gather))
+    uint32_t other;
+    if (!sum || sum->code != OP_ADD || sum->out[0] != gather->in[0] || is_gathered_twice(b, gather) ||
+        (b->fusions & FUSION_LINEAR_ADD_GATHER && linear_of_sum(b, sum, &other)))
         return;
     absorb(b, node, ROLE_SUM, sum);
     node->in[0] = ref_of(b, sum->in[0]);
     node->in[1] = ref_of(b, sum->in[1]);
     node->mid = ref_of(b, sum->out[0]);
+}
+
+/* The operation right before gathers the results of routes, and nothing else reads them. */
+static void combine_of_gather(struct planner *b, struct node *node)
+{
+    const struct op *combine = node->step.ops[ROLE_MAIN], *gather = before(b, combine);
+    if (!gather || gather->code != OP_GATHER || gather->gather.kind != GATHER_ROUTES || gather->out[0] != combine->in[0] ||
+        gather->in[1] != combine->in[1] || readers(b, gather->out[0]) != 1)
+        return;
+    begin_with(b, node, gather, ROLE_OUTPUT);
+    node->next = node->out;
+    node->out = ref_of(b, gather->out[0]);
 }
 
 static void absorb_norm(struct planner *b, struct node *node)
@@ -330,9 +360,10 @@ static const struct {
     /* The node begins with the operation before. */
     {OP_GATED,     FUSION_SSM_GATED,       gated_of_recurrence},
     {OP_GATED,     FUSION_LINEAR_GATED,    gated_of_linear},
-    {OP_ADD,       FUSION_LINEAR_ADD,      sum_of_linear},
+    {OP_ADD,       FUSION_LINEAR_ADD | FUSION_LINEAR_ADD_GATHER, sum_of_linear},
     {OP_RMS_NORM,  FUSION_ADD_NORM,        norm_of_sum},
     {OP_RMS_NORM,  FUSION_GATHER_NORM,     norm_of_gather},
+    {OP_COMBINE,   FUSION_GATHER_COMBINE,  combine_of_gather},
     /* The node computes its inputs. */
     {OP_LINEAR,    FUSION_NORM_LINEAR,     absorb_norm},
     {OP_LOGITS,    FUSION_NORM_LINEAR,     absorb_norm},

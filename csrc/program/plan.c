@@ -226,11 +226,18 @@ static struct place place_of(const struct planner *b, struct ref ref, uint32_t m
                           n_joined * padded(b->rooms[ref.root])};
 }
 
-/* All ranks have eights of columns: the unit says so. */
-static bool gathers(const struct step *step, const struct place *own)
+/* Whether the step gathers what the step before makes, where it lies. Of a linear all ranks have eights of columns: the unit
+ * says so. Of experts each rank has some parts, or some columns of each part. */
+static bool gathers(const struct step *step, const struct step *before)
 {
     const struct op *op = step->ops[ROLE_MAIN];
-    if (!is_gather(step) || step->ops[ROLE_SUM] || op->gather.kind != GATHER_COLUMNS || op->gather.n_chosen)
+    const struct place *own = &before->out;
+    if (!is_gather(step) || step->ops[ROLE_SUM] || before->code != STEP_OPERATION)
+        return false;
+    const uint32_t maker = before->ops[ROLE_MAIN]->code;
+    if (maker == OP_EXPERTS || maker == OP_EXPERTS_UP)
+        return op->gather.n_chosen && own->width == step->out.width && own->offset == step->out.offset;
+    if (op->gather.kind != GATHER_COLUMNS || op->gather.n_chosen)
         return false;
     return op->gather.unit && op->gather.unit % 8 == 0 && own->width == step->in[0].width &&
            own->offset == step->in[0].offset && own->offset == step->out.offset + op->gather.first;
@@ -263,7 +270,7 @@ static enum rc finish(struct planner *b, uint32_t max_rows, struct plan *plan, s
         node->step.of_all_ranks = is_of_all_ranks(b, &node->step);
         plan->steps[i] = node->step;
         if (i)
-            plan->steps[i - 1].is_gathered_next = gathers(&plan->steps[i], &plan->steps[i - 1].out);
+            plan->steps[i - 1].is_gathered_next = gathers(&plan->steps[i], &plan->steps[i - 1]);
     }
     return RC_OK;
 }

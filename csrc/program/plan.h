@@ -20,7 +20,7 @@ enum step_code {
 enum role {
     ROLE_MAIN,                    /* the operation that names the step; NULL only for STEP_SELECT */
     ROLE_INPUT,                   /* linear: the norm or the gated product of its input */
-    ROLE_OUTPUT,                  /* linear, recurrence: the gated product of its output */
+    ROLE_OUTPUT,                  /* linear, recurrence: the gated product of its output; gather: the sum over its routes */
     ROLE_SUM,                     /* linear: the sum of its output and `add`; gather: the sum of its inputs, which it gathers */
     ROLE_NORM,                    /* sum, gather: the norm of what it makes */
     ROLE_TERM,                    /* sum with a norm: the norm of the sum's second term */
@@ -42,7 +42,7 @@ struct step {
     struct place in[OP_INPUTS];       /* of the first operation that reads them; in[4] of a recurrence with ROLE_OUTPUT: gate */
     struct place add, out;            /* add: the other term of ROLE_SUM */
     struct place mid;                 /* scratch, or the main operation's second output; gather: the sum of its inputs */
-    struct place normed, next;        /* outputs of ROLE_NORM and of ROLE_NEXT */
+    struct place normed, next;        /* outputs of ROLE_NORM and of ROLE_NEXT; gather: next is that of ROLE_OUTPUT */
     bool on_selected;                 /* the step works on the wanted rows (logits, states), else on all rows of the batch */
     bool of_all_ranks;                /* the step works on the rows of all ranks (program.is_by_data) */
     bool is_gathered_next;            /* the next step is a gather of out, which lies where the gather wants it */

@@ -73,6 +73,7 @@ struct drawn_rows {
 struct drawn_rows ranks_drawn_rows(const struct model *model, uint32_t n_rows); /* which this rank samples, of n_rows */
 enum rc ranks_meet(struct running *run, struct meet_args args);
 bool ranks_mirror(const struct model *model, const struct linear_args *args); /* a linear stores to all ranks */
+bool ranks_mirror_parts(const struct model *model, const struct experts_args *args);
 bool operation_is_known(const struct backend *backend, const struct op *op); /* can run on it */
 
 #endif

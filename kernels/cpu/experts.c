@@ -7,6 +7,7 @@
  * backend's shared scratch; more pairs take several waves, expert by expert. A rank holds some of the experts and leaves out
  * the routes of the others; by route, float32 results stay as they are, and `combine` sums them by the same chain. Adapters add
  * to a product behind its multiplication, pair by pair. */
+#include "gather.h"
 #include "linear_run.h"
 #include "ops.h"
 #include "rows.h"
@@ -416,7 +417,7 @@ enum rc K(experts)(struct cpu *cpu, const struct experts_args *args, struct err 
                        args->n_rows, args->scratch.stride);
     sort_pairs(&job);
     pool_run(cpu->pool, experts_run, &job);
-    return RC_OK;
+    return args->is_mirrored ? cpu_mirror_parts(cpu, args, job.inner, err) : RC_OK;
 }
 
 struct combine_job {

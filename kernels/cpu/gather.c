@@ -307,9 +307,25 @@ enum rc cpu_mirror(struct cpu *cpu, const struct view *rows, uint32_t n_rows, st
     return store(cpu, &args, err);
 }
 
+enum rc cpu_mirror_parts(struct cpu *cpu, const struct experts_args *args, uint32_t inner, struct err *err)
+{
+    const struct gather_args parts = {
+        .kind = args->half == EXPERTS_UP ? GATHER_COLUMNS : GATHER_ROUTES, .n_rows = args->n_rows, .whole = args->y,
+        .first = args->first_column, .n_columns = inner, .n_chosen = args->n_chosen, .routes = args->routes,
+        .route_stride = args->route_stride, .first_id = (int32_t)args->first, .end_id = (int32_t)(args->first + args->n_local),
+    };
+    return store(cpu, &parts, err);
+}
+
+/* From two rows on, so that tests have both ways. */
 static bool mirrors(void *ctx, const struct linear_args *args)
 {
-    return ((const struct cpu *)ctx)->ranks && args->n_rows > 1; /* so that tests have both ways */
+    return ((const struct cpu *)ctx)->ranks && args->n_rows > 1;
+}
+
+static bool mirrors_parts(void *ctx, const struct experts_args *args)
+{
+    return ((const struct cpu *)ctx)->ranks && args->n_rows > 1;
 }
 
 static enum rc check_place(const struct cpu *cpu, const struct gather_args *args, struct err *err)
@@ -600,6 +616,7 @@ const struct comm cpu_comm = {
     .most_of_several = UINT32_MAX,
     .least_shared_rows = 2, /* few, so that tests share rows */
     .mirrors = mirrors,
+    .mirrors_parts = mirrors_parts,
     .open = comm_open,
     .share = comm_share,
     .meet = comm_meet,

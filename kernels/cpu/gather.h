@@ -11,5 +11,7 @@ extern const struct comm cpu_comm;
 uint32_t cpu_n_ranks(const struct cpu *cpu);
 /* Stores rows of the rank's arena to the same place of all other ranks' arenas. */
 enum rc cpu_mirror(struct cpu *cpu, const struct view *rows, uint32_t n_rows, struct err *err);
+/* Stores what the rank's experts have made: parts, or `inner` columns of each part. */
+enum rc cpu_mirror_parts(struct cpu *cpu, const struct experts_args *args, uint32_t inner, struct err *err);
 
 #endif

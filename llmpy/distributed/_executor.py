@@ -52,7 +52,7 @@ class RayExecutor:
         model: Hub id, or a path that all machines have.
         nnodes: Number of hosts, at least 2.
         num_cpus: Processors of each actor, for Ray's bookkeeping and for its threads.
-        num_gpus: GPUs of each actor: 1 with device="cuda:0", which is the GPU that Ray gives the actor.
+        num_gpus: GPUs of each actor, one for each of its ranks; with device="cuda:0" those that Ray gives the actor.
         placement_group: A placement group with a bundle for each host; None: one is made.
         strategy: Of the group that is made: "STRICT_SPREAD" wants a machine for each host, "SPREAD" takes fewer if need be.
         timeout_s: Seconds to wait for room in the cluster, and then for the engine.

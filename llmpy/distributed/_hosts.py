@@ -49,7 +49,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
 
     Raises:
         ConfigError: Neither an option nor a variable says one of these.
-        UnsupportedError: Replicas, or several ranks of a host on another device than the CPU.
+        UnsupportedError: Replicas.
     """
     if config.nnodes == 1:
         return config
@@ -70,11 +70,6 @@ def resolve(config: EngineConfig) -> EngineConfig:
         raise ConfigError(f"{count}: wanted master_addr or MASTER_ADDR, the address of host 0", option="master_addr")
     if port is None and (port := environment.torchrun_port()) is None:
         raise ConfigError(f"{count}: wanted master_port, or MASTER_PORT, the port before it", option="master_port")
-    if hardware.kind_of(str(config.device)) != "cpu" and config.tensor_parallel_size != config.nnodes:
-        raise UnsupportedError(
-            f"{count}: hosts with {config.device} have one rank each so far, but "
-            f"tensor_parallel_size={config.tensor_parallel_size}; set tensor_parallel_size={config.nnodes}"
-        )
     return config.replace(node_rank=host, master_addr=address, master_port=port)
 
 

@@ -184,6 +184,7 @@ TEST(the_abi_has_its_number)
     AT(n_rows, 0) AT(n_experts, 4) AT(n_chosen, 8) AT(form, 12) AT(act, 16) AT(limit, 20) AT(is_input_scaled, 24) AT(up, 32)
     AT(down, 40) AT(up_bias, 48) AT(down_bias, 56) AT(routes, 64) AT(route_stride, 72) AT(x, 80) AT(y, 96) AT(scratch, 112)
     AT(first, 128) AT(n_local, 132) AT(is_by_route, 136) AT(half, 140) AT(first_column, 144) AT(lora, 152)
+    AT(is_mirrored, 160)
 #undef OF
 #define OF experts_lora_parts
     AT(parts, 0) AT(n_parts, 64) AT(step, 72)
@@ -274,11 +275,12 @@ TEST(the_abi_has_its_number)
 #define OF gather_args
     AT(kind, 0) AT(n_rows, 4) AT(whole, 8) AT(first, 24) AT(n_columns, 28) AT(a, 32) AT(b, 48) AT(token_ids, 64)
     AT(first_id, 72) AT(end_id, 76) AT(routes, 80) AT(route_stride, 88) AT(n_chosen, 92) AT(norm, 96) AT(is_stored, 104)
-    AT(unit, 108)
+    AT(unit, 108) AT(combine, 112)
 #undef OF
 #define OF comm
     AT(size_bytes, 0) AT(open, 8) AT(share, 16) AT(meet, 24) AT(gather, 32) AT(check, 40) AT(abort, 48) AT(close, 56)
     AT(waits_on_device, 64) AT(most_of_several, 68) AT(least_shared_rows, 72) AT(mirrors, 80)
+    AT(mirrors_parts, 88)
 #undef OF
 #define OF page_move
     AT(page, 0) AT(slot, 4)

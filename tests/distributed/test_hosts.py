@@ -39,6 +39,7 @@ from llmpy import (
     WeightsMissingError,
     WeightUpdateError,
     _core,
+    devices,
 )
 from llmpy.distributed import _hosts
 
@@ -234,9 +235,48 @@ def test_two_hosts_with_a_gpu_each(
 
 
 @pytest.mark.alone
-def test_a_follower_with_a_gpu_that_is_killed_ends_the_engine(models: dict[str, dict[str, Any]], two_gpus: str) -> None:
-    options = {**models["dense"], "device": two_gpus, "kv_cache_memory_bytes": "16MiB"}
-    check_killed(options, 2, device="cuda:1")
+@pytest.mark.parametrize(("name", "n_ranks", "experts"), [("dense", 3, "auto"), ("dense", 4, "auto"), ("mixture", 4, "rank")])
+def test_two_hosts_with_ranks_that_share_a_gpu(
+    models: dict[str, dict[str, Any]], two_gpus: str, name: str, n_ranks: int, experts: str
+) -> None:
+    gpu = {"device": two_gpus, "dtype": "bfloat16", "kv_cache_memory_bytes": "16MiB"}
+    with LLM(**{**models[name], **gpu}) as llm:
+        wanted = results(llm)
+    check_gpus(models[name], gpu, experts, wanted, (0,) * (n_ranks // 2), (1,) * (n_ranks - n_ranks // 2))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("name", "experts"), [("dense", "auto"), ("mixture", "rank"), ("mixture", "width")])
+def test_two_hosts_with_two_gpus_each(models: dict[str, dict[str, Any]], two_gpus: str, name: str, experts: str) -> None:
+    if not any(each["device"] == "cuda:3" for each in devices()):
+        pytest.skip("fewer than four GPUs")
+    gpu = {"device": two_gpus, "dtype": "bfloat16", "kv_cache_memory_bytes": "16MiB"}
+    with LLM(**{**models[name], **gpu}) as llm:
+        wanted = results(llm)
+    check_gpus(models[name], gpu, experts, wanted, (0, 1), (2, 3))
+
+
+def check_gpus(
+    model: dict[str, Any], gpu: dict[str, Any], experts: str, wanted: list[Any], first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """Two hosts with these GPUs have the results of one rank."""
+    options = {**model, **gpu, "experts": experts, "device_ids": first}
+    host = {"device": f"cuda:{second[0]}", "device_ids": second}
+    with two_hosts(options, len(first) + len(second), **host) as (llm, follower):
+        assert len(llm.ranks()) == len(first)
+        assert results(llm) == wanted
+        assert results(llm) == wanted
+        assert llm.stats().allocations_since_warmup == 0
+    assert follower.returncode == 0
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_a_follower_with_a_gpu_that_is_killed_ends_the_engine(
+    models: dict[str, dict[str, Any]], two_gpus: str, n_ranks: int
+) -> None:
+    options = {**models["dense"], "device": two_gpus, "kv_cache_memory_bytes": "16MiB", "device_ids": (0,) * (n_ranks // 2)}
+    check_killed(options, n_ranks, device="cuda:1", device_ids=(1,) * (n_ranks // 2))
 
 
 def test_three_hosts(models: dict[str, dict[str, Any]], wanted: Callable[[str], list[Any]]) -> None:
@@ -675,10 +715,8 @@ def test_wrong_options(options: dict[str, Any], text: str, monkeypatch: Any) -> 
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"device": "cuda:0", "tensor_parallel_size": 4, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": 1},
-      "nnodes=2: hosts with cuda:0 have one rank each so far, but tensor_parallel_size=4; set tensor_parallel_size=2"),
-     ({"data_parallel_size": 2}, "nnodes=2: replicas of several hosts are not supported yet")],
-)  # fmt: skip
+    [({"data_parallel_size": 2}, "nnodes=2: replicas of several hosts are not supported yet")],
+)
 def test_what_does_not_work_with_hosts(options: dict[str, Any], text: str) -> None:
     with pytest.raises(UnsupportedError, match=text):
         _hosts.resolve(EngineConfig(**{"device": "cpu", "nnodes": 2, "tensor_parallel_size": 2, **options}))

@@ -278,7 +278,8 @@ PARTS = [(1, 16, 2), (5, 24, 4), (300, 9, 3), (33, 2048, 8)]
 def test_results_of_routes(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
     """Each rank has the parts of its experts' routes."""
     team, rng = make_team(n_ranks, dtype, 8 << 20), np.random.default_rng(n_ranks)
-    for n_rows, part, n_chosen in PARTS:
+    for (n_rows, part, n_chosen), way in product(PARTS, ("ll_routes", "push_parts")):
+        team.put_first(way)
         shape = n_rows, part * n_chosen
         place, wanted, shares = Place(team, *shape, team.words), random_bits(rng, shape, team.words), cuts(rng, 20, n_ranks)
         routes = np.zeros((n_rows, n_chosen + 2, 2), np.int32)  # an expert and its weight
@@ -295,6 +296,43 @@ def test_results_of_routes(make_team: MakeTeam, n_ranks: int, dtype: str) -> Non
         team.wait()
         for rank in range(n_ranks):
             place.check(rank, wanted)
+        is_sent = part % 8 == 0 and n_rows * part * n_chosen <= team.most_sent
+        assert team.put_first() == [way if is_sent else "push_parts"], (shape, way)
+
+
+@N_RANKS
+@pytest.mark.parametrize("dtype", WORDS)
+def test_sums_over_routes(make_team: MakeTeam, n_ranks: int, dtype: str) -> None:
+    """Packets and sums in one launch have the bits of the gather and `combine`."""
+    team, rng = make_team(n_ranks, dtype, 8 << 20), np.random.default_rng(n_ranks)
+    for n_rows, part, n_chosen in [(1, 2048, 8), (3, 520, 5), (2, 96, 32), (4, 24, 4), (300, 8, 3)]:
+        shape, sums = (n_rows, part * n_chosen), {}
+        values, shares = rng.standard_normal(shape).astype(KINDS[dtype]).view(team.words), cuts(rng, 20, n_ranks)
+        routes = np.zeros((n_rows, n_chosen + 2, 2), np.int32)
+        routes[:, :n_chosen, 0] = rng.integers(0, 20, (n_rows, n_chosen))
+        routes[..., 1] = rng.random((n_rows, n_chosen + 2)).astype(np.float32).view(np.int32)
+        experts = np.repeat(routes[:, :n_chosen, 0], part, 1)
+        for way in ("ll_combine", "push_parts"):
+            team.put_first(way)
+            place = Place(team, *shape, team.words)
+            for rank, (first, end) in enumerate(shares):
+                own = (experts >= first) & (experts < end)
+                place.rows(place.before[rank])[own] = values[own]
+            place.upload()
+            on_device = [team.new(rank, routes) for rank in range(n_ranks)]
+            y = [team.new(rank, np.full((n_rows, part + 8), 3, team.words)) for rank in range(n_ranks)]
+            for rank, (first, end) in enumerate(shares):
+                fields = {"routes": on_device[rank], "route_stride": n_chosen + 2, "n_chosen": n_chosen}
+                views = {"results": place.view(rank), "y": view(y[rank], part, part + 8)}
+                combine, ids = struct("combine_args", n_rows=n_rows, **fields, **views), {"first_id": first, "end_id": end}
+                team.ranks.gather(rank, ROUTES, n_rows, place.view(rank), **fields, **ids, combine=combine)
+            team.wait()
+            sums[way] = {team.get(rank, y[rank], (n_rows, part + 8), team.words).tobytes() for rank in range(n_ranks)}
+            assert len(sums[way]) == 1, (shape, way)
+            threads = min(128, 16384 // (8 * np.dtype(team.words).itemsize * n_chosen) // 32 * 32)
+            fits = threads and n_rows * -(-part // (8 * threads)) <= (128 if team.has_devices else 8)
+            assert team.put_first() == [way if fits or way != "ll_combine" else "ll_routes"], (shape, way)
+        assert sums["ll_combine"] == sums["push_parts"], shape
 
 
 @N_RANKS

@@ -17,7 +17,10 @@ cuts = load(Path(__file__).with_name("test_shard.py"))
 
 RELEASED = json.loads(Path(__file__).with_name("released.json").read_text())
 ROWS = 3
-FUSIONS = {"none": (0, False), "cpu": (7, True), "cuda": (8 + 16 + 32 + 64 + 128 + 256 + 512 + 1024 + 2048, True)}
+GATHERED_SUMS = 8 + 16 + 32 + 64 + 128 + 256 + 512 + 1024 + 2048
+FUSIONS = {
+    "none": (0, False), "cpu": (7, True), "gathered sums": (GATHERED_SUMS, True), "cuda": (GATHERED_SUMS + 32768 + 65536, True),
+}  # fmt: skip
 
 
 def runs(place):
@@ -186,10 +189,19 @@ def test_rows_of_all_ranks(fusions):
                 assert step["reads"][0] == step["writes"][0], i
 
 
+def test_a_gather_sums_the_results_of_routes():
+    """The sum is of a place of its own, into which no other rank stores."""
+    for _, steps in check(shard(cuts.program(**MIXTURE), 3, 0), "cuda"):
+        gathers = [step for step in steps if step["text"].startswith("gather, combine")]
+        assert len(gathers) == 2 and not [step for step in steps if step["text"].startswith("combine")]
+        whole, _, _, combined = gathers[0]["writes"]
+        assert whole[1] == 2 * combined[1] and not overlap(whole, combined)
+
+
 def test_a_sum_its_gather_and_the_norm_are_one_step():
     """Two in a layer; the embedding and the inputs of o and down are gathered alone."""
     spec = cuts.program(**cuts.DENSE)
-    (_, steps), _ = check(shard(spec, 2, 0), "cuda")
+    (_, steps), _ = check(shard(spec, 2, 0), "gathered sums")
     fused = [step for step in steps if step["text"].startswith("gather of add, rms_norm ")]
     assert len(fused) == 2 * 2 and sum(is_gather(step) for step in steps) == 4 + 1 + 2 * 2
     (whole, own, normed, _), (a, b) = fused[0]["writes"], fused[0]["reads"][:2]
@@ -197,6 +209,19 @@ def test_a_sum_its_gather_and_the_norm_are_one_step():
     assert a[1] == b[1] == 128 and not overlap(a, b) and not overlap(whole, a) and not overlap(whole, b)
     plain = check(shard(spec, 2, 0), "none")[0][1]
     assert sum(is_gather(step) for step in plain) == sum(is_gather(step) for step in steps)
+
+
+def test_a_linear_computes_the_sum_that_is_gathered():
+    """Its sum lies in the gathered value, so it can store it to all ranks."""
+    spec = cuts.program(**cuts.DENSE)
+    for _, steps in check(shard(spec, 2, 0), "cuda"):
+        sums = [i for i, step in enumerate(steps) if " + residual" in step["text"]]
+        assert len(sums) == 2 * 2
+        for i in sums:
+            linear, gather = steps[i : i + 2]
+            assert gather["text"].startswith("gather, rms_norm ") and linear["writes"][0] == gather["reads"][0]
+    whole, _ = check(shard(spec, 2, 1 << 40), "cuda")  # every rank has all of these matrices, so nothing gathers the sums
+    assert not [step for step in whole[1] if " + residual" in step["text"]]
 
 
 def test_a_value_of_two_segments_is_gathered_twice():

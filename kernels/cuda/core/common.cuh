@@ -100,6 +100,8 @@ struct cuda_part {
 struct tensor_map {
     uint64_t words[16];
 };
+/* Rows of x: one; up to 32; more. */
+enum skinny_rows { SKINNY_ONE, SKINNY_FEW, SKINNY_MANY, SKINNY_FORMS };
 /* How linear_skinny.cuh reads a matrix: tiles of tile_rows rows (0: it does not read it), in stages of some columns. */
 struct skinny_form {
     uint32_t tile_rows, n_tiles;
@@ -118,7 +120,7 @@ struct matrix {
     uint32_t shape;            /* 1 + number among linear.cu's shapes; 0: not multiplied on tensor cores in one piece */
     size_t bytes;
     char *data;
-    struct skinny_form skinny[2], skinny_pairs[2]; /* in stages of 128 and 256 columns; as gate | up, by eight rows of each */
+    struct skinny_form skinny[SKINNY_FORMS], skinny_pairs[SKINNY_FORMS]; /* the latter as gate | up, by eight rows of each */
     struct fp8_matrix *fp8;    /* linear_fp8.cuh's, where products round activations; else NULL */
     /* Not NULL: parts of several types that linears alone read. Each run of parts of one type is a matrix of its own, in a list
      * by `next`; this one has no data. */

@@ -343,13 +343,15 @@ static void scatter_all(const struct running_mixture *run, const struct view &re
 {
     const struct held_experts held = {run->first, run->m.n_experts};
     const uint32_t first_column = run->args->half == EXPERTS_UP ? run->args->first_column : 0;
+    struct part_mirrors mirrors = {};
+    mirrors.n = run->args->is_mirrored ? cuda_mirrors(run->cuda, mirrors.to) : 0;
     visit_type(run->cuda->dtype, [&](auto value) {
         using T = decltype(value);
         const struct view &y = run->args->y;
         bool is_aligned = has_eights<T>(results) && has_eights<T>(y) && run->part_columns % 8 == 0 && first_column % 8 == 0;
         launch(run->cuda, is_aligned ? experts_scatter<T, true> : experts_scatter<T, false>,
                dim3(run->m.n_routes, ceil_div(results.width, 8 * ROUTE_THREADS)), ROUTE_THREADS, 0, run->m, held,
-               rows<T>(results), rows<T>(y), run->part_columns, first_column);
+               rows<T>(results), rows<T>(y), run->part_columns, first_column, mirrors);
     });
 }
 
@@ -534,11 +536,13 @@ static enum rc multiply_linears(const struct running_mixture *run, bool is_gathe
     struct view results = run->middle;
     enum rc rc = args->up ? multiply_up(run, is_gathered, &is_behind, err) : RC_OK;
     if (!rc && args->down) {
-        const struct expert_linear down = down_of(run);
+        struct expert_linear down = down_of(run);
+        if (run->m.keeps_places)
+            down.y.data = args->y.data;
         results = down.y;
         rc = multiply_linear(run, down, &is_behind, err);
     }
-    if (!rc)
+    if (!rc && !run->m.keeps_places)
         run->part_columns ? scatter_all(run, results) : combine_all(run, results);
     return rc;
 }
@@ -594,14 +598,17 @@ static bool fits_row_2byte(const struct running_mixture *run)
     return fits_in_place(run) && run->m.n_chosen <= ROW16_UNITS && max(run->args->x.width, run->inner) <= ROW16_MAX_COLS;
 }
 
-/* Rows that are rounded are read where they were rounded to. */
+/* Rows that are rounded are read where they were rounded to. Rows that go down alone are parts. */
 static bool fits_unsorted(const struct running_mixture *run)
 {
-    return run->args->up && rounds_to_bytes(run->args->up) ? is_scratch_aligned(run) : fits_in_place(run);
+    const bool is_rounded = run->args->up && rounds_to_bytes(run->args->up);
+    return run->args->half != EXPERTS_DOWN && (is_rounded ? is_scratch_aligned(run) : fits_in_place(run));
 }
 
+/* The results of one row go into the parts of y at once. */
 static enum rc run_unsorted(struct running_mixture *run, struct err *err)
 {
+    run->m.keeps_places = run->m.n_rows == 1 && run->args->is_by_route && !run->args->is_mirrored;
     return multiply_linears(run, false, err);
 }
 
@@ -613,12 +620,13 @@ static enum rc run_sorted(struct running_mixture *run, struct err *err)
 
 #define ANY_WEIGHTS (TWO_BYTE | PACKED | OTHER | ROUNDED | IN_UNITS)
 #define ANY_FORM (GATED | UNGATED | SCALED | SHARED | ADDED)
+#define UNSORTED_FORMS (GATED | UNGATED | SHARED)
 static const struct experts_way EXPERTS_WAYS[] = {
     /* name         devices   rows              weights             forms            fits            run */
     {"row_mxfp4",   SM_90A,   1, 1,             PACKED,             GATED,           fits_row_mxfp4, run_row_mxfp4},
     {"rows8_mxfp4", SM_90A,   1, UNSORTED_ROWS, PACKED,             GATED,           fits_in_place,  run_rows8_mxfp4},
     {"row_2byte",   SM_90A,   1, 1,             TWO_BYTE,           GATED,           fits_row_2byte, run_row_2byte},
-    {"unsorted",    SM_90A,   1, UNSORTED_ROWS, TWO_BYTE | ROUNDED, GATED | UNGATED, fits_unsorted,  run_unsorted},
+    {"unsorted",    SM_90A,   1, UNSORTED_ROWS, TWO_BYTE | ROUNDED, UNSORTED_FORMS,  fits_unsorted,  run_unsorted},
     {"sorted",      ANY_GPU,  1, ANY_ROWS,      ANY_WEIGHTS,        ANY_FORM,        NULL,           run_sorted},
 };
 
@@ -708,6 +716,7 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
         return rc;
     run.first = args->first;
     run.m.n_experts = args->n_local ? args->n_local : args->n_experts;
+    run.m.first = args->first;
     run.inner = args->down ? args->down->n_cols : args->up->n_rows / run.m.n_experts / (args->form == EXPERT_PLAIN ? 1 : 2);
     run.part_columns = args->is_by_route || args->half == EXPERTS_UP ? args->y.width / args->n_chosen : 0;
     run.width = max(args->up ? args->x.width : 0, run.part_columns ? run.part_columns : args->y.width);
@@ -728,6 +737,15 @@ enum rc cuda_experts(void *ctx, const struct experts_args *args, struct err *err
     if (!rc)
         rc = multiply_all(&run, err);
     return rc ? rc : launched(err, "experts");
+}
+
+#define MIRRORED_PARTS (512u << 10) /* bytes; fewer travel in packets, and are summed where they arrive */
+
+bool cuda_experts_mirror(void *ctx, const struct experts_args *args)
+{
+    const struct cuda *cuda = (const struct cuda *)ctx;
+    const size_t item = cuda->dtype == DTYPE_F32 ? 4 : 2;
+    return cuda_n_ranks(cuda) > 1 && args->n_rows * args->y.stride * item > MIRRORED_PARTS;
 }
 
 enum rc cuda_combine(void *ctx, const struct combine_args *args, struct err *err)

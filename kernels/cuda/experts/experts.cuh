@@ -31,6 +31,8 @@ struct mixture {
     uint32_t route_stride;
     bool is_input_scaled;
     bool is_awaited;   /* one row's routes, by the launch before this one, norm_route.cuh */
+    uint32_t first;    /* expert of the routes that is number 0 here */
+    bool keeps_places; /* of one row, if it is not is_sorted: the place of a route is its number */
     bool is_sorted;    /* experts_sort has sorted the routes; otherwise each block sorts them itself */
     uint32_t *offsets; /* [n_experts + 1] first place of each expert, if it is_sorted */
     uint32_t *places;  /* [n_routes] */

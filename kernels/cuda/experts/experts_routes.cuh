@@ -5,6 +5,7 @@
 #define LLMPY_CUDA_EXPERTS_ROUTES_CUH
 
 #include "../core/eight.cuh"
+#include "../linear/linear.cuh"
 #include "experts.cuh"
 
 #define ROUTE_THREADS 128u
@@ -16,11 +17,17 @@ struct held_experts {
     __device__ __forceinline__ bool has(const struct route *route) const { return number(route) < n; }
 };
 
+/* Where the parts also go: bytes from y to the same place on other ranks. */
+struct part_mirrors {
+    uint32_t n;
+    ptrdiff_t to[MAX_MIRRORS];
+};
+
 /* Puts the rows of places into the parts of their routes, from column `first_column` of a part on. */
 template <class T, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(ROUTE_THREADS)
 experts_scatter(struct mixture m, struct held_experts held, rows<T> from, rows<T> y, uint32_t part_columns,
-                uint32_t first_column)
+                uint32_t first_column, const __grid_constant__ struct part_mirrors mirrors)
 {
     const uint32_t i = blockIdx.x, column = 8 * (blockIdx.y * ROUTE_THREADS + threadIdx.x);
     float values[8];
@@ -29,7 +36,10 @@ experts_scatter(struct mixture m, struct held_experts held, rows<T> from, rows<T
     if (!held.has(route_at(m, i)))
         return;
     load_part<IS_ALIGNED>(from.at(m.places[i], 0), column, from.width, values);
-    store_part<IS_ALIGNED>(y.at(i / m.n_chosen, i % m.n_chosen * part_columns + first_column), column, from.width, values);
+    T *part = y.at(i / m.n_chosen, i % m.n_chosen * part_columns + first_column);
+    store_part<IS_ALIGNED>(part, column, from.width, values);
+    for (uint32_t r = 0; r < mirrors.n; r++)
+        store_part<IS_ALIGNED>((T *)((char *)part + mirrors.to[r]), column, from.width, values);
 }
 
 template <class T, bool IS_ALIGNED>

@@ -19,6 +19,7 @@
 #define UNSORTED_ROUTES (UNSORTED_ROWS * EXPERTS_MAX_CHOSEN)
 #define STREAMED_TILE_COST 4u
 #define NO_PLACE 0xffffffffu
+#define NO_EXPERT 0xffffu /* of this rank */
 
 struct streamed_unit {
     uint16_t expert, n_rows;
@@ -48,8 +49,10 @@ static __device__ __forceinline__ struct streamed_unit *streamed_units(struct st
 static __device__ void streamed_sort(const struct mixture &m, struct streamed_tables *t, bool is_writing)
 {
     const uint32_t n = m.n_routes;
-    for (uint32_t i = threadIdx.x; i < n; i += SKINNY_THREADS)
-        t->experts[i] = (uint16_t)__ldcg(&route_at(m, i)->expert);
+    for (uint32_t i = threadIdx.x; i < n; i += SKINNY_THREADS) {
+        const uint32_t expert = (uint32_t)__ldcg(&route_at(m, i)->expert) - m.first;
+        t->experts[i] = (uint16_t)(expert < m.n_experts ? expert : NO_EXPERT);
+    }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < n; i += SKINNY_THREADS) {
         uint32_t rank = 0;
@@ -61,7 +64,7 @@ static __device__ void streamed_sort(const struct mixture &m, struct streamed_ta
     for (uint32_t e = threadIdx.x; e <= m.n_experts; e += SKINNY_THREADS) {
         uint32_t first = 0, unit = 0, n_rows = 0;
         for (uint32_t i = 0; i < n; i++) {
-            first += t->experts[i] < e;
+            first += m.keeps_places ? (t->experts[i] == e) * i : t->experts[i] < e;
             unit += t->experts[i] < e && !t->ranks[i];
             n_rows += t->experts[i] == e;
         }

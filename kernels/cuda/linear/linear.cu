@@ -103,13 +103,13 @@ void linear_close(struct cuda *cuda)
     mem_free(cuda->linear);
 }
 
-static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is_pairs, uint32_t stage_blocks,
+static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is_pairs, enum skinny_rows few,
                          struct skinny_form *form, struct err *err)
 {
-    uint32_t half = matrix->n_rows / 2, n_blocks = matrix->n_cols / 64;
+    uint32_t half = matrix->n_rows / 2, n_blocks = matrix->n_cols / 64, stage_blocks = few == SKINNY_MANY ? 2 : 4;
     uint64_t row_bytes = matrix->parts[0].row_bytes;
-    form->tile_rows =
-        skinny_tile_rows(matrix->n_rows, matrix->n_cols, is_pairs, stage_blocks, cuda->n_processors);
+    const auto tile_rows = few == SKINNY_ONE ? skinny_tile_rows : skinny_few_tile_rows;
+    form->tile_rows = tile_rows(matrix->n_rows, matrix->n_cols, is_pairs, stage_blocks, cuda->n_processors);
     form->n_tiles = ceil_div(matrix->n_rows, form->tile_rows);
     if (cuda->is_portable) /* the form says which products fit; nothing is copied by maps */
         return RC_OK;
@@ -172,10 +172,10 @@ enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
         matrix->n_cols % 64)
         return RC_OK;
     enum rc rc = RC_OK;
-    for (uint32_t i = 0; i < 2 && !rc; i++) {
-        rc = make_form(cuda, matrix, false, 2u << i, &matrix->skinny[i], err);
+    for (uint32_t i = 0; i < SKINNY_FORMS && !rc; i++) {
+        rc = make_form(cuda, matrix, false, (enum skinny_rows)i, &matrix->skinny[i], err);
         if (!rc && matrix->n_rows % 16 == 0)
-            rc = make_form(cuda, matrix, true, 2u << i, &matrix->skinny_pairs[i], err);
+            rc = make_form(cuda, matrix, true, (enum skinny_rows)i, &matrix->skinny_pairs[i], err);
     }
     if (!rc)
         take_shape(cuda, matrix);
@@ -204,9 +204,9 @@ static enum rc find_x_map(struct cuda *cuda, const struct view *x, uint32_t n_ro
     return rc;
 }
 
-static const struct skinny_form *form_of(const struct matrix *matrix, bool is_product, uint32_t stage_blocks)
+static const struct skinny_form *form_of(const struct matrix *matrix, bool is_product, enum skinny_rows rows)
 {
-    return &(is_product ? matrix->skinny_pairs : matrix->skinny)[stage_blocks / 4];
+    return &(is_product ? matrix->skinny_pairs : matrix->skinny)[rows];
 }
 
 static struct skinny_shape shape_of(const struct matrix *matrix, const struct skinny_form *form, uint32_t stage_blocks,
@@ -226,7 +226,7 @@ static void launch_row(const struct cuda *cuda, const struct matrix *matrix, boo
                        const struct skinny_row &row, const struct output &out)
 {
     const uint32_t n_blocks = matrix->n_cols / 64, stage_blocks = skinny_stage_blocks(1);
-    const struct skinny_form *form = form_of(matrix, is_product, stage_blocks);
+    const struct skinny_form *form = form_of(matrix, is_product, SKINNY_ONE);
     const bool is_held = skinny_is_held(matrix, form, cuda->n_processors);
     const uint32_t n_stages = row_stages(form->tile_rows, n_blocks, skinny_room(is_held));
     const struct skinny_shape shape = shape_of(matrix, form, stage_blocks, n_stages, is_held,
@@ -241,7 +241,7 @@ static enum rc launch_skinny(struct cuda *cuda, const struct matrix *matrix, boo
                              const struct output &out, struct err *err)
 {
     const uint32_t eights = skinny_eights(out.n_rows), stage_blocks = skinny_stage_blocks(eights);
-    const struct skinny_form *form = form_of(matrix, is_product, stage_blocks);
+    const struct skinny_form *form = form_of(matrix, is_product, eights <= 4 ? SKINNY_FEW : SKINNY_MANY);
     const struct tensor_map *x_map;
     enum rc rc = find_x_map(cuda, x, out.n_rows, matrix->n_cols, 8 * eights, stage_blocks, &x_map, err);
     if (rc)
@@ -341,11 +341,12 @@ struct linear_problem {
     {
     }
     bool is_product(void) const { return form & (PRODUCT | NORMED_PRODUCT); }
-    /* How the matrix is read in stages of so many blocks. */
-    const struct skinny_form *stages(uint32_t stage_blocks) const { return form_of(args->matrix, is_product(), stage_blocks); }
+    const struct skinny_form *of_one_row(void) const { return form_of(args->matrix, is_product(), SKINNY_ONE); }
     struct output output(void) const
     {
-        return output_of(args, 0, is_product() ? args->matrix->n_rows / 2 : args->matrix->n_rows, 2);
+        struct output out = output_of(args, 0, is_product() ? args->matrix->n_rows / 2 : args->matrix->n_rows, 2);
+        out.n_mirrors = args->is_mirrored ? cuda_mirrors(cuda, out.mirrors) : 0;
+        return out;
     }
 };
 
@@ -367,23 +368,24 @@ static bool takes(const struct linear_way &way, const struct linear_problem &p)
 /* Can the copy engine read x, and the matrix as the form wants it? */
 static bool fits_stream(const struct linear_problem &p)
 {
-    return map_fits(p.args->x.data, (size_t)p.args->x.stride * 2) && p.stages(2)->tile_rows;
+    return map_fits(p.args->x.data, (size_t)p.args->x.stride * 2) && p.of_one_row()->tile_rows;
 }
 
 static bool fits_row(const struct linear_problem &p)
 {
-    return fits_stream(p) && row_fits(p.args->matrix, p.stages(skinny_stage_blocks(1)));
+    return fits_stream(p) && row_fits(p.args->matrix, p.of_one_row());
 }
 
 static bool fits_row_normed(const struct linear_problem &p)
 {
-    return p.stages(skinny_stage_blocks(1))->tile_rows && normed_fits(p.norm);
+    return p.of_one_row()->tile_rows && normed_fits(p.norm);
 }
 
 static bool fits_library(const struct linear_problem &p)
 {
     const struct linear_args *args = p.args;
     return find_algorithm(p.cuda, args->matrix, args->n_rows) && fits_stream(p) && !args->bias && !args->delta && !args->add &&
+           !args->is_mirrored &&
            map_fits(args->y.data, (size_t)args->y.stride * (args->is_float_out ? 4 : 2)) &&
            args->is_float_out == p.cuda->linear->shapes[args->matrix->shape - 1].is_float;
 }
@@ -636,6 +638,20 @@ static enum rc multiply(const struct linear_problem &problem, struct err *err)
 {
     const struct linear_way *way = find_way<WAYS_LINEAR>(problem.cuda, LINEAR_WAYS, problem);
     return way ? way->run(problem, err) : err_set(err, RC_INTERNAL, "linear: wanted a way that takes the matrix, have none");
+}
+
+/* The stores to other ranks hide behind the products of later tiles; fewer bytes arrive sooner in packets. The library's way
+ * does not store so, and each rank chooses it for itself. y's stride is that of the whole value, and equal on all ranks. */
+bool cuda_linear_mirrors(void *ctx, const struct linear_args *args)
+{
+    struct cuda *cuda = (struct cuda *)ctx;
+    if (cuda_n_ranks(cuda) < 2 || args->is_float_out || (size_t)args->n_rows * args->y.stride * 2 < MIRRORED_BYTES)
+        return false;
+    struct linear_args mirrored = *args;
+    mirrored.is_mirrored = true;
+    const struct linear_problem problem(cuda, &mirrored);
+    const struct linear_way *way = find_way<WAYS_LINEAR>(cuda, LINEAR_WAYS, problem);
+    return way && way->run == run_gemm;
 }
 
 bool linear_normed(struct cuda *cuda, const struct add_rms_norm_args *args)

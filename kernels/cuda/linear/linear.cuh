@@ -5,6 +5,11 @@
 
 #include "../core/common.cuh"
 
+#include <stddef.h>
+
+#define MAX_MIRRORS 7u
+#define MIRRORED_BYTES (128u << 10) /* of the whole value, at least, for stores to all ranks */
+
 struct output {
     char *y;
     const char *add;
@@ -14,7 +19,12 @@ struct output {
     uint32_t y_stride, add_stride, n_rows, n_out;
     bool is_float;
     uint32_t act; /* of the product of gate and up, for the kernels that make it; n_out is its width */
+    uint32_t n_mirrors;
+    ptrdiff_t mirrors[MAX_MIRRORS]; /* bytes from y to the same place on other ranks, for linear_gemm */
 };
+
+/* Of the rank's arena; returns their number. */
+uint32_t cuda_mirrors(const struct cuda *cuda, ptrdiff_t mirrors[MAX_MIRRORS]);
 
 /* The output of the rows of a matrix from first_row on. */
 static inline struct output output_of(const struct linear_args *args, uint32_t first_row, uint32_t n_out, uint32_t item)
@@ -53,5 +63,9 @@ static __device__ __forceinline__ void put(const struct output &out, uint32_t r,
         value = round_to<T>(to_float(value) + to_float(((const T *)out.add)[(size_t)r * out.add_stride + n]));
     ((T *)out.y)[(size_t)r * out.y_stride + n] = value;
 }
+
+/* Whether a linear, or experts, store to all ranks, if they are told to; for struct comm. */
+bool cuda_linear_mirrors(void *ctx, const struct linear_args *args);
+bool cuda_experts_mirror(void *ctx, const struct experts_args *args);
 
 #endif

@@ -323,6 +323,17 @@ static inline uint32_t skinny_tile_rows(uint32_t n_out, uint32_t n_cols, bool is
     return best;
 }
 
+/* The same of a large weight and several rows of x: the fewest that need no more turns of the blocks than tiles of 64 rows, so
+ * that x is read seldom and the chains of a block are few. */
+static inline uint32_t skinny_few_tile_rows(uint32_t n_out, uint32_t n_cols, bool is_pairs, uint32_t stage_blocks,
+                                            uint32_t n_processors)
+{
+    const uint32_t step = is_pairs ? 16 : 8, turns = ceil_div(ceil_div(n_out, 64), n_processors);
+    if ((size_t)n_out * n_cols < (8u << 20))
+        return skinny_tile_rows(n_out, n_cols, is_pairs, stage_blocks, n_processors);
+    return ceil_div(ceil_div(n_out, turns * n_processors), step) * step;
+}
+
 static inline uint32_t skinny_bytes(uint32_t n_stages, uint32_t stage_blocks, uint32_t tile_rows, uint32_t eights)
 {
     /* The product of the last stage may read beyond its end; usually the data that follows is large enough. */

@@ -173,6 +173,9 @@ static __device__ __forceinline__ void store_eight(const struct output &out, boo
                            add_pairs<T>(v.w, other.w));
         }
         *(uint4 *)y = v;
+#pragma unroll 1
+        for (uint32_t i = 0; i < out.n_mirrors; i++)
+            *(uint4 *)((char *)y + out.mirrors[i]) = v;
         return;
     }
     uint64_t low = (uint64_t)v.y << 32 | v.x, high = (uint64_t)v.w << 32 | v.z;

@@ -2,6 +2,7 @@
  * with a stream. Ranks on different devices store into each other's memory over NVLink or PCIe (peer access); ranks on one
  * device, as tests have them, into other buffers of the same device. Shared memory comes from buffer_create, which calls
  * cudaMalloc: peer access covers it. */
+#include "../linear/linear.cuh"
 #include "gather.cuh"
 #include "link.cuh"
 
@@ -72,6 +73,19 @@ static enum rc check_ranks(const struct cuda_team *team, struct err *err)
         for (uint32_t other = 0; other < team->n_ranks && !rc; other++)
             rc = enable_peer(team->ranks[r], team->ranks[other], err);
     return rc;
+}
+
+static_assert(MAX_MIRRORS == MAX_RANKS - 1, "a linear stores to all other ranks");
+
+uint32_t cuda_mirrors(const struct cuda *cuda, ptrdiff_t mirrors[MAX_MIRRORS])
+{
+    const struct cuda_team *team = cuda->team;
+    uint32_t n = 0;
+    for (uint32_t i = 1; i < team->n_ranks; i++) { /* from this rank on: not all ranks store to the same one at a time */
+        const uint32_t r = (cuda->rank + i) % team->n_ranks;
+        mirrors[n++] = team->memory[COMM_ARENA][r] - team->memory[COMM_ARENA][cuda->rank];
+    }
+    return n;
 }
 
 /* ---- teams --------------------------------------------------------------------------------------------------------------- */
@@ -292,5 +306,6 @@ static void comm_close(void *const *ctxs, uint32_t n_ranks)
         team_close(team);
 }
 
-const struct comm cuda_comm = {sizeof(struct comm), comm_open, comm_share, cuda_meet, cuda_gather,
-                               comm_check, comm_abort, comm_close, true, 1, LEAST_SHARED_ROWS, NULL};
+const struct comm cuda_comm = {sizeof(struct comm), comm_open, comm_share, cuda_meet, cuda_gather, comm_check, comm_abort,
+                               comm_close, true, MAX_RANKS, LEAST_SHARED_ROWS, cuda_linear_mirrors,
+                               cuda_experts_mirror};

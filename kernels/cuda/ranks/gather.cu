@@ -112,7 +112,7 @@ struct gather_way {
     const char *name;
     uint32_t devices;    /* enum way_devices */
     size_t most_bytes;
-    bool is_normed; /* with the norm of the gathered rows */
+    bool is_normed, is_combined; /* with the norm of the gathered rows; with the sums over routes */
     bool (*fits)(const struct gather_problem &); /* NULL: takes everything within the limits before */
     void (*run)(const struct gather_problem &);
 };
@@ -155,18 +155,56 @@ static bool fits_norm(const struct gather_problem &p)
            norm->x.width <= 8 * MEETING_THREADS * MAX_PARTS;
 }
 
-/* Do packets bring it: eights of columns, which the slots of a block have room for? */
+/* Do the slots of a block have room for its eights of columns? */
+static bool fits_slots(const struct gather_problem &p, uint64_t eights_of_block)
+{
+    return !p.args->is_stored && has_eights(p, p.args->whole) &&
+           eights_of_block * 8 * p.item_bytes <= SLOT_PACKETS * sizeof(uint2);
+}
+
+/* Do packets bring it: eights of columns? */
 static bool fits_packets(const struct gather_problem &p, uint64_t eights_of_block)
 {
     const struct gather_args *args = p.args;
-    return args->kind == GATHER_COLUMNS && !args->n_chosen && !args->is_stored && args->unit && args->unit % 8 == 0 &&
-           has_eights(p, args->whole) && eights_of_block * 8 * p.item_bytes <= SLOT_PACKETS * sizeof(uint2);
+    return args->kind == GATHER_COLUMNS && !args->n_chosen && args->unit && args->unit % 8 == 0 &&
+           fits_slots(p, eights_of_block);
+}
+
+/* Of a block of ll_grid. */
+static uint64_t eights_of_ll_block(const struct gather_problem &p)
+{
+    const uint64_t eights = (uint64_t)p.args->n_rows * p.args->whole.width / 8, lanes = ll_grid(p) * MEETING_THREADS;
+    return (eights + lanes - 1) / lanes * MEETING_THREADS;
 }
 
 static bool fits_ll(const struct gather_problem &p)
 {
-    const uint64_t eights = (uint64_t)p.args->n_rows * p.args->whole.width / 8, lanes = ll_grid(p) * MEETING_THREADS;
-    return fits_packets(p, (eights + lanes - 1) / lanes * MEETING_THREADS);
+    return fits_packets(p, eights_of_ll_block(p));
+}
+
+static bool fits_ll_routes(const struct gather_problem &p)
+{
+    return p.args->kind == GATHER_ROUTES && p.args->whole.width / p.args->n_chosen % 8 == 0 &&
+           fits_slots(p, eights_of_ll_block(p));
+}
+
+/* Threads of a block of gather_ll_combine: the slots have room for an eight of each route of each. */
+static uint32_t combining_threads(const struct gather_problem &p)
+{
+    const uint32_t room = (uint32_t)(SLOT_PACKETS * sizeof(uint2) / (8 * p.item_bytes * p.args->n_chosen)) / 32 * 32;
+    return room < 128 ? room : 128;
+}
+
+static uint32_t combining_grid(const struct gather_problem &p)
+{
+    return p.args->n_rows * ceil_div(p.args->combine->y.width, 8 * combining_threads(p));
+}
+
+static bool fits_ll_combine(const struct gather_problem &p)
+{
+    const struct combine_args *combine = p.args->combine;
+    return p.args->kind == GATHER_ROUTES && !p.args->is_stored && combining_threads(p) && has_eights(p, p.args->whole) &&
+           has_eights(p, combine->y) && combining_grid(p) <= most_blocks(p, true);
 }
 
 /* A block has one row. */
@@ -232,6 +270,31 @@ static void run_ll(const struct gather_problem &p)
     });
 }
 
+static void run_ll_routes(const struct gather_problem &p)
+{
+    visit_gathered(p, [&](auto value) {
+        using T = decltype(value);
+        const gathered<T> to = {rows<T>(p.args->whole), 0};
+        launch(p.cuda, gather_ll_routes<T>, ll_grid(p), MEETING_THREADS, 0, meeting_of(p.cuda, false),
+               part_of_rank<T>(p.cuda, p.args, true), to);
+    });
+}
+
+static void run_ll_combine(const struct gather_problem &p)
+{
+    const struct combine_args *combine = p.args->combine;
+    struct mixture m = {};
+    m.n_chosen = combine->n_chosen;
+    m.routes = combine->routes;
+    m.route_stride = combine->route_stride;
+    m.is_input_scaled = combine->is_input_scaled;
+    visit_gathered(p, [&](auto value) {
+        using T = decltype(value);
+        launch(p.cuda, gather_ll_combine<T>, combining_grid(p), combining_threads(p), 0, meeting_of(p.cuda, false),
+               part_of_rank<T>(p.cuda, p.args, true), m, rows<T>(combine->results), rows<T>(combine->y));
+    });
+}
+
 static void run_push_parts(const struct gather_problem &p)
 {
     visit_gathered(p, [&](auto value) {
@@ -251,12 +314,14 @@ static void run_push(const struct gather_problem &p)
 }
 
 static const struct gather_way GATHER_WAYS[] = {
-    /* name         devices   bytes     norm   fits            run */
-    {"ll_norm",     ANY_GPU,  1u << 20, true,  fits_ll_norm,   run_ll_norm},
-    {"push_norm",   ANY_GPU,  SIZE_MAX, true,  fits_norm,      run_push_norm},
-    {"ll",          ANY_GPU,  1u << 19, false, fits_ll,        run_ll},
-    {"push_parts",  ANY_GPU,  SIZE_MAX, false, has_parts,      run_push_parts},
-    {"push",        ANY_GPU,  SIZE_MAX, false, NULL,           run_push},
+    /* name         devices   bytes     norm   combine fits             run */
+    {"ll_norm",     ANY_GPU,  1u << 20, true,  false,  fits_ll_norm,    run_ll_norm},
+    {"push_norm",   ANY_GPU,  SIZE_MAX, true,  false,  fits_norm,       run_push_norm},
+    {"ll",          ANY_GPU,  1u << 19, false, false,  fits_ll,         run_ll},
+    {"ll_combine",  ANY_GPU,  1u << 19, false, true,   fits_ll_combine, run_ll_combine},
+    {"ll_routes",   ANY_GPU,  1u << 19, false, false,  fits_ll_routes,  run_ll_routes},
+    {"push_parts",  ANY_GPU,  SIZE_MAX, false, false,  has_parts,       run_push_parts},
+    {"push",        ANY_GPU,  SIZE_MAX, false, false,  NULL,            run_push},
 };
 
 struct way_name cuda_gather_way(uint32_t row)
@@ -266,10 +331,18 @@ struct way_name cuda_gather_way(uint32_t row)
 
 static bool takes(const struct gather_way &way, const struct gather_problem &p)
 {
-    return p.n_bytes <= way.most_bytes && (p.args->norm || !way.is_normed) && (!way.fits || way.fits(p));
+    return p.n_bytes <= way.most_bytes && (p.args->norm || !way.is_normed) && (p.args->combine || !way.is_combined) &&
+           (!way.fits || way.fits(p));
 }
 
 /* ---- calls --------------------------------------------------------------------------------------------------------------- */
+
+/* Runs what the gather has not done of the operations behind it. */
+static enum rc finish(struct cuda *cuda, const struct gather_args *args, bool is_normed, bool is_combined, struct err *err)
+{
+    enum rc rc = args->norm && !is_normed ? cuda_rms_norm(cuda, args->norm, err) : RC_OK;
+    return rc || !args->combine || is_combined ? rc : cuda_combine(cuda, args->combine, err);
+}
 
 enum rc cuda_gather(void *ctx, const struct gather_args *args, struct err *err)
 {
@@ -284,14 +357,14 @@ enum rc cuda_gather(void *ctx, const struct gather_args *args, struct err *err)
         return rc;
     if (cuda->team->link) {
         rc = link_gather(cuda, args, err);
-        return rc || !args->norm ? rc : cuda_rms_norm(cuda, args->norm, err);
+        return rc ? rc : finish(cuda, args, false, false, err);
     }
     const size_t item_bytes = is_of_logits(args) || cuda->dtype == DTYPE_F32 ? 4 : 2;
     const struct gather_problem problem = {cuda, args, item_bytes, (size_t)args->n_rows * args->whole.width * item_bytes};
     const struct gather_way *way = find_way<WAYS_GATHER>(cuda, GATHER_WAYS, problem);
     way->run(problem);
     rc = launched(err, "gather");
-    return rc || !args->norm || way->is_normed ? rc : cuda_rms_norm(cuda, args->norm, err);
+    return rc ? rc : finish(cuda, args, way->is_normed, way->is_combined, err);
 }
 
 enum rc cuda_meet(void *ctx, const struct meet_args *args, struct err *err)

@@ -223,6 +223,19 @@ enum rc link_open(struct cuda_team *team, const struct comm_options *options, st
     return rc ? rc : settle(link, err);
 }
 
+/* Adds clear buffers of all sizes. With the first sums of a size NCCL connects, allocates and loads kernels, which may wait for
+ * the device: no rank may wait in a kernel then. */
+static enum rc warm(struct link *link, size_t size_bytes, struct err *err)
+{
+    struct cuda *first = link->first;
+    enum rc rc = RC_OK;
+    for (size_t n_words = 1; n_words <= size_bytes / 4 && !rc; n_words *= 4) {
+        rc = nccl_group_sum(link->group, link->sums[0], n_words, first->stream, err);
+        rc = rc ? rc : settle(link, err);
+    }
+    return rc ? rc : cuda_await(first, NULL, "share", err);
+}
+
 enum rc link_share(struct link *link, size_t size_bytes, struct err *err)
 {
     const size_t wanted = (min(size_bytes, MOST_BYTES) + 31) / 16 * 16;
@@ -245,7 +258,7 @@ enum rc link_share(struct link *link, size_t size_bytes, struct err *err)
     if (code != cudaSuccess)
         return cuda_fail(err, code, "share");
     link->size_bytes = wanted;
-    return RC_OK;
+    return warm(link, wanted, err);
 }
 
 enum rc link_check(const struct link *link, struct err *err)

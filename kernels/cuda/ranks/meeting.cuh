@@ -6,8 +6,8 @@
  * Numbers. Each block counts the meetings that it has come to, in device memory. So a captured graph needs no numbers of its
  * own and can be replayed any number of times, mixed with other graphs and with launches outside of graphs; and a block of all
  * ranks has the same count, because all ranks make the same meetings with the same grids. Ranks are at most one meeting apart:
- * a flag is one behind the number that is waited for, equal to it, or one ahead. So a signed difference of 32 bits is right
- * however often the count has passed 2^32, even for a block that only large grids have.
+ * a flag is one or two behind the number that is waited for, equal to it, or one ahead. So a signed difference of 32 bits is
+ * right however often the count has passed 2^32, even for a block that only large grids have.
  *
  * Packets. A few values can travel without flags of their own: 8 bytes of a packet are 4 bytes of data and the number of the
  * meeting, stored and loaded as one. So the data have come when the number has, and no order of stores is needed. A rank has

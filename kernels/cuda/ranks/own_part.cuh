@@ -67,21 +67,37 @@ template <class T> struct whole_norm {
     float eps;
 };
 
+#define OWN_AHEAD 4u /* eights that a thread has read before it stores the first of them */
+
 template <class T> static __device__ __forceinline__ void store_own(const own_part &own)
 {
     const uint32_t first = own.is_by_rows ? blockIdx.x : 0, apart = own.is_by_rows ? gridDim.x : 1;
     const uint32_t lane = threadIdx.x + (own.is_by_rows ? 0 : blockIdx.x * blockDim.x);
     const uint32_t lanes = own.is_by_rows ? blockDim.x : gridDim.x * blockDim.x;
     const uint32_t n_eights = (own.n_columns + 7) / 8, n = (own.n_rows + apart - 1 - first) / apart * n_eights;
-    for (uint32_t i = lane; i < n; i += lanes) {
-        const uint32_t row = first + i / n_eights * apart, column = i % n_eights * 8;
-        if (own.token_ids && (own.token_ids[row] < own.first_id || own.token_ids[row] >= own.end_id))
-            continue;
-        const eight<T> x = own_eight<T>(own, row, column);
-        const uint32_t owner = own.has_owners ? ((row + 1) * own.n_to - 1) / own.n_rows : 0;
-        for (uint32_t r = owner; r < (own.has_owners ? owner + 1 : own.n_to); r++)
-            if (!own.has_owners || own.to[r])
-                put_eight((T *)own.to[r] + (size_t)row * own.to_stride, column, own.n_columns, own.is_aligned, x);
+    const auto owner_of = [&](uint32_t row) { return ((row + 1) * own.n_to - 1) / own.n_rows; };
+    const auto has = [&](uint32_t i) {
+        if (i >= n)
+            return false;
+        const uint32_t row = first + i / n_eights * apart;
+        const int32_t id = own.token_ids ? own.token_ids[row] : 0;
+        return own.token_ids ? id >= own.first_id && id < own.end_id : !own.has_owners || own.to[owner_of(row)];
+    };
+    for (uint32_t i = lane; i < n; i += OWN_AHEAD * lanes) {
+        eight<T> x[OWN_AHEAD];
+#pragma unroll
+        for (uint32_t k = 0; k < OWN_AHEAD; k++)
+            if (const uint32_t at = i + k * lanes; has(at))
+                x[k] = own_eight<T>(own, first + at / n_eights * apart, at % n_eights * 8);
+#pragma unroll
+        for (uint32_t k = 0; k < OWN_AHEAD; k++) {
+            const uint32_t at = i + k * lanes, row = first + at / n_eights * apart;
+            if (!has(at))
+                continue;
+            const uint32_t owner = own.has_owners ? owner_of(row) : 0;
+            for (uint32_t r = owner; r < (own.has_owners ? owner + 1 : own.n_to); r++)
+                put_eight((T *)own.to[r] + (size_t)row * own.to_stride, at % n_eights * 8, own.n_columns, own.is_aligned, x[k]);
+        }
     }
 }
 

@@ -79,13 +79,16 @@ static __device__ __forceinline__ void come(const struct meeting &m, uint32_t nu
         m.state->met[blockIdx.x] = number;
 }
 
-/* All threads of the block call it when they have received. Ranks that have nothing to send come, too. One thread's
- * start_next() speaks for its block, so it comes behind the waits of all threads. */
-static __device__ __forceinline__ void await_ranks(const struct meeting &m, uint32_t number)
+/* All threads of the block call it when they have received. Ranks that have nothing to send come, too. A packet says that its
+ * rank has come, so of two ranks a block waits for a flag only if it has got none. One thread's start_next() speaks for its
+ * block, so it comes behind the waits of all threads. */
+static __device__ __forceinline__ void await_ranks(const struct meeting &m, uint32_t number, bool has_received)
 {
-    if (threadIdx.x < m.n_ranks && threadIdx.x != m.rank)
-        flag_wait<false>(m, threadIdx.x, number);
-    __syncthreads();
+    if (!__syncthreads_or(has_received) || m.n_ranks > 2) {
+        if (threadIdx.x < m.n_ranks && threadIdx.x != m.rank)
+            flag_wait<false>(m, threadIdx.x, number);
+        __syncthreads();
+    }
     start_next();
 }
 
