@@ -78,7 +78,7 @@ enum rc run_gather(struct running *run, const struct step *step, const struct vi
     }
     if (sum) {
         combine = (struct combine_args){v->n_rows, sum->combine.n_chosen, sum->combine.is_input_scaled, args.routes,
-                                        args.route_stride, v->out, view_of(m, step->next)};
+                                        args.route_stride, v->out, view_of(run, step->next)};
         args.combine = &combine;
     }
     return m->backend->comm->gather(m->ctx, &args, run->err);
