@@ -11,7 +11,7 @@
 
 #define THREADS 128u
 #define MAX_ROWS 49152u  /* scores of a row, at most */
-#define SPARED_BYTES 4096u /* of a block's shared memory, for its sums */
+#define SPARED_BYTES 8192u /* of a block's shared memory, for its largest score and its sum */
 
 /* Room for n floats that are loaded in fours. */
 static __host__ __device__ __forceinline__ uint32_t in_fours(uint32_t n)
@@ -120,7 +120,8 @@ static enum rc attend(void *ctx, const struct row_attention_args *args, square g
     visit_type(cuda->dtype, [&](auto value) {
         using T = decltype(value);
         size_t shared_bytes = (in_fours(longest) + begin) * sizeof(float);
-        allow_shared(row_attention_heads<T>, cuda->shared_bytes); /* the same for all threads with a rank of this device */
+        /* The same for all threads with a rank of this device. */
+        allow_shared(row_attention_heads<T>, cuda->shared_bytes - SPARED_BYTES);
         launch(cuda, row_attention_heads<T>, dim3(batch->n_rows, args->n_heads), THREADS, shared_bytes, rows<T>(args->q),
                rows<T>(args->k), rows<T>(args->v), rows<T>(args->out), batch->seq_first_row, batch->n_seqs,
                args->n_heads / args->n_kv_heads, args->head_dim, args->scale, grid);
