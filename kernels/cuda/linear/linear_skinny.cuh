@@ -344,7 +344,8 @@ static inline uint32_t skinny_bytes(uint32_t n_stages, uint32_t stage_blocks, ui
 static inline uint32_t skinny_ahead(uint32_t n_stages, uint32_t stage_blocks, uint32_t tile_rows, uint32_t bytes)
 {
     uint32_t n = bytes / (stage_blocks * tile_rows * 128);
-    return n < 1 ? 1 : n < n_stages ? n : n_stages - 1;
+    const uint32_t most = n_stages > 1 ? n_stages - 1 : 1;
+    return n < 1 ? 1 : n < most ? n : most;
 }
 
 /* Does the shared memory of a block hold nearly all of its only tile of a large W? */
