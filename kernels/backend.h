@@ -938,7 +938,8 @@ struct backend {
     enum rc (*pool_release)(void *ctx, uint32_t use, struct err *err);
     enum rc (*pool_restore)(void *ctx, uint32_t use, struct err *err);
     enum rc (*memory)(void *ctx, struct backend_memory *memory, struct err *err); /* optional */
-    /* Returns the number of allocations of any kind so far. Steps after warm-up make none. Optional. */
+    /* Returns the number of allocations so far: this context's of device and pinned memory, and the calling thread's of host
+     * memory. Steps after warm-up make none. Optional. */
     uint64_t (*allocations)(void *ctx);
     /* Weight updates: tensor_write, tensor_sum and tensor_finish. Optional, all three or none. Values are rounded to nearest
      * even in the weight's type; quantised types fail with RC_UNSUPPORTED. tensor_write only enqueues. Work enqueued later on

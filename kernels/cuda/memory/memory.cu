@@ -450,5 +450,5 @@ enum rc cuda_memory(void *ctx, struct backend_memory *memory, struct err *err)
 
 uint64_t cuda_allocations(void *ctx)
 {
-    return ((struct cuda *)ctx)->n_allocations + mem_count();
+    return ((struct cuda *)ctx)->n_allocations + mem_count_own();
 }
