@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from cuda import Engine, print_kernels
+from results import Results
 
 MUST = {1: 1.12, 32: 1.18, 256: 1.15}
 """What a step with adapters may cost, by sequences: specs/speculation.md 2."""
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--profile", type=int)
     parser.add_argument("--loads", action="store_true")
     parser.add_argument("--update", action="store_true")
+    results = Results("benchmarks/adapters_cuda.py", parser)
     args = parser.parse_args()
     sizes = [int(size) for size in args.sequences.split(",")]
     found: dict[tuple[int, str], list[float]] = {}
@@ -170,6 +172,9 @@ def main() -> None:
             f"{size:4} sequences: off {none:.3f}, without {without:.3f}, with {used:.3f} ms: {used / without:.3f} x "
             f"(must {MUST.get(size, 0):.2f}), without / off {without / none:.3f}"
         )
+        results.add(f"adapters.step.{size}", used / without, "x", MUST.get(size))
+        results.add(f"adapters.unused.{size}", without / none, "x", 1.005)
+    results.write(args)
 
 
 if __name__ == "__main__":

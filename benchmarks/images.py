@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from results import Results
 
 from llmpy import LLM, AsyncEngine, SamplingParams
 from llmpy.vision import sizes
@@ -198,6 +199,7 @@ async def beside_texts(options: dict[str, Any], prompts: Prompts, chosen: argpar
         for name, traffic in [*kinds, ("beside four images at any time", [keep(engine, prompts) for _ in range(4)])]:
             found = sorted(await first_tokens(engine, prompts, chosen.seconds, *traffic))
             median, mean = statistics.median(found), statistics.mean(found)
+            chosen.results.add(f"images.text {name}", median / alone, "x", 1.2)
             print(f"  {name}: median {median:.1f} ms, {median / alone:.2f} x; mean {mean:.1f}, "
                   f"95 % below {found[len(found) * 95 // 100]:.1f} ms ({len(found)} texts)", flush=True)  # fmt: skip
 
@@ -223,8 +225,10 @@ def in_engine(chosen: argparse.Namespace) -> None:
             images = [timed(lambda: llm.generate([prompts.image()], ONE, use_tqdm=False)) for _ in range(chosen.runs)]
             texts = [timed(lambda: llm.generate([prompts.text(shape.features + 20)], ONE, use_tqdm=False)) for _ in images]
             image, text = (statistics.median(each) * 1e3 for each in (images, texts))
+            chosen.results.add("images.alone", image, "ms")
             print(f"one image alone: {image:.1f} ms, a text of as many tokens: {text:.1f} ms")
             rates = [chosen.images / timed(at_once) for _ in range(3)]
+            chosen.results.add(f"images.{chosen.images}", statistics.median(rates), "images/s")
             flop = shape.tower_flop, shape.text_flop(n_layers)
             print(f"{chosen.images} images of {shape.side} x {shape.side} at once: {statistics.median(rates):.1f} images/s; "
                   f"bound {1e12 * chosen.peak / sum(flop):.1f} by {flop[0] / 1e12:.2f} + {flop[1] / 1e12:.2f} TFLOP "
@@ -264,9 +268,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5, help="of texts for each traffic; 0: none")
     parser.add_argument("--peak", type=float, default=790, help="of the device, in TFLOP/s")
     parser.add_argument("--profile", action="store_true")
+    results = Results("benchmarks/images.py", parser)
     chosen = parser.parse_args()
+    chosen.results = results
     if chosen.engine:
-        return in_engine(chosen)
+        in_engine(chosen)
+        return results.write(chosen)
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (chosen.height // 20, chosen.width // 20, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((chosen.width, chosen.height), Image.Resampling.BICUBIC)).astype(int)

@@ -45,6 +45,7 @@ from typing import Any
 
 import cuda
 import numpy as np
+from results import Results
 
 from llmpy import LLM, AsyncEngine, RequestOutput, SamplingParams
 
@@ -139,6 +140,7 @@ def measure_first(llm: LLM, chosen: argparse.Namespace, texts: list[list[int]], 
             steps = [step for step in llm.step_log(8) if step.number > before.num_steps]
             log = [f"{1000 * (step.start - begun):.1f} + {step.device_us / 1000:.1f}" for step in steps]
     for name, found in times.items():
+        chosen.results.add(f"tiers.first.{name}", statistics.median(found), "ms", 30 if name == "host" else None)
         print(f"{name:12}{statistics.median(found):9.1f} ms, least {min(found):.1f}, most {max(found):.1f}, {len(found)} times")
     print(f"steps       {', '.join(log)} ms; copies in {load_ms:.1f} ms")
     stats = llm.stats()
@@ -146,12 +148,14 @@ def measure_first(llm: LLM, chosen: argparse.Namespace, texts: list[list[int]], 
         ("copies out", stats.host_stored_bytes, stats.host_store_s),
         ("copies in", stats.host_loaded_bytes, stats.host_load_s),
     ):
+        chosen.results.add(f"tiers.{name.replace(' ', '.')}", size / seconds / 1e9, "GB/s")
         print(f"{name:12}{size / seconds / 1e9:9.1f} GB/s, {size / 1e9:.2f} GB")
     print(f"skipped     {stats.skipped_load_tokens} tokens")
 
 
-def measure_decode(llm: LLM, texts: list[list[int]], source: Iterator[list[int]]) -> None:
+def measure_decode(llm: LLM, chosen: argparse.Namespace, texts: list[list[int]], source: Iterator[list[int]]) -> None:
     shorts = [[next(source)[:128] for _ in range(SEQUENCES)] for _ in range(4)]
+    ratios = []
     for round_ in range(2):
         hits = llm.stats().host_cache_hits
         quiet = decode(llm, [], shorts[2 * round_])
@@ -159,6 +163,8 @@ def measure_decode(llm: LLM, texts: list[list[int]], source: Iterator[list[int]]
         alone = f"{quiet[0]:9.3f} ms (p90 {quiet[1]:.3f}, {quiet[2]} steps)"
         beside = f"{busy[0]:.3f} (p90 {busy[1]:.3f}, {busy[2]} steps): {busy[0] / quiet[0]:.3f}x"
         print(f"decode      {alone}, with copies {beside}; {llm.stats().host_cache_hits - hits} tokens loaded")
+        ratios.append(busy[0] / quiet[0])
+    chosen.results.add("tiers.decode.beside", max(ratios), "x", 1.05)
 
 
 def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
@@ -180,6 +186,7 @@ def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
         off = statistics.median(found["off"])
         parts = [f"{name} {statistics.median(ms):.3f} ms ({statistics.median(ms) / off:.4f}x)" for name, ms in found.items()]
         print(f"idle, {what}: {', '.join(parts)}")
+        chosen.results.add(f"tiers.idle.{what.split()[-1]}", statistics.median(found["on"]) / off, "x", 1.01)
     for llm in engines.values():
         llm.close()
 
@@ -240,6 +247,7 @@ def measure_disk(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
     wall = size_bytes / statistics.median(spent) / 1e6
     print(f"disk        {statistics.median(spent):9.1f} ms, least {min(spent):.1f}, {len(spent)} times: {wall:.2f} GB/s")
     rate = stats.disk_loaded_bytes / stats.disk_load_s / 1e9
+    chosen.results.add("tiers.disk", rate, "GB/s", 0.8 * max(rates))
     print(f"reads       {rate:9.2f} GB/s, {stats.disk_loaded_bytes / 1e9:.2f} GB; dd {rates[0]:.2f} and {rates[1]:.2f} GB/s")
 
 
@@ -266,6 +274,8 @@ def measure_chats(chosen: argparse.Namespace, source: Iterator[list[int]]) -> No
         rates[name] = chosen.users * TURN / spent
         print(f"chats, {name}: {rates[name]:.0f} tokens a second, {spent:.2f} s, {cached} tokens cached", flush=True)
     print(f"chats, {rates['host memory'] / rates['recomputed']:.2f}x")
+    chosen.results.add("tiers.chats.recomputed", rates["recomputed"], "tok/s")
+    chosen.results.add("tiers.chats.host", rates["host memory"], "tok/s", 3 * rates["recomputed"])
 
 
 def stores(chosen: argparse.Namespace, connector: str) -> list[dict[str, Any]]:
@@ -310,6 +320,7 @@ async def measure_peer(chosen: argparse.Namespace, source: Iterator[list[int]], 
                     times[name].append(ms)
         stats = two.stats()
     for name, ms in times.items():
+        chosen.results.add(f"tiers.{connector}.{name}", statistics.median(ms), "ms")
         print(f"{connector}, {name}: {statistics.median(ms):.1f} ms, least {min(ms):.1f}, most {max(ms):.1f}")
     for name, size, seconds in (
         ("fetched from the pool", stats.fetched_bytes, stats.fetch_s),
@@ -367,14 +378,16 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=256, help="of the row early")
     parser.add_argument("--users", type=int, default=64, help="of the row chats")
     parser.add_argument("--address", default="unix:tiers", help="of the peer")
+    results = Results("benchmarks/tiers.py", parser)
     chosen = parser.parse_args()
+    chosen.results = results
     source = prompts(chosen.length, MODELS[chosen.model].vocab)
     if {"first", "decode"} & set(chosen.rows):
         with open_engine(chosen.model, chosen.length, chosen.device) as llm:
             texts = [next(source) for _ in range(6)]
             measure_first(llm, chosen, texts, source)  # fills host memory
             if "decode" in chosen.rows:
-                measure_decode(llm, texts, source)
+                measure_decode(llm, chosen, texts, source)
             llm.check()
     if "idle" in chosen.rows:
         measure_idle(chosen, source)
@@ -389,6 +402,7 @@ def main() -> None:
             asyncio.run(measure_peer(chosen, source, connector))
     if "early" in chosen.rows:
         asyncio.run(measure_early(chosen, source))
+    results.write(chosen)
 
 
 if __name__ == "__main__":
