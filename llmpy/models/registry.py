@@ -13,6 +13,15 @@ Build = Callable[[ModelConfig, Model], None]
 COMPUTED_BUFFERS = ("*.rotary_emb.inv_freq", "*.rotary_emb.cos_cached", "*.rotary_emb.sin_cached")
 
 
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+TEXT_SIZES = {
+    "llama": dict(zip(_SIZES, (4096, 11008, 32, 32), strict=True)),
+    "mistral": dict(zip(_SIZES, (4096, 14336, 32, 32), strict=True)),
+    "qwen2": dict(zip(_SIZES, (4096, 22016, 32, 32), strict=True)),
+}
+"""Sizes of transformers' configuration classes. A text_config that transformers wrote leaves out fields that equal those of its
+class: LLaVA 1.5, LLaVA-NeXT and Pixtral were released so."""
+
 PLUGINS = "llmpy.architectures"
 """Entry point group of installed packages: an entry point has an architecture's name and points to its module."""
 
@@ -43,7 +52,8 @@ class Architecture:
         """
         if self.texts:
             nested = text_fields(raw)
-            joined = {**raw, **(nested if isinstance(nested, Mapping) else {})}
+            nested = nested if isinstance(nested, Mapping) else {}
+            joined = {**raw, **TEXT_SIZES.get(str(nested.get("model_type")), {}), **nested}
             joined |= {name: raw[name] for name in ("architectures", "tie_word_embeddings", "dtype") if name in raw}
             return {**self.defaults, **self.text(raw).fields(joined), **self.fixed}
         named = {self.renames.get(name, name): value for name, value in raw.items() if value is not None}
