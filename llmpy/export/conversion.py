@@ -99,7 +99,8 @@ class Conversion:
         tied = sorted(Names(self.model).tied)
         made = stored.written(self.program, self.model.config, tied, self.model.base_model_prefix)
         versions = {"llmpy": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
-        return {**made, "config_key": None if self.raw is None else stored.config_key(self.raw), "made_by": versions}
+        made |= {"config_key": None if self.raw is None else stored.config_key(self.raw), "made_by": versions}
+        return {**made, "digest": stored.digest_of(made)}
 
     def skeleton(self) -> str:
         """The architecture function as far as it is known."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError, UnsupportedError
+from .. import _core
+from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
 from ..models.blocks import Model
 from ..models.config import ModelConfig
 from ..models.pieces import Piece
@@ -20,6 +22,7 @@ from ..models.registry import COMPUTED_BUFFERS, Architecture
 FORMAT = 1
 LARGEST = 64 << 20  # bytes of a file
 MOST = 1_000_000  # operations, values or weights
+_MOST_ROWS = (1 << 31) - 1
 
 # Fields of a configuration that the engine reads beside the program, under the names that all families share.
 FIELDS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings")
@@ -33,6 +36,12 @@ def config_key(raw: Mapping[str, object]) -> str:
     fields = {name: value for name, value in raw.items() if name not in _NO_MEANING}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def digest_of(contents: Mapping[str, object]) -> str:
+    """A digest of all contents of a file but the digest."""
+    rest = {name: value for name, value in contents.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def fields_of(config: Any) -> dict[str, object]:
@@ -91,7 +100,7 @@ def read(path: Path, raw: Mapping[str, object] | None = None) -> Architecture:
         raw: The fields of the config.json that the program has to be of; None: they are not compared.
 
     Raises:
-        CheckpointError: the file is damaged, or it is the program of another config.json.
+        CheckpointError: the file is damaged or changed, or it is the program of another config.json.
         UnsupportedError: another version of llmpy wrote it.
     """
     size = path.stat().st_size
@@ -103,8 +112,10 @@ def read(path: Path, raw: Mapping[str, object] | None = None) -> Architecture:
             raise TypeError("it is no object")
         if found.get("format") != FORMAT:
             raise UnsupportedError(f"{path}: wanted format {FORMAT}, have {found.get('format')!r}; convert the model again")
+        if "digest" in found and found["digest"] != digest_of(found):
+            raise ValueError("its contents have changed since it was written (a file without its digest is not compared)")
         program = Program(found, str(path))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: it is no converted program: {type(error).__name__}: {error}", file=str(path)) from error
@@ -126,14 +137,14 @@ class Program:
         self.fields: dict[str, object] = dict(found["fields"])
         self.ignored = [str(name) for name in found["ignored"]]
         self.prefix, self.key = str(found["prefix"]), found.get("config_key")
-        self.vocab_size, self.states = int(found["vocab_size"]), int(found["states"])
-        self.values = [(int(width), int(of), int(offset)) for width, of, offset in found["values"]]
+        self.vocab_size, self.states = _whole(found["vocab_size"]), _whole(found["states"])
+        self.values = [(_whole(width), _whole(of), _whole(offset)) for width, of, offset in found["values"]]
         self.ops: list[tuple[str, Operands]] = [(str(op), _operands(operands)) for op, operands in found["operations"]]
         self.weights = [_Stored(each) for each in found["weights"]]
-        self.layers = [tuple(map(int, layer)) for layer in found["layers"]]
+        self.layers = [tuple(map(_whole, layer)) for layer in found["layers"]]
         self.ropes = [
             {
-                "inv_freq": bytes.fromhex(rope["inv_freq"]), "magnitude": float(rope["magnitude"]),
+                "inv_freq": bytes.fromhex(rope["inv_freq"]), "magnitude": _finite(rope["magnitude"]),
                 "interleaved": bool(rope["interleaved"]),
             }
             for rope in found["ropes"]
@@ -168,6 +179,10 @@ class Program:
         spec["vocab_size"] = self.vocab_size
         m.generates = True
         m.states(Value(m, self.states, self.values[self.states][0]))
+        try:
+            _core.plan(m.spec, 0, False, 1)  # checks every operation
+        except (InvalidRequestError, ValueError, TypeError, OverflowError) as error:
+            raise CheckpointError(f"{self.file}: it is no program that can run: {error}", file=self.file) from error
 
     def _first_of(self, prefix: str) -> str:
         """Name of a module with a weight below a prefix, without the prefix."""
@@ -182,11 +197,8 @@ class _Stored:
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.values = np.frombuffer(bytes.fromhex(found["values"]), np.float32) if "values" in found else None
         self.kind, self.op = str(found.get("kind", "vector")), str(found.get("operation", ""))
-        self.cols, self.offset = int(found.get("cols", 1)), float(found.get("offset", 0.0))
-        self.pieces = [
-            Piece(str(name), tuple(map(int, shape)), int(rows), int(base), int(inner), int(stride), bool(transposed))
-            for name, shape, rows, base, inner, stride, transposed in found.get("pieces", ())
-        ]
+        self.cols, self.offset = _whole(found.get("cols", 1)), _finite(found.get("offset", 0.0))
+        self.pieces = [_piece(*each) for each in found.get("pieces", ())]
         if self.kind not in ("matrix", "vector") or (self.values is None and not self.pieces):
             raise ValueError(f"a weight of kind {self.kind!r} with {len(self.pieces)} pieces")
 
@@ -201,12 +213,35 @@ class _Stored:
             m.vector(self.op, pieces, self.offset)
 
 
+def _piece(
+    name: object, shape: list[object], rows: object, base: object, inner: object, stride: object, transposed: object
+) -> Piece:
+    """A piece of a weight of a file."""
+    numbers = (_whole(rows), _whole(base), _whole(inner), _whole(stride))
+    return Piece(str(name), tuple(map(_whole, shape)), *numbers, bool(transposed))
+
+
+def _whole(x: object) -> int:
+    """A whole number of a file."""
+    if not isinstance(x, int) or not -1 <= x <= _MOST_ROWS:
+        raise ValueError(f"wanted a whole number from -1 to {_MOST_ROWS}, have {x!r:.40}")
+    return x
+
+
+def _finite(x: object) -> float:
+    """A finite number of a file."""
+    if not isinstance(x, int | float) or not math.isfinite(x):
+        raise ValueError(f"wanted a finite number, have {x!r:.40}")
+    return float(x)
+
+
 def _operands(found: Mapping[str, Any]) -> Operands:
     attributes = dict(found["attributes"])
-    for name, value in attributes.items():
-        if not isinstance(value, str | int | float):
-            raise TypeError(f"attribute {name} is {value!r}")
+    for value in attributes.values():
+        if not isinstance(value, str):
+            _finite(value)
     return {
-        "in": list(map(int, found["in"])), "out": list(map(int, found["out"])), "weights": list(map(int, found["weights"])),
+        "in": list(map(_whole, found["in"])), "out": list(map(_whole, found["out"])),
+        "weights": list(map(_whole, found["weights"])),
         "attributes": attributes,
     }  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..models.interpret import Interpreter
 from ..models.program import Spec
@@ -17,13 +18,16 @@ from .refusal import Refusal
 from .trace import build, randomise
 
 LENGTHS = (1, 7, 33)
-SCALES = (1.0, 3.0)  # of the random weights
+SCALES = (1.0, 3.0, 0.003)  # of the random weights; with the last one the eps of norms count
 TOLERANCE = 1e-4  # of the largest logit
 SMALL = 1 << 24  # parameters of a model that is compared itself
 LARGEST = 1 << 29  # parameters of a small configuration
 
 _DIVIDED = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 _HEADS = ("num_attention_heads", "num_key_value_heads")
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_WINDOW = 16  # of a small configuration
+_PAST = 1024  # the longest window that is passed otherwise
 _WIDEST = 512  # columns that a small configuration has at most, if its class allows other widths
 
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -76,6 +80,9 @@ def _small(config: Any) -> Iterator[Any]:
             if isinstance(value, list) and len(value) > n and len(value) == int(config.get_text_config().num_hidden_layers):
                 setattr(text, name, value[:n])
         text.vocab_size = min(int(text.vocab_size), 512)
+        for name in _WINDOWS:
+            if (getattr(text, name, None) or 0) > _WINDOW:
+                setattr(text, name, _WINDOW)
         if divides:
             _divide(text)
         yield small
@@ -114,18 +121,51 @@ def _layers(spec: Spec) -> set[tuple[tuple[str, str], ...]]:
 
 def _compare(kind: Any, config: Any, spec: Spec) -> None:
     """Refusal if a program and its class give different logits with the same random parameters."""
+    lengths = sorted({*LENGTHS, *(window + 1 for *_, window in spec["layers"] if 0 < window <= _PAST)})
     for scale in SCALES:
         model = build(kind, config)
         randomise(model, scale)
         weights = _checkpoint(model)
         interpreter = Interpreter(spec, lambda name, shape: weights[name].reshape(shape))  # noqa: B023
-        for n in LENGTHS:
+        for n in lengths:
             ids = np.random.default_rng(n).integers(0, spec["vocab_size"], n)
             with torch.no_grad():
                 wanted = model(torch.from_numpy(ids)[None], use_cache=False).logits[0].double().numpy()
             difference = float(np.abs(interpreter.logits(ids.tolist()) - wanted).max() / max(np.abs(wanted).max(), 1e-30))
             if not difference <= TOLERANCE:
-                raise Refusal(f"the program differs from the class: {difference:.1e} of the largest logit for {n} tokens")
+                reason = f"the program differs from the class: {difference:.1e} of the largest logit for {n} tokens"
+                raise Refusal(reason, _first_other(model, interpreter, ids))
+
+
+def _first_other(model: Any, interpreter: Interpreter, ids: NDArray[np.int64]) -> str:
+    """The module of the first linear or norm that gave something else than the interpreter's last run, in words."""
+    theirs: dict[str, NDArray[np.float64]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: Any, given: Any, result: Any) -> None:
+            if isinstance(result, torch.Tensor):
+                theirs[name] = result[0].double().numpy().reshape(len(ids), -1)
+
+        return hook
+
+    modules = {f"{name}.weight": module for name, module in model.named_modules() if hasattr(module, "weight")}
+    hooks = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
+    with torch.no_grad():
+        model(torch.from_numpy(ids)[None], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    for op in (op for name, op in interpreter.spec["ops"] if name in ("linear", "rms_norm", "layer_norm")):
+        mine, first = interpreter.values[op["out"][0]], 0
+        weights = [interpreter.spec["weights"][weight] for weight in op["weights"][:1] if weight >= 0]
+        for part in (part for weight in weights for part in weight["parts"]):
+            other, width = theirs.get(part.name), part.rows if len(part.shape) > 1 else mine.shape[1]
+            own = mine[:, first : first + width]
+            first += width
+            if other is None or other.shape != own.shape or part.inner not in (None, part.rows):
+                continue
+            if np.abs(own - other).max() > TOLERANCE * max(np.abs(other).max(), 1e-30):
+                return f"{part.name.removesuffix('.weight')} ({type(modules[part.name]).__name__})"
+    return ""
 
 
 def _checkpoint(model: Any) -> dict[str, np.ndarray[Any, Any]]:
