@@ -14,14 +14,14 @@ from ..checks import as_int, check_label, refuse_names
 from ..config import RULES, EngineConfig, constructor_signature
 from ..errors import InvalidRequestError, LlmpyError, UnsupportedError
 from ..hub import DEMO
-from ..inputs import Prompt
+from ..inputs import Prompt, batch
 from ..options import check_keywords, take_expert_parallel
 from ..outputs import EngineStats, Histogram, KvEvent, StepRecord, used_places
 from ..sampling_params import SamplingParams, default_params
 from .adapters import AdapterCalls
 from .calls import new_request
 from .cores import engines_of
-from .frontend import Frontend
+from .frontend import Frontend, special_tokens_wanted
 from .health import states_of
 from .sleep import parts_asleep
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from .._core import Engine, Model
+    from ..inputs import Prompts
     from ..keywords import EngineKeywords
     from ..metrics import Metric
+    from ..results.rendered import RenderedPrompt
     from ..results.replies import Reply, ReplyReader
     from ..server.dialect import Dialect
     from ..text.tokenizer import Tokenizer
@@ -196,6 +198,67 @@ class EngineBase(AdapterCalls, ABC):
                     error.index = index
                 rendered.append(error)
         return rendered
+
+    def render(self, prompts: Prompts, *, tokenization_kwargs: Mapping[str, object] | None = None) -> list[RenderedPrompt]:
+        """What prompts would run, without running it: their ids, and the places and keys of their images.
+
+        Args:
+            prompts: As in `LLM.generate`.
+            tokenization_kwargs: {"add_special_tokens": False} leaves out the tokens that the tokenizer adds.
+
+        Returns:
+            One RenderedPrompt per prompt, in order.
+
+        Raises:
+            InvalidRequestError: A prompt cannot run, or is too long.
+
+        Example:
+            >>> llm.render("Hello")[0].prompt_token_ids
+        """
+        return self._told(batch(prompts), special_tokens_wanted(tokenization_kwargs, True))
+
+    def render_chat(
+        self,
+        messages: Messages,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Tools | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RenderedPrompt]:
+        """What conversations would run, without running it.
+
+        Args:
+            messages, chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs: As in
+                `LLM.chat`.
+
+        Returns:
+            One RenderedPrompt per conversation, in order.
+
+        Raises:
+            ChatTemplateError: There is no template, or it refused the messages.
+            InvalidRequestError: A conversation cannot run, or is too long.
+
+        Example:
+            >>> llm.render_chat([{"role": "user", "content": "Hello"}])[0].prompt
+        """
+        how = self._template_arguments(
+            chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs
+        )
+        return self._told(self._render(messages, how), False)
+
+    def _told(self, items: list[Any], special_tokens: bool) -> list[RenderedPrompt]:
+        from ..results.rendered import RenderedPrompt, rendered_images
+
+        made = []
+        for prompt in self._frontend.prompts(items, special_tokens):
+            if isinstance(prompt, LlmpyError):
+                raise prompt
+            self._frontend.check_length(prompt, 0)
+            assert prompt.ids is not None
+            made.append(RenderedPrompt(prompt.text, list(map(int, prompt.ids)), rendered_images(prompt.images)))
+        return made
 
     def _reader(self, template: str | None, tools: Tools | None) -> ReplyReader:
         """The reader that splits answers into content, reasoning and tool calls."""

@@ -310,23 +310,28 @@ def _load_tokenizer(config: EngineConfig, files: ModelFiles, checkpoint: _core.C
     return open_tokenizer(config.tokenizer, config.tokenizer_revision, config.hf_token, template)
 
 
-def load_renderer(config: EngineConfig) -> tuple[EngineConfig, Tokenizer]:
+def load_renderer(config: EngineConfig) -> tuple[EngineConfig, Tokenizer, Images | None]:
     """Loads only what renders and tokenises prompts, without weights or a device.
 
     Args:
         config: Checked options.
 
     Returns:
-        The options with the longest sequence, and the tokenizer.
+        The options with the longest sequence, the tokenizer, and what prepares images; None: the model takes none.
     """
     from .. import hub, models
 
     files = hub.resolve(config.model, config.revision, config.hf_token, weights=False)
     checkpoint = _core.Checkpoint([str(path) for path in files.weights]) if files.kind == "gguf" else None
+    from ..vision.images import most_images
+
     wanted = config.max_model_len if isinstance(config.max_model_len, int) else None
-    compiled = models.load(files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted)
+    compiled = models.load(
+        files, checkpoint, hf_overrides=config.hf_overrides, max_model_len=wanted, takes_images=most_images(config) > 0
+    )
     tokenizer = _load_tokenizer(config, files, checkpoint)
-    return config.replace(max_model_len=wanted or compiled.config.max_position_embeddings), tokenizer
+    images = _images(config, files, compiled.spec, tokenizer)
+    return config.replace(max_model_len=wanted or compiled.config.max_position_embeddings), tokenizer, images
 
 
 def open_tokenizer(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 RENDERED = ("/v1/completions", "/v1/chat/completions")
 """Paths whose prompts an engine renders at PATH/render."""
 CHARS_PER_TOKEN = 4
-PARTS = ("tools", "system", "instructions", "messages", "input", "prompt")
+PARTS = ("tools", "system", "instructions", "messages", "input", "prompt", "features", "token_ids")
 """Fields that make a prompt, in its order."""
 
 Ask = Callable[[str, bytes], Awaitable[bytes | None]]
@@ -36,7 +36,7 @@ async def prompt_of(passing: Passing, ask: Ask) -> Prompt:
     salt = salt if isinstance(salt, str) else None
     salt = salted(salt, passing.model if passing.router.is_adapter(passing.model) else None)
     given = fields.get("token_ids", fields.get("prompt"))
-    if ids := _ids(given):
+    if not fields.get("features") and (ids := _ids(given)):
         return Prompt(ids, salt)
     if passing.path in RENDERED:
         found = await ask(passing.path + "/render", passing.body)
@@ -55,10 +55,11 @@ def _ids(given: Any) -> list[int] | None:
 
 
 def _rendered(body: bytes) -> list[int] | None:
-    """The ids in an answer of a render path; completions have one object for each prompt."""
+    """The ids in an answer of a render path; completions have one object for each prompt. None also for a prompt with images,
+    whose ids do not tell them apart."""
     try:
         found = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return None
     found = found[0] if isinstance(found, list) and found else found
-    return _ids(found.get("token_ids")) if isinstance(found, dict) else None
+    return _ids(found.get("token_ids")) if isinstance(found, dict) and not found.get("features") else None

@@ -104,7 +104,6 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "repetition_detection": Unsupported(TEXT),
     "suffix": Unsupported(TEXT),
     "logprob_token_ids": Unsupported(TEXT, advice="use logprobs"),
-    "features": Unsupported((GenerateRequest,), (None,)),
     "truncate_prompt_tokens": Unsupported(PROMPTED, (None,), _CUT),
     "truncation_side": Unsupported(PROMPTED, advice=_CUT),
     "mm_processor_kwargs": Unsupported(PROMPTED),

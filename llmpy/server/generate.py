@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ..engine.feeds import RequestStream
+from ..errors import LlmpyError
 from ..logprobs import Logprobs
 from ..outputs import CompletionOutput, RequestOutput
 from ..sampling_params import RequestOutputKind, SamplingParams
@@ -20,8 +21,9 @@ from .errors import answer, to_http
 from .fields import check_fields
 from .frames import DONE, EventStream, attended
 from .handover import check_role
+from .images import check_contents, featured
 from .logprobs import finite, prompt_logprobs
-from .protocol import GenerateRequest
+from .protocol import Features, GenerateRequest
 from .requests import beside, read, token_id
 from .service import Service, raise_failure, usage_of, with_ids
 
@@ -104,6 +106,19 @@ async def _frames(service: Service, stream: RequestStream, request_id: str, tell
     yield DONE
 
 
+def _stream(
+    service: Service, prompt: dict[str, Any], features: Features | None, how: dict[str, Any], params: dict[str, Any]
+) -> RequestStream:
+    """Queues the request."""
+    if features is None:
+        return service.engine.generate(prompt, **how, **params)
+    (made,) = service.engine._frontend.prompts([prompt], False)
+    if isinstance(made, LlmpyError):
+        raise made
+    check_contents(made, features)
+    return service.run(made, False, how, params)
+
+
 async def generate(service: Service, request: Request) -> ASGIApp:
     """Answers a request with token ids."""
     body = await read(request, GenerateRequest)
@@ -115,8 +130,10 @@ async def generate(service: Service, request: Request) -> ASGIApp:
     prompt: Any = {"prompt_token_ids": body.token_ids}
     if body.output_token_ids:
         prompt["output_token_ids"] = body.output_token_ids
+    if body.features is not None:
+        prompt |= await featured(service, body.features)
     how = service.engine_arguments(request, body)
-    stream = await beside(request, lambda: service.engine.generate(prompt, **how, **params))
+    stream = await beside(request, lambda: _stream(service, prompt, body.features, how, params))
     headers = service.answer_headers(request)
     if body.stream:
         tells_usage = bool(body.stream_options and body.stream_options.include_usage)

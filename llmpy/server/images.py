@@ -19,13 +19,16 @@ from urllib.parse import SplitResult, urlsplit
 import h11
 
 from ..async_engine import AsyncEngine
-from ..errors import LlmpyError
-from ..inputs import ImageInputs, Prompt
+from ..engine.frontend import too_long
+from ..inputs import ImageInputs, Prompt, parse_ids
 from ..text.chat_images import KINDS, has_images, refuse_images, take_images
 from .errors import HttpError
 from .limits import MIB, most, seconds
 
 if TYPE_CHECKING:
+    from ..vision.images import Images
+    from ..vision.items import PlacedItem
+    from .protocol import Features
     from .service import Service
 
 PORTS = {"http": 80, "https": 443}
@@ -55,9 +58,7 @@ async def load_images(service: Service, messages: Messages) -> tuple[Messages, l
     """
     if not has_images(messages):
         return messages, []
-    if not isinstance(service.engine, AsyncEngine):
-        raise HttpError(400, "images are not supported with --render-only", "messages")
-    known = service.engine._frontend.images
+    known = images_of(service)
     if known is None:
         refuse_images(messages)
     taken = take_images(messages).images
@@ -117,20 +118,69 @@ def inserted(images: ImageInputs | None, sources: Sequence[Source]) -> ImageInpu
     return images._replace(data=tuple(sources[number] for number in numbers if isinstance(number, int)))
 
 
+def images_of(service: Service) -> Images | None:
+    """What prepares images; None: the model takes none."""
+    engine = service.engine
+    return engine._frontend.images if isinstance(engine, AsyncEngine) else engine.images
+
+
 def placeholder_of(service: Service) -> str | None:
     """What stands for an image in a text; None: the server takes no images."""
-    return service.engine._frontend.image_placeholder if isinstance(service.engine, AsyncEngine) else None
+    known = images_of(service)
+    return None if known is None else known.writer.placeholder
 
 
-def expanded_ids(service: Service, prompt: Prompt) -> list[int]:
-    """Token ids of a rendered conversation with images."""
-    frontend = service.engine._frontend
-    found = frontend.prompts([prompt], False)[0]
-    if isinstance(found, LlmpyError):
-        raise found
-    frontend.check_length(found, 0)
-    assert found.ids is not None
-    return list(map(int, found.ids))
+def expanded(service: Service, prompt: Prompt) -> tuple[list[int], Sequence[PlacedItem]]:
+    """Token ids of a rendered conversation, and its images at their places."""
+    known = images_of(service)
+    if prompt.media is None or known is None:
+        return service.encode(str(prompt.text)), ()
+    known.add(prompt)
+    ids = service.encode(prompt.expanded or prompt.text or "")
+    if len(ids) > service.max_model_len:
+        raise too_long(f"length {len(ids)}", len(ids), service.max_model_len)
+    prompt.ids = parse_ids(ids)
+    known.place(prompt)
+    return ids, prompt.images
+
+
+def given_images(messages: Messages) -> ImageInputs | None:
+    """The images of messages as the request gave them."""
+    return take_images(messages).images if has_images(messages) else None
+
+
+def features_of(placed: Sequence[PlacedItem], given: ImageInputs | None) -> dict[str, Any] | None:
+    """The field `features` of a rendered body: the images as they were given, their places, and keys of their contents."""
+    if given is None:
+        return None
+    return {
+        "image_urls": list(given.data),
+        "image_uuids": list(given.uuids),
+        "mm_hashes": {"image": [one.item.content.hex() for one in placed]},
+        "mm_placeholders": {"image": [{"offset": one.first, "length": one.n_tokens} for one in placed]},
+    }
+
+
+async def featured(service: Service, features: Features) -> dict[str, Any]:
+    """The images of a body with `features`, as fields of a prompt.
+
+    Raises:
+        HttpError: 400, an image cannot be had, or there are none.
+    """
+    if not features.image_urls:
+        raise HttpError(400, "features: wanted image_urls, the URLs of the images; features alone are not taken", "features")
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in features.image_urls]
+    _, sources = await load_images(service, [{"role": "user", "content": parts}])
+    names = features.image_uuids or [None] * len(sources)
+    return {"multi_modal_data": {"image": sources}, "multi_modal_uuids": {"image": names}}
+
+
+def check_contents(prompt: Prompt, features: Features) -> None:
+    """Refuses images that are not those of the keys in `features`."""
+    wanted = features.mm_hashes.get("image")
+    have = [item.content.hex() for item in prompt.items]
+    if wanted is not None and wanted != have:
+        raise HttpError(400, f"features.mm_hashes: wanted the images {wanted}, have {have}".replace("'", ""), "features")
 
 
 async def load(service: Service, source: object) -> Source:

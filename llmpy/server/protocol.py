@@ -148,11 +148,21 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+class Features(msgspec.Struct, kw_only=True):
+    """Images of a body with token ids: their URLs and names, and the keys of their contents, which are compared."""
+
+    image_urls: list[str] = []
+    image_uuids: list[str | None] = []
+    mm_hashes: dict[str, list[str]] = {}
+    mm_placeholders: Json = {}
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """Body of /inference/v1/generate: ids in, ids out."""
 
     token_ids: list[int]
     output_token_ids: list[int] | None = None
+    features: Features | None = None
     sampling_params: Json = {}
     request_id: str | None = None
     stream: bool | None = None

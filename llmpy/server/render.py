@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -16,13 +16,17 @@ from ..text.tokenizer import Tokenizer
 from .chat import Chat
 from .completions import Completion
 from .errors import HttpError, answer
+from .images import expanded, features_of, given_images
 from .protocol import ChatRequest, CompletionRequest, Sampling
 from .requests import beside, read
 from .service import Answering, Service
 
+if TYPE_CHECKING:
+    from ..vision.images import Images
+
 
 class Renderer:
-    """The tokenizer and the maximum length of a model: replaces the engine in a server that only renders.
+    """The tokenizer, the maximum length and the image processor of a model: replaces the engine in a server that only renders.
 
     Args:
         model: Hub id or directory; weights are not needed.
@@ -33,7 +37,8 @@ class Renderer:
         self.config: EngineConfig
         self.name = resolve(str(model), options.get("revision"), options.get("hf_token"), weights=False).name
         self.tokenizer: Tokenizer
-        self.config, self.tokenizer = load_renderer(EngineConfig(model=str(model), **options))
+        self.images: Images | None
+        self.config, self.tokenizer, self.images = load_renderer(EngineConfig(model=str(model), **options))
 
     def check_health(self, stuck_after_s: float = 0.0, alive_only: bool = False) -> None:
         """Never raises."""
@@ -43,14 +48,16 @@ class Renderer:
         return False
 
 
-def _rendered(answering: Answering, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
+def _rendered(
+    answering: Answering, ids: list[int], fields: dict[str, Any], features: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """A body for /inference/v1/generate that runs the same request."""
     params = {name: value for name, value in fields.items() if name != "output_kind"}
     return {
         "request_id": answering.how["request_id"],
         "model": answering.model,
         "token_ids": ids,
-        "features": None,
+        "features": features,
         "sampling_params": msgspec.to_builtins(params, str_keys=True),
         "priority": answering.how["priority"],
         "cache_salt": answering.how["cache_salt"],
@@ -69,11 +76,14 @@ async def render_chat(service: Service, request: Request) -> ASGIApp:
     """Renders a chat completion."""
     body = await read(request, ChatRequest)
     _check(request, body)
+    given = given_images(body.messages)
+    chat = await beside(request, lambda: Chat(service, request, body))
+    await chat.load_images()
 
     def rendered() -> dict[str, Any]:
-        chat = Chat(service, request, body)
         messages = chat.messages()
-        return _rendered(chat, service.prompt_ids(messages, chat.template), chat.sampling(messages))
+        ids, placed = expanded(service, service.prompt(messages, chat.template, chat.images))
+        return _rendered(chat, ids, chat.sampling(messages), features_of(placed, given))
 
     return answer(await beside(request, rendered), headers=service.answer_headers(request))
 

@@ -35,7 +35,7 @@ from . import beams
 from .dialect import Dialect, check_parser_names
 from .errors import HttpError, ending, log
 from .handover import check_role, hand_over, is_prefill, part_of
-from .images import Source, expanded_ids, inserted, placeholder_of
+from .images import Source, expanded, inserted, placeholder_of
 from .limits import RANGES, Sizes, most, option_problem, seconds
 from .logprobs import LogprobWriter, num_logprobs
 from .protocol import Sampling
@@ -319,8 +319,7 @@ class Service:
 
     def prompt_ids(self, messages: Turns, arguments: Mapping[str, Any], images: Sequence[Source] = ()) -> list[int]:
         """Token ids of a conversation, as `AsyncEngine.chat` would run it."""
-        prompt = self.prompt(messages, arguments, images)
-        return self.encode(str(prompt.text)) if prompt.media is None else expanded_ids(self, prompt)
+        return expanded(self, self.prompt(messages, arguments, images))[0]
 
     def prompt_length(self, messages: Turns, arguments: Mapping[str, Any]) -> int:
         """Number of token ids of a conversation; max_model_len + 1 if the text is certainly too long."""

@@ -88,6 +88,26 @@ def test_a_bad_image_fails_its_prompt_alone(seeing):
         llm.generate(bad[2])
 
 
+def test_what_a_prompt_would_run(seeing):
+    """`render` and `render_chat`: ids, places and keys of images; nothing is submitted."""
+    llm = seeing(template=PARTS)
+    one, other = llm.render([prompt(f"a {MARK}{MARK}", PIXELS, PIXELS[:, :56]), "plain"])
+    assert one.prompt_token_ids == [*llm.tokenizer.encode("a "), *[299] * 10] and one.prompt == f"a {MARK}{MARK}"
+    first = len(one.prompt_token_ids) - 10
+    assert [image[:2] for image in one.images] == [(first, 6), (first + 6, 4)]
+    assert other.images == () and other.prompt_token_ids == llm.tokenizer.encode("plain")
+    talk = [{"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image", "image": png()}]}]
+    (chat_one,) = llm.render_chat(talk)
+    assert chat_one.images[0].content == one.images[0].content != one.images[1].content and len(one.images[0].content) == 32
+    assert not llm.fake.submitted
+    assert llm.chat(talk, ONE)[0].prompt_token_ids == chat_one.prompt_token_ids
+    with pytest.raises(InvalidRequestError, match="1 images but 0 placeholders") as caught:
+        llm.render(["fine", prompt("none", PIXELS)])
+    assert caught.value.index == 1
+    with pytest.raises(InvalidRequestError, match="longer than the maximum model length"):
+        seeing(max_model_len=8).render(prompt(f"abcdef{MARK}", PIXELS))
+
+
 def test_an_expanded_prompt_may_be_too_long(seeing):
     with pytest.raises(InvalidRequestError, match="longer than the maximum model length"):
         seeing(max_model_len=8).generate(prompt(f"abcdef{MARK}", PIXELS))

@@ -145,6 +145,28 @@ def test_models_and_adapters():
     asyncio.run(main())
 
 
+def test_ids_do_not_tell_images_apart():
+    """A prompt with images is told by its messages, or by its features and ids."""
+    router = Router(engines=[parsed("127.0.0.1:1")], options=Options())
+    rendered = {"token_ids": IDS, "features": None}
+
+    async def asked(path: str, body: bytes) -> bytes:
+        return json.dumps(rendered).encode()
+
+    async def prompt(path: str, **fields: object) -> Prompt:
+        return await prompt_of(SimpleNamespace(fields=fields, router=router, model=None, path=path, body=b""), asked)
+
+    async def main():
+        talk = [{"role": "user", "content": "hello"}]
+        assert (await prompt("/v1/chat/completions", messages=talk)).is_told
+        rendered["features"] = features = {"image_urls": ["data:"], "mm_hashes": {"image": ["00"]}}
+        assert not (await prompt("/v1/chat/completions", messages=talk)).is_told
+        found = [await prompt("/inference/v1/generate", token_ids=IDS, features=each) for each in (features, {"a": 1})]
+        assert not found[0].is_told and found[0].keys(16) != found[1].keys(16)
+
+    asyncio.run(main())
+
+
 def test_arrays_are_events():
     blocks = Blocks()
     blocks.take(as_map(["BlockStored", [1, 2], None, IDS[:32], 16, None, "GPU", None]))

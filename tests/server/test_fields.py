@@ -61,7 +61,7 @@ ELSEWHERE = {
     | {"kv_transfer_params": {"do_remote_decode": True}}
     | {"n": 2, "max_tokens": 3, "bad_words": ["a"], "response_format": {"type": "json"}, "prompt": {"id": "x"}},
     "/v1/messages": BEAMS | {"n": 2, "stop": ["a"], "seed": 1, "logit_bias": {"5": 1}, "mcp_servers": [{}], "min_p": 0.5},
-    "/inference/v1/generate": BEAMS | {"temperature": 0.5, "stop": ["a"], "features": {}},
+    "/inference/v1/generate": BEAMS | {"temperature": 0.5, "stop": ["a"]},
     "/v1/messages/count_tokens": BEAMS,
 }
 NEUTRAL = {

@@ -59,7 +59,8 @@ def test_refusals(client):
         ({"token_ids": []}, "empty"),
         ({"token_ids": [1], "sampling_params": {"n": 1000}}, "sampling_params.n: wanted at most 128 samples, have 1000"),
         ({"token_ids": [1], "sampling_params": {"temperature": "hot"}}, "temperature"),
-        ({"token_ids": [1], "features": {}}, "features"),
+        ({"token_ids": [1], "features": {}}, "features: wanted image_urls"),
+        ({"token_ids": [1], "features": {"image_urls": ["data:image/png;base64,"]}}, "no tower for images"),
         ({"token_ids": "hello"}, "token_ids"),
     ):
         response = client.post(PATH, json=body)

@@ -16,7 +16,7 @@ from modules import load
 from PIL import Image
 
 from llmpy import LLM, AsyncEngine
-from llmpy.server import build_app, images
+from llmpy.server import Renderer, build_app, images
 from llmpy.server.errors import HttpError
 from llmpy.vision.images import Images
 
@@ -119,14 +119,62 @@ def test_messages_of_anthropic(post, seeing, source):
 
 
 @pytest.mark.filterwarnings("ignore:the chat template")
-def test_tokenize_expands_and_render_refuses(post, seeing):
+def test_tokenize_expands(post, seeing):
     part = {"type": "image_url", "image_url": {"url": URL}}
     answer = post("/tokenize", {"messages": [{"role": "user", "content": [part]}]})
     assert answer.json()["tokens"].count(seeing) == FEATURES
-    answer = post("/v1/chat/completions/render", chat(part))
-    assert answer.status_code == 400 and "images are not supported on this path" in answer.text
     answer = post("/v1/chat/completions", chat(part, truncation="auto"))
     assert answer.status_code == 400 and "truncation" in answer.text
+    answer = post("/v1/chat/completions/render", chat(part, truncation="auto"))
+    assert answer.status_code == 400 and "truncation" in answer.text
+
+
+@pytest.mark.filterwarnings("ignore:the chat template")
+def test_what_is_rendered_runs_as_the_chat_would(post, seeing):
+    """With the places and keys of two images; a body whose images are not those of its keys is refused."""
+    other = base64.b64encode(png(PIXELS[::-1])).decode()
+    parts = [{"type": "image_url", "image_url": {"url": URL}},
+             {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{other}"}, "uuid": "a"}]  # fmt: skip
+    body = chat(*parts, TEXT, return_token_ids=True)
+    whole = post("/v1/chat/completions", body).json()
+    rendered = post("/v1/chat/completions/render", body).json()
+    features, ids = rendered["features"], rendered["token_ids"]
+    assert ids == whole["prompt_token_ids"]
+    places = features["mm_placeholders"]["image"]
+    assert [ids[at["offset"] : at["offset"] + at["length"]] for at in places] == [[seeing] * FEATURES] * 2
+    assert len({*features["mm_hashes"]["image"]}) == 2 and features["image_uuids"] == [None, "a"]
+    made = post("/inference/v1/generate", rendered)
+    assert made.status_code == 200, made.text
+    assert made.json()["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+    assert made.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 2 * FEATURES
+    turned = {**features, "image_urls": features["image_urls"][::-1]}
+    for wrong, words in (
+        (turned, "features.mm_hashes: wanted the images"),
+        ({**features, "image_urls": []}, "features: wanted image_urls"),
+        ({**features, "image_urls": [URL]}, "names for 1 images"),
+        ({**features, "image_urls": ["ftp://a/b"] * 2}, "wanted a data: URL"),
+    ):
+        made = post("/inference/v1/generate", {**rendered, "features": wrong})
+        assert made.status_code == 400 and words in made.text, made.text
+
+
+@pytest.mark.filterwarnings("ignore:the chat template")
+def test_a_server_that_only_renders(post, seeing, engine, tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (tmp_path / name).symlink_to(f"{engine.config.model}/{name}")
+    renderer = Renderer(tmp_path)
+    body = chat({"type": "image_url", "image_url": {"url": URL}}, TEXT)
+    theirs = post("/v1/chat/completions/render", body).json()
+
+    async def call():
+        transport = httpx.ASGITransport(build_app(renderer, served_model_name=("tiny",)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+            return await client.post("/v1/chat/completions/render", json={"model": "tiny", **body})
+
+    refused = asyncio.run(call())
+    assert refused.status_code == 400 and "no tower for images" in refused.text
+    renderer.images = engine._frontend.images
+    assert {**asyncio.run(call()).json(), "request_id": None} == {**theirs, "request_id": None}
 
 
 def test_a_model_without_a_tower_refuses_images(post):
