@@ -148,6 +148,10 @@ def _from_directory(directory: Path, weights: bool) -> ModelFiles:
         shards = [directory / name for name in _shards(names, directory / INDEX)]
         _check_shards(shards, names, directory)
     config, generation = (read_json(directory / name, absent=dict) for name in ("config.json", "generation_config.json"))
+    if config.get("architectures") == ["InternVLChatModel"]:
+        from .vision.internvl_chat import translated
+
+        config = translated(config, directory)
     return ModelFiles("hf", directory, shards, config, generation, _short_name(directory))
 
 

@@ -159,7 +159,7 @@ def _processor_of(files: ModelFiles) -> Mapping[str, Any]:
     """The fields of a model's image processor; empty if there are none."""
     from ..vision import processors
 
-    found = None if files.directory is None else processors.stored(files.directory)
+    found = None if files.directory is None else processors.stored(files.directory, files.config)
     return found[1] if found else {}
 
 

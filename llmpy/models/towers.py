@@ -32,7 +32,7 @@ _TEXTS = (
 def text(cfg: ModelConfig, m: Model) -> None:
     """Writes the text's program with the names that the checkpoint has."""
     body, head = next((names for names in _TEXTS if m.has(f"{names[0]}embed_tokens.weight")), _TEXTS[0])
-    m.renames = (("model.", body), ("lm_head", head))
+    m.renames = (("model.", body), ("lm_head", head), ("output", head.replace("lm_head", "output")))
     registry.find(cfg.architecture).text(cfg.raw).build(cfg, m)
 
 

@@ -293,8 +293,15 @@ def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return rounded
 
 
-def stored(folder: Path) -> tuple[str, Mapping[str, Any]] | None:
-    """The file of a model's folder that has fields of the processor, and the fields; None: there is none."""
+def stored(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """The file of a model's folder that has fields of the processor, and the fields; None: there is none.
+
+    Args:
+        folder: Folder of the model's files.
+        config: The model's config.json; `image_processor` in it comes first (internvl_chat.py).
+    """
+    if isinstance(own := config.get("image_processor"), Mapping):
+        return "config.json", own
     for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         found = read_json(Path(folder, name), absent=dict)
         fields = found if part is None else found.get(part)
@@ -316,7 +323,7 @@ def load(folder: Path, config: Mapping[str, Any], given: Mapping[str, object]) -
     Raises:
         CheckpointError: There is no file with fields of the processor.
     """
-    if found := stored(folder):
+    if found := stored(folder, config):
         name, fields = found
         return Processor(config, fields, given, name)
     raise CheckpointError(
