@@ -90,7 +90,7 @@ class Request:
             self._accepted_drafts = add_places(self._accepted_drafts, accepted)
             self.samples[output["sample"]].metrics = SampleMetrics(drafts, accepted)
         if output["finish"] == "error" and self.error is None:
-            self.error = failure(output, self.params)
+            self.error = failure(output, self.params, self.prompt)
         self._absorb_sample(self.samples[output["sample"]], output)
         if output["is_last"]:
             self.finished = True
@@ -278,7 +278,7 @@ class ScoreRequest(Request):
         )
 
 
-def failure(output: CoreOutput, params: SamplingParams) -> LlmpyError:
+def failure(output: CoreOutput, params: SamplingParams, prompt: Prompt) -> LlmpyError:
     """The exception for a failed sample's status."""
     if "fault" in output:
         return output["fault"]
@@ -287,10 +287,11 @@ def failure(output: CoreOutput, params: SamplingParams) -> LlmpyError:
         given = None if params.constraint is None else params.constraint.to_dict()
         return InvalidRequestError(f"structured_outputs: {output['error']}", parameter="structured_outputs", value=given)
     if output["status"] == 1:
-        return NonFiniteLogitsError(
-            f"logits at position {position}: wanted finite numbers, have NaN or +inf; try dtype='float32'",
-            position=position,
-        )
+        message = f"logits at position {position}: wanted finite numbers, have NaN or +inf; try dtype='float32'"
+        if prompt.images:
+            places = ", ".join(f"{one.first} to {one.first + one.n_tokens - 1}" for one in prompt.images)
+            message += f" (features of images at positions {places} may be the cause)"
+        return NonFiniteLogitsError(message, position=position)
     candidates = ("structured_outputs", "allowed_token_ids", "logit_bias", "bad_words", "bad_token_ids", "min_tokens")
     names = [name for name in candidates if getattr(params, name)] or ["vocab_limit", "banned_token_ids"]
     return NoAllowedTokenError(

@@ -13,7 +13,7 @@ import torch
 import transformers
 from modules import load
 
-from llmpy import LLM, InvalidRequestError, SamplingParams, UnsupportedError, models
+from llmpy import LLM, InvalidRequestError, NonFiniteLogitsError, SamplingParams, UnsupportedError, models
 from llmpy.engine.images import tables_of
 from llmpy.inputs import Prompt
 from llmpy.models.interpret import Interpreter
@@ -316,6 +316,39 @@ def test_counts_of_images(vision):
     assert (stats.images_encoded, stats.image_cache_hits, stats.image_cache_evictions, stats.images_reencoded) == (3, 1, 2, 0)
     assert sum(step.tower_pieces for step in steps) == 3 and sum(step.tower_rows for step in steps) == stats.image_rows == 30
     assert metrics == {"vllm:mm_cache_queries": 4, "vllm:mm_cache_hits": 1, "vllm:mm_cache_evictions": 2}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_features_that_are_not_finite_end_their_request_alone(value, vision, device):
+    """Its neighbours keep their bits, also in the pages that it leaves behind; the error names the image's place."""
+    model = vision("llava")
+    prompts = []
+    for parts in prompts_of(model)[:3]:
+        ids, placed = model.prompt(parts)
+        prompts.append(Prompt(None, np.array(ids, np.int32)))
+        prompts[-1].images = placed
+    weights = placed[0].item.tables["taps.weight"]
+    torn = dataclasses.replace(
+        placed[0].item, content=b"0123456789abcdef",
+        tables={**placed[0].item.tables, "taps.weight": weights._replace(values=weights.values * np.float32(value))},
+    )  # fmt: skip
+    bad = Prompt(None, prompts[2].ids)
+    bad.images = [dataclasses.replace(placed[0], item=torn), placed[1]]
+    options = {"device": device, "dtype": "float32", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB"}
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=0)
+
+    def bits(output):
+        return list(output.outputs[0].token_ids), output.outputs[0].token_logprobs.tobytes()
+
+    with LLM(model.directory, **options) as llm:
+        alone = [bits(llm.generate([prompt], params)[0]) for prompt in prompts]
+    with LLM(model.directory, **options | {"kv_cache_memory_bytes": 128 << 10, "max_model_len": 64}) as llm:
+        for _ in range(3):
+            outputs = llm.generate([prompts[0], bad, *prompts[1:]], params, on_error="return")
+            first, last = placed[0].first, placed[0].first + placed[0].n_tokens - 1
+            with pytest.raises(NonFiniteLogitsError, match=rf"features of images at positions {first} to {last}, "):
+                raise outputs[1].error
+            assert [bits(outputs[i]) for i in (0, 2, 3)] == alone
 
 
 def test_images_computed_again_are_counted(vision, open_engine):
