@@ -25,6 +25,8 @@ MAX_TEMPERATURE = 2.0
 BODY_S = limits.seconds("body_s")
 PROGRESS_S = limits.seconds("progress_s")
 
+_ENCODED = re.compile(rb"[A-Za-z0-9+/=]{1024,}")
+"""What is an encoded image, and not logged."""
 _CONVERTED = ("max_tokens", "logit_bias", "structured_outputs", "stream_interval")
 SAMPLING = [name for name in Sampling.__struct_fields__ if name in ROWS and name not in _CONVERTED]
 """Fields of requests that SamplingParams has under the same name and takes unchanged."""
@@ -108,7 +110,7 @@ async def _body(request: Request) -> list[bytes]:
         raise ClientGone from None
     request.state.body = body
     if request.app.state.service.options.log_prompts:
-        request.state.logged_body = b"".join(body)
+        request.state.logged_body = _ENCODED.sub(lambda found: b"(%d bytes)" % len(found[0]), b"".join(body))
     return body
 
 

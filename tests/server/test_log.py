@@ -53,6 +53,13 @@ def test_prompts_where_they_are_wanted(serve, logged, http):
     assert SECRET in logged.text
 
 
+def test_images_are_not_logged(serve, logged, http):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 500}}
+    body = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": SECRET}]}]}
+    http.post(f"{serve(log_prompts=True).url}/v1/chat/completions", json=body)
+    assert SECRET in logged.text and "data:image/png;base64,(2000 bytes)" in logged.text and "QUJD" not in logged.text
+
+
 def test_paths_write_one_line(client, logged, wait_until):
     """Any path gives one line; of a long path the line has the beginning."""
     assert client.post("/v1/nothing%0aPOST%20/forged%20200%1b[2J" + "x" * 5000).status_code == 404
