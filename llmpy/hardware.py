@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +183,21 @@ def _devices_of(kind: str) -> list[dict[str, Any]]:
                 break
     except DeviceError as error:
         return found or [{"device": kind, "name": kind, "available": False, "reason": str(error)}]
+    return found
+
+
+def operations_by_kind() -> dict[str, dict[str, str]]:
+    """Where the backend of each kind of devices runs each operation, from its table; no device is opened.
+
+    Returns:
+        Kind -> operation -> "device", "host" (the processor runs it on copies) or "refused" (so are models that need it).
+        Kinds whose library cannot be loaded are left out.
+    """
+    found = {}
+    for kind in ("cpu", "cuda", *sorted(backends.found().keys() - _OWN)):
+        device = "cpu" if kind == "cpu" else f"{kind}:0"
+        with suppress(DeviceError):
+            found[kind] = _core.backend_operations(device, library(device))
     return found
 
 

@@ -176,7 +176,8 @@ def _parser(word: str) -> argparse.ArgumentParser:
     remove = command("rm", "models", "Delete a downloaded model.")
     remove.add_argument("name", metavar="MODEL", help="hub id, or demo")
     _add_tasks(command("eval", "evaluate", "Score a model on small built-in tasks, or on those of lm-evaluation-harness."))
-    command("devices", "machine", "Devices of this machine, and why one cannot be used.")
+    machine = command("devices", "machine", "Devices of this machine, and why one cannot be used.")
+    machine.add_argument("--operations", action="store_true", help="where the backend of each kind runs each operation")
     command("version", "machine", "Version and build.")
     return parser
 

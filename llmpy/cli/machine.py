@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from .. import __version__, build_info, devices
+from ..hardware import operations_by_kind
 
 
 def run(chosen: Namespace) -> int:
@@ -20,12 +21,24 @@ def _version(chosen: Namespace) -> int:
 
 
 def _devices(chosen: Namespace) -> int:
+    if chosen.operations:
+        print("\n".join(_table(operations_by_kind())))
+        return 0
     for device in devices():
         values = dict(device)
         state = "available" if values.pop("available") else "not available"
         print(f"{values.pop('device')}: {values.pop('name')}, {state}")
         _show({name: value for name, value in values.items() if value not in ("", 0)})  # what the backend does not know
     return 0
+
+
+def _table(places: dict[str, dict[str, str]]) -> list[str]:
+    """A line an operation, a column a kind of devices, for a terminal and for Markdown."""
+    names = sorted({name for found in places.values() for name in found})
+    rows = [["operation", *places], *([name, *(found.get(name, "") for found in places.values())] for name in names)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    return ["| " + " | ".join(f"{word:{width}}" for word, width in zip(row, widths, strict=True)) + " |" for row in rows]
 
 
 def _show(values: dict[str, Any]) -> None:

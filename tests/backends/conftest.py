@@ -1,5 +1,6 @@
 """Builds a loadable library, packages that contain one, and the packages of examples/."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,25 @@ import pytest
 
 import llmpy
 
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "vocab_size": 100, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 42, "patch_size": 14}  # fmt: skip
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+          "first_k_dense_replace": 2, "n_routed_experts": 4, "moe_intermediate_size": 32}  # fmt: skip
+NEEDING = {
+    "layer_norm": {"architectures": ["CohereForCausalLM"]},
+    "experts": {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2},
+    "conv": {"architectures": ["MambaForCausalLM"], "state_size": 8, "conv_kernel": 4, "expand": 2, "time_step_rank": 4},
+    "row_attention": {"architectures": ["BertModel"], "layer_norm_eps": 1e-5, "hidden_act": "gelu", "type_vocab_size": 2},
+    "head_linear": {"architectures": ["DeepseekV3ForCausalLM"], **LATENT},
+    "splice": {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 98,
+               "text_config": {"model_type": "llama", **SIZES}, "vision_config": CLIP},
+}  # fmt: skip
+"""Configurations of models that need an operation."""
+PAGE = Path(__file__).parents[2] / "docs/develop/adding-a-backend.md"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIBRARY = """
 #include <llmpy_backend.h>
@@ -56,6 +76,37 @@ def install_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         return target
 
     return install
+
+
+@pytest.fixture
+def refusal_of(tmp_path: Path) -> Callable[[str, str], str]:
+    """refusal_of(device, operation) -> why a model that needs an operation is refused; "": the device takes it."""
+
+    def ask(device: str, operation: str) -> str:
+        (tmp_path / "config.json").write_text(json.dumps({**SIZES, **NEEDING[operation]}))
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
+        options = {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "float32", "kv_cache_memory_bytes": "4MiB"}
+        try:
+            llmpy.LLM(tmp_path, device=device, **options).close()
+        except llmpy.UnsupportedError as error:
+            return str(error)
+        return ""
+
+    return ask
+
+
+@pytest.fixture
+def page_column() -> Callable[[str], dict[str, str]]:
+    """page_column(kind) -> a column of the page's table of operations."""
+
+    def column(kind: str) -> dict[str, str]:
+        lines = PAGE.read_text().splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("| operation "))
+        rows = [[word.strip() for word in line.strip("| ").split("|")] for line in lines[first : lines.index("", first)]]
+        number = rows[0].index(kind)
+        return {row[0]: row[number] for row in rows[2:]}
+
+    return column
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmpy import LLM, CompletionOutput, UnsupportedError, _core, cli, devices
+from llmpy import LLM, CompletionOutput, UnsupportedError, _core, cli, devices, hardware
 from llmpy.engine import backends
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +129,21 @@ def test_the_support_table_is_printed(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_it_lacks_is_named(write_model: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="the backend opencl cannot store heads of 16 values so"):
         LLM(write_model(tmp_path), device="opencl", kv_cache_dtype="fp8", kv_cache_memory_bytes="4MiB")
+
+
+@pytest.mark.parametrize("operation", ["experts", "conv", "row_attention", "head_linear", "splice"])
+def test_a_model_is_refused_by_the_operation_that_it_needs(operation: str, refusal_of: Callable[[str, str], str]) -> None:
+    assert refusal_of("opencl", operation) == f"opencl: wanted the operation {operation}, the backend has none"
+
+
+def test_kernel_tests_of_what_it_lacks(site: Path) -> None:
+    """They are not skipped: they pass where the core refuses the operation, or lets the host compute it."""
+    report = run_common_tests(site, *(f"tests/kernels/test_{name}.py" for name in ("conv", "route", "ssm")), "-k", "opencl")
+    assert re.search(r"\n\d+ passed", report) and not re.search("failed|error|skipped", report), report
+
+
+def test_the_page_has_its_operations(page_column: Callable[[str], dict[str, str]]) -> None:
+    assert page_column("opencl") == hardware.operations_by_kind()["opencl"]
 
 
 def test_why_there_is_no_device(site: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmpy import LLM, ConfigError, DeviceError, UnsupportedError, devices
+from llmpy import LLM, ConfigError, DeviceError, UnsupportedError, _core, cli, devices, hardware
 from llmpy.engine import backends
 
 SMALL = {
@@ -118,6 +118,23 @@ def test_what_is_missing_is_named(make: Callable[..., LLM]) -> None:
     llm = make("Llama", "plain")
     with pytest.raises(UnsupportedError, match='the backend "plain" cannot free memory'):
         llm.sleep(level=1)
+
+
+@pytest.mark.parametrize("operation", ["layer_norm", "conv", "head_linear", "splice"])
+def test_a_model_is_refused_by_the_operation_that_it_needs(operation: str, refusal_of: Callable[[str, str], str]) -> None:
+    assert refusal_of("plain", operation) == f"plain: wanted the operation {operation}, the backend has none"
+    assert not refusal_of("cpu", operation)
+
+
+def test_the_table_of_operations(page_column: Callable[[str], dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    """The page has what `llmpy devices --operations` prints."""
+    found = hardware.operations_by_kind()
+    assert set(found["cpu"].values()) == {"device"} and set(_core.operations()) < set(found["cpu"])
+    assert [page_column(kind) for kind in ("cpu", "plain")] == [found["cpu"], found["plain"]]
+    assert cli.main(["devices", "--operations"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[1::2] == ["operation", *found] and len(lines) == 2 + len(found["cpu"])
+    assert ["|", "layer_norm", "|", "device", "|", "refused", "|"] in [line.split() for line in lines]
 
 
 def test_it_is_listed() -> None:
