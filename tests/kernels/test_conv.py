@@ -40,5 +40,5 @@ def test_values_and_rows(case: str, open_backend: Callable[..., Backend], recurr
 def test_too_many_taps_are_refused(open_backend: Callable[..., Backend], recurrence: type) -> None:
     x, weight = np.zeros((1, 8), np.float32), np.zeros((8, 600), np.float32)
     operation = recurrence(open_backend, "conv", [1], (8, 599, 8), {"x": x}, 8, weight=weight, bias=None, n_taps=600)
-    with pytest.raises(NotImplementedError, match="taps|this backend has no conv"):
+    with pytest.raises(NotImplementedError, match=r"taps|this backend has no conv"):
         operation.whole()
