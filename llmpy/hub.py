@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 TEXT_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model"),
-    *("tokenizer.jsonl", "llmpy_program.json"),
+    *("tokenizer.jsonl", "llmpy_program.json", "preprocessor_config.json", "processor_config.json"),
     *("modules.json", INDEX),
 )
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")

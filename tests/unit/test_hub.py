@@ -38,6 +38,8 @@ SHARDED = {
     "config.json": dump(CONFIG),
     "generation_config.json": dump({"eos_token_id": [2, 3]}),
     "tokenizer.json": b"{}",
+    "preprocessor_config.json": dump({"size": 1}),
+    "processor_config.json": dump({"size": 2}),
     "model.safetensors.index.json": dump({"weight_map": {"a": "m-2.safetensors", "b": "m-1.safetensors"}}),
     "m-1.safetensors": b"one",
     "m-2.safetensors": b"two",
@@ -274,6 +276,7 @@ def test_hub_download_then_offline(hub: type[Hub], tmp_path: Path) -> None:
     assert split[1] == "m" and split[3] == [["m-00001-of-00002.gguf", "part"], ["m-00002-of-00002.gguf", "part"]]
     fetched = {line.rsplit("/", 1)[1] for line in hub.asked if line.startswith("GET org/")}
     assert not fetched & {"consolidated.safetensors", "pytorch_model.bin", "README.md"}
+    assert fetched >= {"config.json", "tokenizer.json", "preprocessor_config.json", "processor_config.json"}
 
     hub.asked.clear()
     assert in_process(calls[1:], tmp_path, url, HF_HUB_OFFLINE="1") == online[1:]
