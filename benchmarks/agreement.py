@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the file of float32 here")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        path = loss.reference(chosen.folder or Path(scratch))
+        path = loss.exact(chosen.folder or Path(scratch))
         with LLM(path, **EXACT, kv_cache_memory_bytes="128MiB") as llm:
             ids = llm.tokenizer.encode(loss.TEXT)
             places = np.arange(len(ids) - 1), ids[1:]

@@ -21,9 +21,10 @@ HEAD = ("type", "bits a weight", "CPU", "CUDA", "loss", "CPU, decode, tok/s", "H
 ROUNDED = {"FP8": "fp8", "INT8_G128": "int8"}
 """Types whose products round activations to 8 bits on CUDA, and to what."""
 LOSSES = {
-    "FP8": "fp8", "INT8_G128": "int8", "INT4_G128": "int4", "INT4_G32": "int4_g32", "BF16": "GGUF BF16", "F16": "GGUF F16",
+    "FP8": "fp8", "INT8_G128": "int8", "INT4_G128": "int4", "INT4_G32": "int4_g32", "NF4": "nf4",
+    **{name: name.lower() for name in ("Q8_0", "Q5_0", "Q4_1", "Q4_0")},
 }  # fmt: skip
-"""The rows of the table of losses, where they are not GGUF's names."""
+"""The rows of the table of losses; those of other types are GGUF's names."""
 CPU_NAMES = {"F32": "f32", "BF16": "bf16"}
 H200_NAMES = {"FP8": "linear.fp8_blocks.8b.layers"}
 
@@ -52,7 +53,7 @@ def on_cuda(name: str, support: str) -> str:
 def losses(page: str) -> dict[str, str]:
     """Mean differences of a logprob from the table of losses."""
     found = page.partition("<!-- begin: benchmarks/loss.py --page -->")[2].partition("<!-- end -->")[0]
-    return dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|", found, re.MULTILINE))
+    return dict(re.findall(r"^\| ([^|]+) \| [^|]+ \| [^|]+ \| ([^|]+) \|", found, re.MULTILINE))
 
 
 def cpu_speeds() -> dict[str, str]:

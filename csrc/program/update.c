@@ -314,6 +314,11 @@ static bool rounds_on_host(const struct update *u, const struct piece *piece, co
     return tensor->is_host || traits_of(u, piece)->has_host_memory;
 }
 
+static bool rounds_on_device(const struct update *u, const struct piece *piece)
+{
+    return traits_of(u, piece)->rounds_tensors && quantise_on_devices(stored_type(u, piece));
+}
+
 /* Checks that a tensor can be written to the entry's weights: shape, type, and a stored type that floats are rounded to. */
 static enum rc check_tensor(const struct update *u, const struct update_entry *entry, const struct update_tensor *tensor,
                             struct err *err)
@@ -332,9 +337,10 @@ static enum rc check_tensor(const struct update *u, const struct update_entry *e
         if (!update_takes(stored_type(u, piece)))
             return err_set(err, RC_UNSUPPORTED, "weight '%.160s' is stored as %s, which updates cannot write; load a "
                            "checkpoint of floats", entry->name, dtype_info(stored_type(u, piece))->name);
-        else if (is_quantised(u, piece) && !rounds_on_host(u, piece, tensor) && !traits_of(u, piece)->rounds_tensors)
-            return err_set(err, RC_UNSUPPORTED, "weight '%.160s': the backend %s rounds on the host; wanted a tensor in host "
-                           "memory, have one of the device", entry->name, model_of(u, piece)->backend->name);
+        else if (is_quantised(u, piece) && !rounds_on_host(u, piece, tensor) && !rounds_on_device(u, piece))
+            return err_set(err, RC_UNSUPPORTED, "weight '%.160s': the backend %s rounds to %s on the host; wanted a tensor in "
+                           "host memory, have one of the device", entry->name, model_of(u, piece)->backend->name,
+                           dtype_info(stored_type(u, piece))->name);
     return RC_OK;
 }
 

@@ -28,7 +28,7 @@ enum rc update_quantise(const struct tensor_view *view, uint32_t dtype, void **r
     for (uint32_t i = 0; i < view->n_rows && !rc; i++) {
         gather(view, i, (char *)(floats + view->n_cols));
         if (!quantise_rows(dtype, view->dtype, floats + view->n_cols, 1, view->n_cols, floats, (char *)*rows + i * row_bytes))
-            rc = err_set(err, RC_WEIGHTS, "weight update: quantization: wanted finite values below 2^100, have others");
+            rc = err_set(err, RC_WEIGHTS, "weight update: quantization: wanted " QUANTISE_WANTED ", have others");
     }
     mem_free(floats);
     if (rc) {

@@ -110,7 +110,7 @@ static enum rc not_finite(const struct loader *l, const char *source, struct err
 {
     const struct checkpoint_tensor *tensor = checkpoint_find(l->checkpoint, source);
     const char *file = checkpoint_path(l->checkpoint, tensor ? tensor->file : 0);
-    err_set(err, RC_CHECKPOINT, "%s: tensor %.160s: quantization: wanted finite values below 2^100, have others", file, source);
+    err_set(err, RC_CHECKPOINT, "%s: tensor %.160s: quantization: wanted " QUANTISE_WANTED ", have others", file, source);
     err_name(err, file, source);
     return RC_CHECKPOINT;
 }

@@ -358,7 +358,7 @@ static enum rc round_all(const struct checkpoint *checkpoint, const struct check
         n = n_rows - i < at_once ? n_rows - i : at_once;
         rc = checkpoint_rows(checkpoint, tensor, i, 1, n, rows, err);
         if (!rc && !quantise_rows(dtype, tensor->dtype, rows, n, cols, floats, to + i * row_bytes))
-            rc = err_set(err, RC_CHECKPOINT, "tensor %.160s: quantization: wanted finite values below 2^100, have others",
+            rc = err_set(err, RC_CHECKPOINT, "tensor %.160s: quantization: wanted " QUANTISE_WANTED ", have others",
                          tensor->name);
     }
     mem_free(floats);

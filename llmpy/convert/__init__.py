@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..models.quantise import SCHEMES
+from ..models.quantise import OWN
 
 GGUF = "gguf-"
 
@@ -30,12 +30,12 @@ def convert(model: str, out: str | Path, to: str) -> Path:
     from . import compressed, gguf_file
 
     path = Path(out)
-    if to not in SCHEMES and not to.startswith(GGUF):
-        raise ConfigError(f"to={to!r}: wanted {', '.join(SCHEMES)} or {GGUF}TYPE, such as {GGUF}q8_0", option="to", value=to)
+    if to not in OWN and not to.startswith(GGUF):
+        raise ConfigError(f"to={to!r}: wanted {', '.join(OWN)} or {GGUF}TYPE, such as {GGUF}q8_0", option="to", value=to)
     if path.exists():
         raise ConfigError(f"{path} exists; name a new path, or remove it", option="out", value=str(path))
     files = resolve(model)
-    if to in SCHEMES:
+    if to in OWN:
         compressed.write(files, path, to)
     else:
         gguf_file.write(files, path, to.removeprefix(GGUF))

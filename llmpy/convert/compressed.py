@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ConfigError, UnsupportedError
 from ..models import load, open_checkpoint
-from ..models.quantise import SCHEMES
+from ..models.quantise import OWN
 from .safetensors_file import Tensor
 from .safetensors_file import write as write_file
 
@@ -122,7 +122,7 @@ def write(files: ModelFiles, out: Path, scheme: str) -> None:
     Args:
         files: The checkpoint.
         out: The new directory.
-        scheme: One of SCHEMES.
+        scheme: One of OWN.
 
     Raises:
         ConfigError: the checkpoint is quantised already.
@@ -132,7 +132,7 @@ def write(files: ModelFiles, out: Path, scheme: str) -> None:
         raise UnsupportedError(f"convert --to {scheme}: {files.name} is a GGUF file; wanted a directory with safetensors")
     checkpoint = open_checkpoint(files)
     spec = load(files, checkpoint, quantization=scheme).spec
-    stored = SCHEMES[scheme]
+    stored = OWN[scheme]
     chosen = _chosen(spec, checkpoint, scheme)
     out.mkdir(parents=True)
     names: dict[str, str] = {}

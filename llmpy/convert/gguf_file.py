@@ -75,7 +75,7 @@ def _type(gguf: Any, kind: str) -> Any:
         reason = "there is no such type" if stored is None else "neither llmpy nor gguf-py quantises to it"
         raise UnsupportedError(
             f"convert --to gguf-{kind}: {reason}; "
-            "wanted f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q5_1, q5_0, q4_1, q4_0, tq1_0, tq2_0 or mxfp4"
+            "wanted f32, f16, bf16, q8_0, q6_k, q5_k, q4_k, q2_k, q5_1, q5_0, q4_1, q4_0, tq1_0, tq2_0 or mxfp4"
         ) from None
     return stored
 

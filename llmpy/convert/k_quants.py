@@ -1,10 +1,11 @@
-"""Rounds floats to GGUF's types Q4_K, Q5_K and Q6_K, which gguf-py can only read.
+"""Rounds floats to GGUF's types Q2_K, Q4_K, Q5_K and Q6_K, which gguf-py can only read.
 
 A block has 256 values. csrc/base/dtype.c has the exact values of its bytes.
 
 | type | sub-blocks | a value | scales of the sub-blocks |
 |---|---|---|---|
 | Q4_K, Q5_K | 8 of 32 | d * scale * q - dmin * min, q from 0 to 15 or 31 | 6 bits; d and dmin are float16 |
+| Q2_K | 16 of 16 | d * scale * q - dmin * min, q from 0 to 3 | 4 bits; d and dmin are float16 |
 | Q6_K | 16 of 16 | d * scale * q, q from -32 to 31 | 8 bits with a sign; d is float16 |
 
 Each sub-block tries several steps between neighbouring values. For each it solves the least squares for the scale (and the
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,7 +35,7 @@ _AT_A_TIME = 1 << 12
 """Blocks that a thread rounds at a time, so that its temporaries stay below 100 MB."""
 
 
-_RANGES = {63: (0, 63), -128: (-128, 127)}
+_RANGES = {15: (0, 15), 63: (0, 63), -128: (-128, 127)}
 """The whole numbers that can be stored, by the one of the largest magnitude."""
 
 
@@ -89,7 +90,7 @@ def _fit(x: Floats) -> Floats:
 def _shared(values: Floats, largest: int) -> tuple[Floats, Floats]:
     """A block's float16 factor, as float32 [blocks, 1], and whole numbers: their products are about the values.
 
-    The value with the largest magnitude becomes `largest`, 63 or -128.
+    The value with the largest magnitude becomes `largest`, 15, 63 or -128.
     """
     peak = np.take_along_axis(values, np.abs(values).argmax(-1)[:, None], -1)
     factor = (peak / np.float32(largest)).astype(np.float16).astype(np.float32)
@@ -107,15 +108,37 @@ def _pack_six_bits(scales: Bytes, minima: Bytes) -> Bytes:
     return np.concatenate([low, scales[:, 4:] & 15 | (minima[:, 4:] & 15) << 4], 1)
 
 
-def _with_minima(x: Floats, bits: int) -> Bytes:
-    """Blocks of Q4_K or Q5_K; x: [blocks, 256]."""
-    largest = (1 << bits) - 1
-    x = x.reshape(-1, 8, 32)
+class _Fitted(NamedTuple):
+    """Blocks before they are packed: d and dmin, the whole scales and minima, and the numbers q."""
+
+    d: Floats
+    dmin: Floats
+    scales: Bytes
+    minima: Bytes
+    q: Bytes
+
+
+def _fitted(x: Floats, largest: int, largest_scale: int) -> _Fitted:
+    """x: [blocks, sub-blocks, values]; largest: of the numbers q; largest_scale: of the whole scales and minima."""
     scales, minima = _fit_with_minimum(x, largest)
-    (d, scales), (dmin, minima) = _shared(scales, 63), _shared(minima, 63)
+    (d, scales), (dmin, minima) = _shared(scales, largest_scale), _shared(minima, largest_scale)
     step, least = (d * scales)[..., None], (dmin * minima)[..., None]
     q = np.clip(np.rint(_divide(x + least, step)), 0, largest).astype(np.uint8)
-    parts = [_halves(d), _halves(dmin), _pack_six_bits(scales.astype(np.uint8), minima.astype(np.uint8))]
+    return _Fitted(d, dmin, scales.astype(np.uint8), minima.astype(np.uint8), q)
+
+
+def _two_bits(x: Floats) -> Bytes:
+    """Blocks of Q2_K; x: [blocks, 256]."""
+    d, dmin, scales, minima, q = _fitted(x.reshape(-1, 16, 16), 3, 15)
+    pairs = q.reshape(-1, 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    packed = np.bitwise_or.reduce(pairs, 2).reshape(-1, 64)
+    return np.concatenate([scales | minima << 4, packed, _halves(d), _halves(dmin)], 1)
+
+
+def _with_minima(x: Floats, bits: int) -> Bytes:
+    """Blocks of Q4_K or Q5_K; x: [blocks, 256]."""
+    d, dmin, scales, minima, q = _fitted(x.reshape(-1, 8, 32), (1 << bits) - 1, 63)
+    parts = [_halves(d), _halves(dmin), _pack_six_bits(scales, minima)]
     if bits == 5:
         parts.append(np.bitwise_or.reduce((q >> 4) << np.arange(8, dtype=np.uint8)[:, None], 1))
     pairs = (q & 15).reshape(-1, 4, 2, 32)
@@ -133,11 +156,11 @@ def _symmetric(x: Floats) -> Bytes:
 
 
 TYPES: dict[str, Callable[[Floats], Bytes]] = {
-    "q4_k": lambda x: _with_minima(x, 4), "q5_k": lambda x: _with_minima(x, 5), "q6_k": _symmetric,
+    "q2_k": _two_bits, "q4_k": lambda x: _with_minima(x, 4), "q5_k": lambda x: _with_minima(x, 5), "q6_k": _symmetric,
 }  # fmt: skip
 """What rounds blocks to a type: float32 [blocks, 256] to bytes [blocks, bytes of a block]."""
-NARROW = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
-"""The type of a matrix with columns that are no multiple of 256, as in llama.cpp."""
+NARROW = {"q2_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+"""The type of a matrix with columns that are no multiple of 256, as in llama.cpp (but for Q2_K, which has IQ4_NL there)."""
 
 
 def quantise(values: Floats, kind: str) -> Bytes:

@@ -5,7 +5,10 @@ from collections.abc import Callable, Collection
 from ..errors import ConfigError
 from .program import Spec, Tensors, Weight
 
-SCHEMES = {"fp8": "fp8", "int8": "int8_g128", "int4": "int4_g128", "int4_g32": "int4_g32"}
+OWN = {"fp8": "fp8", "int8": "int8_g128", "int4": "int4_g128", "int4_g32": "int4_g32"}
+BLOCKS = {"q8_0": 32, "q5_0": 32, "q4_1": 32, "q4_0": 32, "nf4": 64}
+"""The types of other engines, which have whole blocks only, and the columns of a block."""
+SCHEMES = OWN | {name: name for name in BLOCKS}
 """The values of `quantization`, and the types that they store."""
 LEAST = 32
 """A matrix whose tensor has fewer rows or columns stays in floats."""
@@ -25,7 +28,7 @@ def mark(spec: Spec, tensors: Tensors | None, scheme: str, method: str = "") -> 
         method: The `quant_method` of the checkpoint, for messages; "": none.
 
     Raises:
-        ConfigError: the checkpoint is quantised by another scheme.
+        ConfigError: the checkpoint is quantised by another scheme, or no matrix has whole blocks.
     """
     wanted = SCHEMES[scheme]
     matrices = matrices_of(spec, LINEARS)
@@ -39,9 +42,17 @@ def mark(spec: Spec, tensors: Tensors | None, scheme: str, method: str = "") -> 
             option="quantization",
             value=scheme,
         )
-    for weight in matrices:
-        if not stored:
-            weight["quantised"] = wanted
+    block = BLOCKS.get(wanted, 1)
+    fitting = [weight for weight in matrices if weight["cols"] % block == 0]
+    if matrices and not fitting:
+        raise ConfigError(
+            f"quantization={scheme!r} needs columns in multiples of {block}; the model's linears have "
+            f"{', '.join(sorted({str(weight['cols']) for weight in matrices}))}. Choose another scheme.",
+            option="quantization",
+            value=scheme,
+        )
+    for weight in fitting if not stored else ():
+        weight["quantised"] = wanted
 
 
 def mark_dummies(spec: Spec, type_of: Callable[[str], str]) -> None:

@@ -15,23 +15,24 @@ LARGEST = 0.2
 """Of the largest difference, which is that of one token: a cache of int8 has 0.2 with AVX-512 and 0.166 with AVX2."""
 
 
-NEAREST = {"int4_g32": ("GGUF Q4_1", 1.0), "int4": ("GGUF Q4_0", 1.41), "int8": ("GGUF Q8_0", 1.8)}
-"""Of llama.cpp's nearest type: its name, and the factor of its KL that a scheme may have. A quarter of a bit is 1.41."""
+NEAREST = {"int4_g32": ("q4_1", 1.05), "int4": ("q4_0", 1.41), "int8": ("q8_0", 1.8)}
+"""Of llama.cpp's nearest type: its name, and the factor of its KL that a scheme may have. A quarter of a bit is 1.41; the
+squared error of groups of 128 is 1.5 times that of groups of 32, and means over four references still differ by 20 %."""
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("demo_model")
 def test_nearest_types(tmp_path: Path) -> None:
-    """Against weights that lie on no grid, as those of the demo model's file do."""
-    names = [name for scheme, (nearest, _) in NEAREST.items() for name in (scheme, nearest)]
-    found = loss.measure_all(tmp_path, names, has_noise=True)
+    """The mean over four references. `q8_0`, `q4_1` and `q4_0` have the bits of llama.cpp's types (test_quantise_gguf.py)."""
+    found = loss.measure_all(tmp_path, [*NEAREST, *(nearest for nearest, _ in NEAREST.values())], 4)
     for scheme, (nearest, factor) in NEAREST.items():
         assert found[scheme].kl <= factor * found[nearest].kl, scheme
 
 
 @pytest.mark.usefixtures("demo_model")
 def test_table(tmp_path: Path) -> None:
-    shown = re.findall(r"^\| (.+)" + 4 * r" \| (\S+)" + r" \|$", loss.PAGE.read_text().split(loss.MARKS[0])[1], re.MULTILINE)
+    page = loss.PAGE.read_text().split(loss.MARKS[0])[1]
+    shown = re.findall(r"^\| (.+?) \| \S+" + 4 * r" \| (\S+)" + r" \|$", page, re.MULTILINE)
     wanted = {scheme: [float(cell) for cell in cells] for scheme, *cells in shown if scheme in loss.SCHEMES}
     assert tuple(wanted) == loss.SCHEMES
     for scheme, found in loss.measure_all(tmp_path).items():

@@ -12,7 +12,7 @@ from packed_files import answers, compressed, configure, is_packed, open_llm
 
 from llmpy import _core
 from llmpy.convert import convert
-from llmpy.models.quantise import SCHEMES
+from llmpy.models.quantise import OWN
 
 compressors = pytest.importorskip("compressed_tensors.compressors")
 quantization = pytest.importorskip("compressed_tensors.quantization")
@@ -29,7 +29,7 @@ def stored(directory: Path) -> dict[str, np.ndarray]:
     return {name: np.frombuffer(reader.read_float32(name), np.float32).reshape(shape) for name, shape in names.items()}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", OWN)
 def test_transformers_reads_copies(tiny, tmp_path: Path, prompts, error_of, scheme: str) -> None:
     """The weights that transformers restores, and its logits."""
     out = convert(str(tiny("llama", **SIZES).directory), tmp_path / "out", scheme)

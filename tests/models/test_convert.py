@@ -15,14 +15,14 @@ from packed_files import answers, change, open_llm
 from llmpy import CheckpointError, ConfigError, UnsupportedError
 from llmpy.cli import main
 from llmpy.convert import convert
-from llmpy.models.quantise import SCHEMES
+from llmpy.models.quantise import OWN
 
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns
 CASES = {"llama": RAGGED, "mixtral": {}, "phi3": {}}
 FLOAT = {"activation_dtype": "float", "dtype": "float32"}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", OWN)
 @pytest.mark.parametrize("case", CASES)
 def test_bits(tiny, tmp_path: Path, prompts, scheme: str, case: str) -> None:
     """Tokens, logprob bits and stored bytes are those of quantisation at load, also from several files and bfloat16."""
@@ -31,7 +31,7 @@ def test_bits(tiny, tmp_path: Path, prompts, scheme: str, case: str) -> None:
     assert answers(out, prompts, **FLOAT) == answers(source, prompts, quantization=scheme, **FLOAT)
     with open_llm(out, **FLOAT) as llm, open_llm(source, quantization=scheme, **FLOAT) as wanted:
         assert llm.weight_checksum() == wanted.weight_checksum()
-        assert SCHEMES[scheme] in {info["dtype"] for info in llm.weight_info()}
+        assert OWN[scheme] in {info["dtype"] for info in llm.weight_info()}
 
 
 def load_file(directory: Path) -> dict[str, np.ndarray]:

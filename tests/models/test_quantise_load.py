@@ -2,8 +2,10 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from llmpy import LLM, CheckpointError, ConfigError, SamplingParams, Unsupported
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256}  # of whole groups
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns
+WHOLE = {"hidden_size": 192, "intermediate_size": 320}  # blocks of 64
 Tensors = dict[str, np.ndarray]
 
 
@@ -42,9 +45,37 @@ def int4(w: np.ndarray, size: int = 128) -> np.ndarray:
     return ((numbers - zeros) * scales).reshape(len(w), -1)[:, : w.shape[1]]
 
 
-ROUND: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+def by_gguf(kind: gguf.GGMLQuantizationType, w: np.ndarray) -> np.ndarray:
+    """Of whole blocks; other columns stay in floats."""
+    return w if w.shape[1] % 32 else gguf.dequantize(gguf.quantize(w.astype(np.float32), kind), kind)
+
+
+NF4 = np.array([
+    -1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1,
+], np.float32)  # fmt: skip
+
+
+def nf4(w: np.ndarray) -> np.ndarray:
+    """Of whole blocks; other columns stay in floats."""
+    if w.shape[1] % 64:
+        return w
+    blocks = w.astype(np.float32).reshape(len(w), -1, 64)
+    scales = np.abs(blocks).max(-1, keepdims=True)
+    return (NF4[np.searchsorted((NF4[1:] + NF4[:-1]) / 2, blocks / scales)] * scales).reshape(w.shape)
+
+
+OWN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "fp8": fp8, "int8": int8, "int4": int4, "int4_g32": lambda w: int4(w, 32),
 }  # fmt: skip
+ROUND = OWN | {"nf4": nf4} | {
+    name: partial(by_gguf, gguf.GGMLQuantizationType[name.upper()]) for name in ("q8_0", "q5_0", "q4_1", "q4_0")
+}
+def sizes(scheme: str) -> dict[str, int]:
+    return WHOLE if scheme == "nf4" else RAGGED
+
+
 FLOAT = {"activation_dtype": "float", "dtype": "float32"}
 
 
@@ -67,7 +98,7 @@ def rounded(source: Path, to: Path, scheme: str) -> Path:
 @pytest.mark.parametrize("case", ["llama", "mixtral"])
 def test_bits(tiny, tmp_path: Path, prompts, scheme: str, case: str) -> None:
     """The exact values; the bits of one rank and one thread, and of two ranks."""
-    source = tiny(case, **(RAGGED if case == "llama" else {})).directory
+    source = tiny(case, **(sizes(scheme) if case == "llama" else {})).directory
     wanted = answers(rounded(source, tmp_path / "plain", scheme), prompts, **FLOAT)
     assert answers(source, prompts, quantization=scheme, **FLOAT) == wanted
     assert answers(source, prompts, quantization=scheme, tensor_parallel_size=2, **FLOAT) == wanted
@@ -87,7 +118,7 @@ def test_types(tiny, scheme: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_update(tiny, prompts, scheme: str, ranks: int) -> None:
     """An update gives the bits and the checksums of a load of the same weights."""
-    old, new = (tiny("llama", **RAGGED, rms_norm_eps=eps).directory for eps in (1e-5, 1e-6))
+    old, new = (tiny("llama", **sizes(scheme), rms_norm_eps=eps).directory for eps in (1e-5, 1e-6))
     tensors = {name: w * np.float32(1.25) if w.ndim == 2 else w for name, w in tensors_of(new).items()}
     options = {"quantization": scheme, "tensor_parallel_size": ranks, **FLOAT}
     with open_llm(old, **options) as llm:
@@ -111,10 +142,10 @@ def test_update(tiny, prompts, scheme: str, ranks: int) -> None:
         assert llm.weight_checksum() == updated
 
 
-@pytest.mark.parametrize("scheme", [*ROUND, "fp8 file", "gptq-32", "gptq-8", "awq", "rows-asym", "rows-8-64", "int8-tensor"])
+@pytest.mark.parametrize("scheme", [*OWN, "q4_0", "fp8 file", "gptq-32", "gptq-8", "awq", "rows-asym", "rows-8-64", "int8-tensor"])
 def test_sleep_without_weights(tiny, tmp_path: Path, prompts, scheme: str) -> None:
     """A full update after sleep(2) gives the bits and the checksums that it gives without the sleep."""
-    source = tiny("llama", **RAGGED).directory
+    source = tiny("llama", **sizes(scheme)).directory
     options = {"quantization": scheme} if scheme in ROUND else {}
     path = source
     if scheme == "fp8 file":
@@ -149,7 +180,7 @@ def test_sleep_of_what_takes_no_updates(tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scheme", ROUND)
+@pytest.mark.parametrize("scheme", OWN)
 @pytest.mark.parametrize("case", ["llama", "mixtral"])
 def test_update_from_the_device(tiny, cuda: str, case: str, scheme: str, dtype: str) -> None:
     """Tensors of the device are rounded there, with the bits and the checksums of tensors of the host."""
@@ -182,7 +213,7 @@ def test_update_from_the_device(tiny, cuda: str, case: str, scheme: str, dtype: 
 def test_dummies(tiny, prompts, scheme: str) -> None:
     """Dummy weights are quantised, the same for any number of ranks."""
     options = {"quantization": scheme, "load_format": "dummy", **FLOAT}
-    source = tiny("llama", **RAGGED).directory
+    source = tiny("llama", **sizes(scheme)).directory
     assert answers(source, prompts, **options) == answers(source, prompts, tensor_parallel_size=2, **options)
     with open_llm(source, **options) as llm:
         assert {info["dtype"].partition("_")[0] for info in llm.weight_info()} == {scheme.partition("_")[0], "float32"}
@@ -203,6 +234,8 @@ def test_quantised_checkpoint(tiny, tmp_path: Path, prompts, layout: str) -> Non
             open_llm(path, quantization=other)
         with pytest.raises(ConfigError, match=f"quantization='{other}'.*has no quantization_config"):
             open_llm(source, quantization=other)
+    with pytest.raises(ConfigError, match=r"'nf4' needs columns in multiples of 64; the model's linears have 160, 288"):
+        open_llm(tiny("llama", **RAGGED).directory, quantization="nf4")
     for other in {"fp8", "int8"} - {method}:
         with pytest.raises(ConfigError, match=f"quantization=.{other}. needs weights of floats.*has {method}: "):
             open_llm(path, quantization=other)
