@@ -16,7 +16,7 @@ def convert(model: str, out: str | Path, to: str) -> Path:
     Args:
         model: Directory, .gguf file or hub id.
         out: The new directory, or the new .gguf file; it must not exist.
-        to: A value of `quantization`, for a compressed-tensors checkpoint; or "gguf-" and a type of GGUF, such as "gguf-q8_0".
+        to: "fp8", "int8", "int4" or "int4_g32": a compressed-tensors checkpoint; or "gguf-" and a type, such as "gguf-q8_0".
 
     Returns:
         The path of the copy.

@@ -142,7 +142,9 @@ def test_update(tiny, prompts, scheme: str, ranks: int) -> None:
         assert llm.weight_checksum() == updated
 
 
-@pytest.mark.parametrize("scheme", [*OWN, "q4_0", "fp8 file", "gptq-32", "gptq-8", "awq", "rows-asym", "rows-8-64", "int8-tensor"])
+@pytest.mark.parametrize(
+    "scheme", [*OWN, "q4_0", "fp8 file", "gptq-32", "gptq-8", "awq", "rows-asym", "rows-8-64", "int8-tensor"]
+)
 def test_sleep_without_weights(tiny, tmp_path: Path, prompts, scheme: str) -> None:
     """A full update after sleep(2) gives the bits and the checksums that it gives without the sleep."""
     source = tiny("llama", **sizes(scheme)).directory

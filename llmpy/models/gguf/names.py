@@ -18,6 +18,8 @@ NO_WEIGHTS = (
     "blk.*.rope_freqs.weight",
 )  # fmt: skip
 DECAY = "A_log"  # GGUF files store -exp(A_log)
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+"""A layer's tensor in most checkpoints of Hugging Face: its number, and the name inside."""
 HEADS = re.compile(r"(blk\.\d+\.attn_)([qkv])(\.(?:weight|bias))")
 
 
@@ -49,8 +51,8 @@ class GgufSource(Source):
         """The places of a tensor by the family's table."""
         inside = self._layer.fullmatch(name)
         if inside is None:
-            return _lookup(self._outer, name)
-        return [f"blk.{inside[1]}.{place}" for place in _lookup(self._inner, inside[2])]
+            return lookup(self._outer, name)
+        return [f"blk.{inside[1]}.{place}" for place in lookup(self._inner, inside[2])]
 
     def _joined(self, place: str) -> str | None:
         """The joint tensor of q, k and v, if the file has it instead of `place`."""
@@ -100,7 +102,7 @@ class GgufSource(Source):
         return inside is not None and inside[2] in self.family.grouped
 
 
-def _lookup(table: Names, name: str) -> list[str]:
+def lookup(table: Names, name: str) -> list[str]:
     """Whole names in the file for a name; the table has the name or its stem."""
     if name in table:
         return list(_several(table[name]))
