@@ -110,6 +110,7 @@ class DirectorySource:
             "hidden_act": (cfg.get("hidden_act", "silu"), ("silu",)),
             "attention_factor": (rope.fields.get("attention_factor"), (None,)),
             "mscale_all_dim": (rope.fields.get("mscale_all_dim"), (None,)),
+            "attention_bias": (self.architecture.startswith("qwen3") and cfg.get("attention_bias", False), (False,)),
             "mlp_only_layers": (self._has_experts and any(name.endswith(".ffn_gate.weight") for name in self.shapes), (False,)),
             "norm_topk_prob": (not self._has_experts or cfg.get("norm_topk_prob", False), (True,)),
         }

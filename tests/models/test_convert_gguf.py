@@ -27,9 +27,9 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
     "mistral": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {"use_sliding_window": False}),
-    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
-    "experts": ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": []}),
-    "yarn": ("qwen3", {"rope_parameters": YARN}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True, "attention_bias": False}),
+    "experts": ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": [], "attention_bias": False}),
+    "yarn": ("qwen3", {"rope_parameters": YARN, "attention_bias": False}),
 }
 
 
@@ -54,7 +54,7 @@ def test_logits(tiny, tmp_path: Path, prompts, name: str) -> None:
 
 def test_types(tiny, tmp_path: Path, prompts) -> None:
     """Matrices have gguf-py's bytes; a quantised checkpoint gives its exact values."""
-    source = tiny("qwen3", hidden_size=128, intermediate_size=256).directory
+    source = tiny("qwen3", hidden_size=128, intermediate_size=256, attention_bias=False).directory
     out = convert(str(source), tmp_path / "out.gguf", "gguf-q8_0")
     exact = {each.name: each for each in gguf.GGUFReader(convert(str(source), tmp_path / "f32.gguf", "gguf-f32")).tensors}
     kinds = set()
@@ -121,6 +121,7 @@ def test_errors(tiny, tmp_path: Path) -> None:
         tiny("mixtral").directory: "is a MixtralForCausalLM; wanted LlamaForCausalLM",
         tiny("qwen3_moe", norm_topk_prob=False, mlp_only_layers=[]).directory: "norm_topk_prob False cannot be written",
         tiny("qwen3_moe", norm_topk_prob=True, mlp_only_layers=[1]).directory: "mlp_only_layers True cannot be written",
+        tiny("qwen3", attention_bias=True).directory: "attention_bias True cannot be written for qwen3",
         tiny("mistral", sliding_window=16).directory: "sliding_window 16 cannot be written for llama",
         directory_with(tiny, tmp_path / "cut", cut, {}): "no kind of pre-tokenizer of GGUF gives its ids",
     }
@@ -132,7 +133,7 @@ def test_errors(tiny, tmp_path: Path) -> None:
     )
     (tmp_path / "cut/tokenizer_config.json").write_text("{}")
     source = tmp_path / "nan"
-    shutil.copytree(tiny("qwen3").directory, source)
+    shutil.copytree(tiny("qwen2").directory, source)
     change(source, lambda tensors: tensors["model.layers.1.mlp.down_proj.weight"][0].fill_(float("inf")))
     with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_down\.weight: wanted finite values"):
         convert(str(source), out, "gguf-q8_0")
