@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/use/quantization.md"
 MARKS = "<!-- begin: benchmarks/schemes.py -->\n", "<!-- end of the schemes -->\n"
-HEAD = ("type", "bits a weight", "CPU", "CUDA", "loss", "CPU, decode, tok/s", "H200, linears of 1 / 1024 rows, ms")
+HEAD = ("type", "bits a weight", "CPU", "CUDA", "loss", "CPU, decode, tok/s", "H200, step of 1 / 32 / 256 sequences, ms")
 ROUNDED = {"FP8": "fp8", "INT8_G128": "int8"}
 """Types whose products round activations to 8 bits on CUDA, and to what."""
 LOSSES = {
@@ -26,7 +26,9 @@ LOSSES = {
 }  # fmt: skip
 """The rows of the table of losses; those of other types are GGUF's names."""
 CPU_NAMES = {"F32": "f32", "BF16": "bf16"}
-H200_NAMES = {"FP8": "linear.fp8_blocks.8b.layers"}
+H200_NAMES = {
+    "BF16": "8b", "FP8": "8b-fp8", "INT8_G128": "8b-int8", "INT4_G128": "8b-int4", "Q8_0": "8b-q8_0", "Q4_K": "8b-q4_k",
+}  # fmt: skip
 
 
 def bits() -> dict[str, str]:
@@ -64,7 +66,7 @@ def cpu_speeds() -> dict[str, str]:
 
 
 def h200_speeds() -> dict[str, str]:
-    """Microseconds of a measure on the H200; the newest wins."""
+    """The measures on the H200; the newest wins."""
     with (ROOT / "benchmarks/results_h200.csv").open() as file:
         return {row[4]: row[5] for row in csv.reader(file) if len(row) > 5}
 
@@ -75,8 +77,8 @@ def rows(page: str) -> list[list[str]]:
     widths, of_scheme, cpu, h200, found = bits(), losses(page), cpu_speeds(), h200_speeds(), []
     for name, _, avx512, cuda in support["weight_types"]():
         loss = of_scheme.get(LOSSES.get(name, f"GGUF {name}"), "-")
-        speeds = [h200.get(f"{H200_NAMES.get(name)}.{n}") for n in (1, 1024)]
-        h200_cell = " / ".join(f"{float(each) / 1000:.3g}" for each in speeds if each) or "-"
+        speeds = [h200.get(f"{H200_NAMES.get(name)}.step.{n}") for n in (1, 32, 256)]
+        h200_cell = " / ".join(f"{float(each):.3g}" if each else "-" for each in speeds) if any(speeds) else "-"
         tokens = cpu.get(CPU_NAMES.get(name, name.lower()), "-")
         found.append([name, widths[name], avx512, on_cuda(name, cuda), loss, tokens, h200_cell])
     return found

@@ -44,8 +44,8 @@ class EngineConfig:
         program: A file of `llmpy export MODEL -o FILE.json`; None = as `model_impl` says.
         dtype: "auto" (the checkpoint's own; quantised: float32), "bfloat16", "float16" ("half", "fp16"), "float32".
         quantization: Rounds the linears of a checkpoint of floats at load: "fp8", "int8", "int4", "int4_g32", "nf4", or a type
-            of GGUF: "q8_0", "q5_0", "q4_1", "q4_0"; None = what the checkpoint says. The name of the checkpoint's scheme, such
-            as "awq" or "gptq", changes nothing.
+            of GGUF: "q8_0", "q6_k", "q5_0", "q4_k", "q4_1", "q4_0"; None = what the checkpoint says. The name of the
+            checkpoint's scheme, such as "awq" or "gptq", changes nothing.
         load_format: "auto", "safetensors", "gguf", or "dummy" (seeded random weights).
         device: "cuda:1", 1, a GPU's UUID, "cpu"; None = `LLMPY_DEVICE`, else cuda:0, else cpu.
         tensor_parallel_size: Number of ranks that share the model's matrices. Never changes a result. On the CPU ranks are
@@ -137,7 +137,7 @@ class EngineConfig:
     program: str | None = field(default=None, metadata=option(optional(rules.path)))
     dtype: str = field(default="auto", metadata=option(rules.data_type))
     quantization: str | None = field(default=None, metadata=option(optional(choice(
-        "fp8", "int8", "int4", "int4_g32", "nf4", "q8_0", "q5_0", "q4_1", "q4_0", *rules.METHODS))))
+        "fp8", "int8", "int4", "int4_g32", "nf4", "q8_0", "q6_k", "q5_0", "q4_k", "q4_1", "q4_0", *rules.METHODS))))
     load_format: str = field(default="auto", metadata=option(choice(
         "auto", "safetensors", "gguf", "dummy", not_yet=("borrow",), knob="use 'auto'")))
     device: str | int | None = field(default=None, metadata=option(rules.device))

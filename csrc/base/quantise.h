@@ -6,7 +6,7 @@
  *   int8_g*     a block          max |w| / 127            to nearest even
  *   int4_g*     a block          (max w - min w) / 15     to nearest even, plus the zero, from 0 to 15
  *   nf4         64               max |w|                  the nearest of 16 values
- *   q8_0, q5_0, q4_1, q4_0: quantise_gguf.h
+ *   q8_0, q5_0, q4_1, q4_0, q6_k, q5_k, q4_k, q2_k: quantise_gguf.h
  *
  * max w and min w of 4-bit numbers are at least and at most 0. Their scale is rounded to bfloat16. */
 #ifndef LLMPY_QUANTISE_H

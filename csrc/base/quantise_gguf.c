@@ -1,6 +1,7 @@
 #include "quantise_gguf.h"
 
 #include "dtype.h"
+#include "quantise_k.h"
 
 #include <math.h>
 
@@ -99,6 +100,10 @@ static block_rounder rounder_of(uint32_t dtype)
            : dtype == DTYPE_Q5_0 ? q5_0_block
            : dtype == DTYPE_Q4_1 ? q4_1_block
            : dtype == DTYPE_Q4_0 ? q4_0_block
+           : dtype == DTYPE_Q6_K ? quantise_q6_k
+           : dtype == DTYPE_Q5_K ? quantise_q5_k
+           : dtype == DTYPE_Q4_K ? quantise_q4_k
+           : dtype == DTYPE_Q2_K ? quantise_q2_k
                                  : NULL;
 }
 
@@ -110,8 +115,9 @@ bool quantise_gguf_has(uint32_t dtype)
 bool quantise_gguf_row(uint32_t dtype, const float *row, size_t n, uint8_t *to)
 {
     block_rounder round = rounder_of(dtype);
+    const struct dtype_info *info = dtype_info(dtype);
     bool fits = true;
-    for (size_t i = 0; i < n && fits; i += VALUES, to += dtype_info(dtype)->block_bytes)
+    for (size_t i = 0; i < n && fits; i += info->block_values, to += info->block_bytes)
         fits = round(row + i, to);
     return fits;
 }

@@ -25,6 +25,7 @@ int py_checkpoint_register(PyObject *module);
 PyObject *py_backend_operations(PyObject *module, PyObject *args); /* py_backend.c */
 PyObject *py_backend_table(PyObject *module, PyObject *args);
 PyObject *py_weights_fill(PyObject *module, PyObject *args);
+PyObject *py_quantise(PyObject *module, PyObject *args);
 PyObject *py_image_resize(PyObject *module, PyObject *args); /* py_image.c */
 PyObject *py_image_patches(PyObject *module, PyObject *args);
 int py_model_register(PyObject *module);

@@ -1,7 +1,9 @@
-/* py_backend.c: which operations a backend has. And what kernels/binding needs to call a backend's functions directly: the
- * address of the backend's table, and a function that writes the dummy values of csrc/base/dummy.h to a matrix. */
+/* py_backend.c: which operations a backend has, and rounding to stored types. And what kernels/binding needs to call a
+ * backend's functions directly: the address of the backend's table, and a function that writes the dummy values of
+ * csrc/base/dummy.h to a matrix. */
 #include "py.h"
 
+#include "../base/quantise.h"
 #include "../program/backend_library.h"
 #include "../program/composed.h"
 #include "../program/weights.h"
@@ -70,4 +72,33 @@ PyObject *py_weights_fill(PyObject *module, PyObject *args)
     enum rc rc = weights_fill((const struct backend *)(uintptr_t)table, (void *)(uintptr_t)ctx,
                               (struct matrix *)(uintptr_t)matrix, part, dtype, &rows, cols, key, &err);
     return rc ? py_raise(&err) : Py_NewRef(Py_None);
+}
+
+/* quantise(values, cols, dtype) -> bytes: rows of float32, rounded to a type */
+PyObject *py_quantise(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_buffer values;
+    Py_ssize_t cols;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "y*ns", &values, &cols, &name))
+        return NULL;
+    uint32_t dtype = dtype_from_name(name);
+    size_t n = (size_t)values.len / sizeof(float), rows = cols > 0 ? n / (size_t)cols : 0;
+    bool is_known = quantise_has(dtype) && rows * (size_t)cols * sizeof(float) == (size_t)values.len, fits = true;
+    size_t row_bytes = is_known ? dtype_row_bytes(dtype, (size_t)cols) : 0;
+    PyObject *result = is_known ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * row_bytes)) : NULL;
+    if (result) {
+        char *to = PyBytes_AsString(result);
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t i = 0; i < rows && fits; i++)
+            fits = quantise_row(dtype, (const float *)values.buf + i * (size_t)cols, (size_t)cols, to + i * row_bytes);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&values);
+    if (result && fits)
+        return result;
+    Py_XDECREF(result);
+    return PyErr_Format(PyExc_ValueError, fits ? "quantise: wanted rows of float32 and a type that llmpy rounds to, have %s"
+                                               : "%s: wanted " QUANTISE_WANTED ", have others", name);
 }

@@ -159,6 +159,7 @@ static PyMethodDef methods[] = {
     {"backend_operations", py_backend_operations, METH_VARARGS, "Where a backend runs each operation."},
     {"backend_table", py_backend_table, METH_VARARGS, "Address of the struct backend of a device and its library."},
     {"weights_fill", py_weights_fill, METH_VARARGS, "Fills rows of a backend's matrix with the values of load_format 'dummy'."},
+    {"quantise", py_quantise, METH_VARARGS, "Rows of float32, rounded to blocks of a type as at load."},
     {"image_resize", py_image_resize, METH_VARARGS, "An image resized with Pillow's filter of a number: its bytes."},
     {"image_patches", py_image_patches, METH_VARARGS, "Cuts an image to patches, their channels apart, in merge order."},
     {"allocation_count", allocation_count, METH_NOARGS, "Host allocations made so far by the core."},

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedError
+from ..models.quantise import NARROW
 from . import k_quants
 from .gguf_model import DirectorySource, FileSource
 
@@ -58,7 +59,10 @@ def write(files: ModelFiles, out: Path, kind: str) -> None:
             values = source.values(name)
             if not np.isfinite(values).all():
                 raise CheckpointError(f"{files.name}: tensor {name}: wanted finite values, have others", tensor=name)
-            writer.write_tensor_data(_quantise(gguf, values, types[name]))
+            try:
+                writer.write_tensor_data(_quantise(gguf, values, types[name]))
+            except ValueError as error:
+                raise CheckpointError(f"{files.name}: tensor {name}: {error}", tensor=name) from error
     except BaseException:
         writer.close()
         out.unlink(missing_ok=True)
@@ -84,7 +88,7 @@ def _type(gguf: Any, kind: str) -> Any:
 
 def _kind_of(kind: str, columns: int) -> str:
     """The type of a matrix: a narrower block where a K type's 256 columns do not fit."""
-    return k_quants.NARROW.get(kind, kind) if columns % k_quants.BLOCK else kind
+    return NARROW.get(kind, kind) if columns % k_quants.BLOCK else kind
 
 
 def _quantise(gguf: Any, values: np.ndarray, stored: Any) -> np.ndarray:

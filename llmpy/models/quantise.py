@@ -6,8 +6,10 @@ from ..errors import ConfigError
 from .program import Spec, Tensors, Weight
 
 OWN = {"fp8": "fp8", "int8": "int8_g128", "int4": "int4_g128", "int4_g32": "int4_g32"}
-BLOCKS = {"q8_0": 32, "q5_0": 32, "q4_1": 32, "q4_0": 32, "nf4": 64}
+BLOCKS = {"q8_0": 32, "q6_k": 256, "q5_0": 32, "q4_k": 256, "q4_1": 32, "q4_0": 32, "nf4": 64}
 """The types of other engines, which have whole blocks only, and the columns of a block."""
+NARROW = {"q6_k": "q8_0", "q5_k": "q5_1", "q4_k": "q5_0", "q2_k": "q4_0"}
+"""The types of matrices whose columns are no multiple of 256, as in llama.cpp."""
 SCHEMES = OWN | {name: name for name in BLOCKS}
 """The values of `quantization`, and the types that they store."""
 LEAST = 32
@@ -42,17 +44,23 @@ def mark(spec: Spec, tensors: Tensors | None, scheme: str, method: str = "") -> 
             option="quantization",
             value=scheme,
         )
-    block = BLOCKS.get(wanted, 1)
-    fitting = [weight for weight in matrices if weight["cols"] % block == 0]
-    if matrices and not fitting:
+    types_of = {id(weight): _fitting(wanted, weight["cols"]) for weight in matrices}
+    if matrices and not any(types_of.values()):
         raise ConfigError(
-            f"quantization={scheme!r} needs columns in multiples of {block}; the model's linears have "
-            f"{', '.join(sorted({str(weight['cols']) for weight in matrices}))}. Choose another scheme.",
+            f"quantization={scheme!r} needs columns in multiples of {BLOCKS[NARROW.get(wanted, wanted)]}; the model's linears "
+            f"have {', '.join(sorted({str(weight['cols']) for weight in matrices}))}. Choose another scheme.",
             option="quantization",
             value=scheme,
         )
-    for weight in fitting if not stored else ():
-        weight["quantised"] = wanted
+    for weight in matrices:
+        if not stored and (kind := types_of[id(weight)]):
+            weight["quantised"] = kind
+
+
+def _fitting(wanted: str, cols: int) -> str:
+    """The type of a matrix; "": floats, because no block fits."""
+    kinds = (wanted, NARROW.get(wanted, wanted))
+    return next((kind for kind in kinds if cols % BLOCKS.get(kind, 1) == 0), "")
 
 
 def mark_dummies(spec: Spec, type_of: Callable[[str], str]) -> None:

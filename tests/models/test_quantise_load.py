@@ -13,6 +13,7 @@ import safetensors.numpy
 from packed_files import LAYOUTS, SORTED, answers, change, is_packed, open_llm, quantise, quantise_fp8
 
 from llmpy import LLM, CheckpointError, ConfigError, SamplingParams, UnsupportedError, WeightsMissingError, WeightUpdateError
+from llmpy.convert import k_quants
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256}  # of whole groups
 RAGGED = {"hidden_size": 160, "intermediate_size": 288}  # 128 + 32 and 2 * 128 + 32 columns
@@ -69,11 +70,19 @@ def nf4(w: np.ndarray) -> np.ndarray:
 OWN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "fp8": fp8, "int8": int8, "int4": int4, "int4_g32": lambda w: int4(w, 32),
 }  # fmt: skip
-ROUND = OWN | {"nf4": nf4} | {
+def q4_k(w: np.ndarray) -> np.ndarray:
+    """Q5_0 where blocks of 256 do not fit."""
+    kind = gguf.GGMLQuantizationType.Q4_K
+    if w.shape[1] % 256:
+        return by_gguf(gguf.GGMLQuantizationType.Q5_0, w)
+    return gguf.dequantize(k_quants.quantise(w.astype(np.float32), "q4_k"), kind)
+
+
+ROUND = OWN | {"nf4": nf4, "q4_k": q4_k} | {
     name: partial(by_gguf, gguf.GGMLQuantizationType[name.upper()]) for name in ("q8_0", "q5_0", "q4_1", "q4_0")
 }
 def sizes(scheme: str) -> dict[str, int]:
-    return WHOLE if scheme == "nf4" else RAGGED
+    return {"nf4": WHOLE, "q4_k": {"hidden_size": 256, "intermediate_size": 320}}.get(scheme, RAGGED)
 
 
 FLOAT = {"activation_dtype": "float", "dtype": "float32"}
@@ -218,7 +227,8 @@ def test_dummies(tiny, prompts, scheme: str) -> None:
     source = tiny("llama", **sizes(scheme)).directory
     assert answers(source, prompts, **options) == answers(source, prompts, tensor_parallel_size=2, **options)
     with open_llm(source, **options) as llm:
-        assert {info["dtype"].partition("_")[0] for info in llm.weight_info()} == {scheme.partition("_")[0], "float32"}
+        types = {"q4_k": {"q4", "q5"}}.get(scheme, {scheme.partition("_")[0]})
+        assert {info["dtype"].partition("_")[0] for info in llm.weight_info()} == {*types, "float32"}
 
 
 @pytest.mark.parametrize("layout", ["awq", "gptq-32", "rows", "fp8"])

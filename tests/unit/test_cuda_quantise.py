@@ -15,7 +15,7 @@ TYPES = {"FP8": (128, 132), "INT8_G128": (128, 132), "INT8_G32": (32, 36), "INT4
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build(tmp_path_factory.mktemp("quantise"), "cuda_quantise.cc", "dtype", "quantise", "quantise_gguf")
+    return build(tmp_path_factory.mktemp("quantise"), "cuda_quantise.cc", "dtype", "quantise", "quantise_gguf", "quantise_k")
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:

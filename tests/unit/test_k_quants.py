@@ -41,6 +41,6 @@ def test_hard_blocks(kind: str, steps: int) -> None:
 
 def test_chunks_of_rows() -> None:
     """A matrix of more blocks than are rounded at a time has the bytes of its rows."""
-    values = np.random.default_rng(2).standard_normal((k_quants._AT_A_TIME + 3, 256), dtype=np.float32)
+    values = np.random.default_rng(2).standard_normal((k_quants._AT_A_TIME // 256 + 3, 256), dtype=np.float32)
     whole = k_quants.quantise(values, "q4_k")
     assert np.array_equal(whole[-5:], k_quants.quantise(values[-5:], "q4_k"))

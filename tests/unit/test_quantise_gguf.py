@@ -12,7 +12,7 @@ TYPES = ("Q8_0", "Q5_0", "Q4_1", "Q4_0")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build(tmp_path_factory.mktemp("gguf"), None, "dtype", "quantise", "quantise_gguf")
+    return build(tmp_path_factory.mktemp("gguf"), None, "dtype", "quantise", "quantise_gguf", "quantise_k")
 
 
 def rounded(library: ctypes.CDLL, name: str, rows: np.ndarray) -> np.ndarray | None:
@@ -52,4 +52,16 @@ def test_range(library: ctypes.CDLL, name: str) -> None:
         row[0, 5] = value
         assert (rounded(library, name, row) is not None) == fits, value
     row[0, 5] = 1e-42
+    assert not gguf.dequantize(rounded(library, name, row), gguf.GGMLQuantizationType[name]).any()
+
+
+@pytest.mark.parametrize("name", ["Q6_K", "Q5_K", "Q4_K", "Q2_K"])
+def test_range_of_k_types(library: ctypes.CDLL, name: str) -> None:
+    row = np.zeros((1, 512), np.float32)
+    for value in (1e12, 1e30, np.nan, -np.inf):
+        row[0, 300] = value
+        assert rounded(library, name, row) is None, value
+    for value in (1e6, -1e-9, 1e-42):
+        row[0, 300] = value
+        assert rounded(library, name, row) is not None, value
     assert not gguf.dequantize(rounded(library, name, row), gguf.GGMLQuantizationType[name]).any()
