@@ -220,6 +220,32 @@ def test_update_from_the_device(tiny, cuda: str, case: str, scheme: str, dtype: 
         assert llm.weight_checksum() == wanted
 
 
+@pytest.mark.parametrize("scheme", [scheme for scheme in ROUND if scheme not in OWN])
+def test_other_types(tiny, device: str, prompts, scheme: str) -> None:
+    """Floats of files and of the host are rounded to types of other engines; tensors of a GPU are refused by name."""
+    torch = pytest.importorskip("torch")
+    path = tiny("llama", **sizes(scheme)).directory
+    host = {name: torch.from_numpy(w * np.float32(1.25)) for name, w in tensors_of(path).items()}
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1, ignore_eos=True)
+    is_cuda = device.startswith("cuda") and torch.cuda.is_available()
+
+    def state(llm: LLM) -> tuple[dict[str, int], list[bytes]]:
+        outputs = llm.generate([prompt[:20] for prompt in prompts], params, use_tqdm=False)
+        return llm.weight_checksum(), [output.outputs[0].logprobs.values.tobytes() for output in outputs]
+
+    with open_llm(path, device=device, dtype="bfloat16" if is_cuda else "float32", quantization=scheme) as llm:
+        old = state(llm)
+        assert llm.compare_weights(path)
+        llm.update_weights(host)
+        assert state(llm) != old and llm.compare_weights(host) and not llm.compare_weights(path)
+        name = next(name for name in host if "_proj" in name)
+        if is_cuda:
+            with pytest.raises(UnsupportedError, match=r"cuda rounds to .* on the host; wanted a tensor in host memory"):
+                llm.update_weights([(name, host[name].to(device))], partial=True)
+        llm.update_weights(path)
+        assert state(llm) == old
+
+
 @pytest.mark.parametrize("scheme", ROUND)
 def test_dummies(tiny, prompts, scheme: str) -> None:
     """Dummy weights are quantised, the same for any number of ranks."""
