@@ -1,5 +1,5 @@
 /* follower.h: the loop of a process that computes some ranks of a model for host 0: it reads a step or an order (to sleep, to
- * wake, to write weights from files), carries it out, and answers. */
+ * wake, to write weights, to run a tap), carries it out, and answers. */
 #ifndef LLMPY_FOLLOWER_H
 #define LLMPY_FOLLOWER_H
 

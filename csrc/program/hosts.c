@@ -20,6 +20,7 @@
 #define LEAST_LATE_SECONDS 3.0 /* a pulse is not late before, however short a step may be */
 #define REASON_SECONDS 0.5     /* a lost connection waits so long for the reason on the other connection */
 #define BYE_SECONDS 1.0        /* the longest wait for a goodbye */
+#define MOST_PART_BYTES ((uint64_t)8 << 20) /* so few that they come within a step's time */
 
 enum channel { CHANNEL_DATA, CHANNEL_PULSE, CHANNELS };
 
@@ -29,11 +30,17 @@ struct peer {
     bool is_gone;              /* said goodbye */
 };
 
-/* The answer to an order. */
+/* The answer to an order, or to WIRE_ASK if it fails. */
 struct result {
     uint64_t number;
+    int64_t code; /* of the error */
     uint32_t rc;
     char text[WIRE_TEXT_BYTES];
+};
+
+/* Of WIRE_ASK and WIRE_GIVE: bytes of host 0's memory, at most MOST_PART_BYTES. WIRE_BLOCK has them. */
+struct part {
+    uint64_t place, first, n_bytes;
 };
 
 struct hosts {
@@ -471,41 +478,156 @@ enum rc hosts_send_order(struct hosts *hosts, const void *bytes, size_t n_bytes,
     return send_to_all(hosts, WIRE_ORDER, bytes, n_bytes, err);
 }
 
-/* Results must be read even if a signal comes: the next answers would be taken for them. */
-static enum rc await_result(struct hosts *hosts, uint32_t peer, struct result *result, struct err *err)
+/* Waits for the next message of an order, of any kind, even if a signal comes: it would be taken for a later answer. */
+static enum rc take_next(struct hosts *hosts, uint32_t peer, enum wire_kind *kind, void *bytes, size_t max_bytes,
+                         size_t *n_bytes, struct err *err)
 {
     const struct wire_patience patience = {.seconds = INFINITY};
-    enum rc rc = wire_await(hosts->peers[peer].wires[CHANNEL_DATA], &patience, err);
-    return rc ? rc : take_exactly(hosts, peer, WIRE_RESULT, result, sizeof *result, err);
+    struct wire *wire = hosts->peers[peer].wires[CHANNEL_DATA];
+    struct err failure = {0};
+    enum rc rc = wire_await(wire, &patience, err);
+    rc = rc ? rc : hosts_check(hosts, err);
+    if (rc)
+        return rc;
+    rc = wire_read_any(wire, kind, bytes, max_bytes, n_bytes, hosts->options.step_seconds, &failure);
+    return rc ? fail(hosts, &failure, err) : RC_OK;
 }
 
-enum rc hosts_await_results(struct hosts *hosts, uint64_t *sum, struct err *err)
+static enum rc is_strange(struct hosts *hosts, uint32_t peer, enum wire_kind kind, size_t n_bytes, struct err *err)
+{
+    struct err failure;
+    err_set(&failure, RC_DEVICE, "%s: a message of kind %u with %zu bytes has no place in an order",
+            wire_name(hosts->peers[peer].wires[CHANNEL_DATA]).text, kind, n_bytes);
+    return fail(hosts, &failure, err);
+}
+
+static enum rc send_result(struct hosts *hosts, uint32_t peer, enum rc rc, uint64_t number, const struct err *result,
+                           struct err *err)
+{
+    struct result sent = {.rc = rc, .number = number, .code = rc ? result->code : 0};
+    if (rc)
+        snprintf(sent.text, sizeof sent.text, "%.390s", result->message);
+    return send_to(hosts, peer, WIRE_RESULT, &sent, sizeof sent, err);
+}
+
+/* Answers with bytes of the memory, or with the error of reading them. */
+static enum rc serve(struct hosts *hosts, uint32_t peer, const struct hosts_memory *memory, const struct part *part,
+                     struct err *err)
+{
+    struct err failure = {0};
+    void *bytes = mem_alloc(part->n_bytes);
+    enum rc rc = bytes ? memory->read(memory->ctx, part->first, part->n_bytes, bytes, &failure)
+                       : err_set(&failure, RC_MEMORY, "hosts: out of memory");
+    rc = rc ? send_result(hosts, peer, rc, 0, &failure, err) : send_to(hosts, peer, WIRE_BLOCK, bytes, part->n_bytes, err);
+    mem_free(bytes);
+    return rc;
+}
+
+static enum rc await_result(struct hosts *hosts, uint32_t peer, const struct hosts_memory *memory, struct result *result,
+                            struct err *err)
+{
+    for (;;) {
+        size_t n_bytes;
+        enum wire_kind kind;
+        struct part part;
+        void *place = NULL;
+        enum rc rc = take_next(hosts, peer, &kind, result, sizeof *result, &n_bytes, err);
+        if (rc || (kind == WIRE_RESULT && n_bytes == sizeof *result))
+            return rc;
+        bool is_part = n_bytes == sizeof part && memory;
+        memcpy(&part, result, sizeof part);
+        is_part = is_part && part.n_bytes && part.n_bytes <= MOST_PART_BYTES;
+        if (is_part && kind == WIRE_GIVE && memory->find)
+            place = memory->find(memory->ctx, part.place, part.first, part.n_bytes);
+        if (is_part && kind == WIRE_ASK && memory->read)
+            rc = serve(hosts, peer, memory, &part, err);
+        else if (place)
+            rc = take_exactly(hosts, peer, WIRE_BLOCK, place, part.n_bytes, err);
+        else
+            rc = is_strange(hosts, peer, kind, n_bytes, err);
+        if (rc)
+            return rc;
+    }
+}
+
+/* The error that another host has sent. who: comes before its text. */
+static enum rc result_of(struct result *result, const char *who, struct err *err)
+{
+    enum rc rc = result->rc <= RC_WEIGHTS ? (enum rc)result->rc : RC_INTERNAL;
+    result->text[sizeof result->text - 1] = 0;
+    err_set(err, rc, "%s%s", who, result->text);
+    if (err)
+        err->code = result->code;
+    return rc;
+}
+
+enum rc hosts_await_results(struct hosts *hosts, const struct hosts_memory *memory, uint64_t *sum, struct err *err)
 {
     enum rc first = RC_OK;
     if (sum)
         *sum = 0;
     for (uint32_t i = 0; i < hosts->n_peers; i++) {
-        struct result result;
-        enum rc rc = await_result(hosts, i, &result, err);
+        struct result result = {0};
+        enum rc rc = await_result(hosts, i, memory, &result, err);
         if (rc)
             return rc;
         if (sum)
             *sum += result.number;
         if (!result.rc || first)
             continue;
-        result.text[sizeof result.text - 1] = 0;
-        first = result.rc < RC_INTERNAL ? (enum rc)result.rc : RC_INTERNAL;
-        err_set(err, first, "%s: %s", wire_name(hosts->peers[i].wires[CHANNEL_DATA]).text, result.text);
+        char who[sizeof(struct wire_text) + 3];
+        snprintf(who, sizeof who, "%s: ", wire_name(hosts->peers[i].wires[CHANNEL_DATA]).text);
+        first = result_of(&result, who, err);
     }
     return first;
 }
 
 enum rc hosts_send_result(struct hosts *hosts, enum rc rc, uint64_t number, const struct err *result, struct err *err)
 {
-    struct result sent = {.rc = rc, .number = number};
-    if (rc)
-        snprintf(sent.text, sizeof sent.text, "%.390s", result->message);
-    return send_to(hosts, 0, WIRE_RESULT, &sent, sizeof sent, err);
+    return send_result(hosts, 0, rc, number, result, err);
+}
+
+static enum rc read_part(struct hosts *hosts, const struct part *part, void *to, struct err *err)
+{
+    struct result result;
+    enum wire_kind kind;
+    size_t n_bytes, most = part->n_bytes > sizeof result ? part->n_bytes : sizeof result;
+    void *block = mem_alloc(most);
+    enum rc rc = block ? send_to(hosts, 0, WIRE_ASK, part, sizeof *part, err) : err_set(err, RC_MEMORY, "hosts: out of memory");
+    rc = rc ? rc : take_next(hosts, 0, &kind, block, most, &n_bytes, err);
+    if (!rc && kind == WIRE_BLOCK && n_bytes == part->n_bytes) {
+        memcpy(to, block, n_bytes);
+    } else if (!rc && kind == WIRE_RESULT && n_bytes == sizeof result) {
+        memcpy(&result, block, sizeof result);
+        rc = result_of(&result, "", err);
+    } else if (!rc) {
+        rc = is_strange(hosts, 0, kind, n_bytes, err);
+    }
+    mem_free(block);
+    return rc;
+}
+
+enum rc hosts_read(struct hosts *hosts, uint64_t first, size_t n_bytes, void *to, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (size_t done = 0; done < n_bytes && !rc; done += MOST_PART_BYTES) {
+        size_t left = n_bytes - done;
+        struct part part = {.first = first + done, .n_bytes = left < MOST_PART_BYTES ? left : MOST_PART_BYTES};
+        rc = read_part(hosts, &part, (char *)to + done, err);
+    }
+    return rc;
+}
+
+enum rc hosts_give(struct hosts *hosts, uint64_t place, const void *bytes, size_t n_bytes, struct err *err)
+{
+    enum rc rc = RC_OK;
+    for (size_t done = 0; done < n_bytes && !rc; done += MOST_PART_BYTES) {
+        size_t left = n_bytes - done;
+        struct part part = {place, done, left < MOST_PART_BYTES ? left : MOST_PART_BYTES};
+        rc = send_to(hosts, 0, WIRE_GIVE, &part, sizeof part, err);
+        rc = rc ? rc : send_to(hosts, 0, WIRE_BLOCK, (const char *)bytes + done, part.n_bytes, err);
+    }
+    return rc;
 }
 
 enum rc hosts_await_done(struct hosts *hosts, uint64_t step, struct err *err)

@@ -40,14 +40,25 @@ enum rc hosts_send_step(struct hosts *hosts, const void *bytes, size_t n_bytes, 
 enum rc hosts_await_done(struct hosts *hosts, uint64_t step, struct err *err);
 /* Host 0, between two steps: sends an order to all followers. */
 enum rc hosts_send_order(struct hosts *hosts, const void *bytes, size_t n_bytes, struct err *err);
-/* Host 0: waits for the results of all followers. The first one that is an error is the result. sum: gets the sum of their
- * numbers, modulo 2^64; NULL is allowed. */
-enum rc hosts_await_results(struct hosts *hosts, uint64_t *sum, struct err *err);
+/* What followers may read from host 0, and give to it, while they carry out an order. */
+struct hosts_memory {
+    /* Writes bytes first .. first + n_bytes to `to`. An error is the follower's, too. */
+    enum rc (*read)(void *ctx, uint64_t first, size_t n_bytes, void *to, struct err *err);
+    /* Where bytes first .. first + n_bytes of a place belong; NULL: nowhere, which ends the hosts. */
+    void *(*find)(void *ctx, uint64_t place, uint64_t first, uint64_t n_bytes);
+    void *ctx;
+};
+/* Host 0: waits for the results of all followers, one after the other. The first one that is an error is the result. memory
+ * and its functions may be NULL. sum: gets the sum of their numbers, modulo 2^64; NULL is allowed. */
+enum rc hosts_await_results(struct hosts *hosts, const struct hosts_memory *memory, uint64_t *sum, struct err *err);
 /* A follower: waits for the next step or order as long as pulses come. kind: WIRE_STEP, WIRE_ORDER, or WIRE_CLOSE: host 0 has
  * closed the model. */
 enum rc hosts_read_call(struct hosts *hosts, enum wire_kind *kind, void *bytes, size_t max_bytes, size_t *n_bytes,
                         struct err *err);
 enum rc hosts_send_done(struct hosts *hosts, uint64_t step, struct err *err);
 enum rc hosts_send_result(struct hosts *hosts, enum rc rc, uint64_t number, const struct err *result, struct err *err);
+/* A follower, before it sends the result of an order: reads from host 0's memory, or gives bytes to it. */
+enum rc hosts_read(struct hosts *hosts, uint64_t first, size_t n_bytes, void *to, struct err *err);
+enum rc hosts_give(struct hosts *hosts, uint64_t place, const void *bytes, size_t n_bytes, struct err *err);
 
 #endif

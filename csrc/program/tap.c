@@ -21,7 +21,7 @@ struct tap {
     const int32_t *ids;        /* [n_tokens] of the prompt */
     uint32_t n_tokens;
     const struct tapped *wanted;
-    uint32_t n_wanted;
+    uint32_t n_wanted, first_rank; /* first_rank: of this host */
 };
 
 static enum rc out_of_memory(struct err *err)
@@ -212,10 +212,11 @@ static enum rc check_tap(const struct model *model, uint32_t n_tokens, struct er
     return model->asleep ? err_set(err, RC_INVALID, "tap: the engine sleeps; call wake_up()") : RC_OK;
 }
 
-/* Runs the prompt on one rank, chunk by chunk. taps: [n_ranks] */
+/* Runs the prompt on one rank, chunk by chunk. taps: of the ranks of this host */
 static enum rc run_rank(struct model *model, void *taps, struct err *err)
 {
-    struct tap *t = (struct tap *)taps + model->options.rank;
+    struct tap *t = taps;
+    t += model->options.rank - t->first_rank;
     enum rc rc = RC_OK;
     for (uint32_t first = 0; first < t->n_tokens && !rc; first += t->n_rows) {
         uint32_t n = t->n_tokens - first < t->n_rows ? t->n_tokens - first : t->n_rows;
@@ -226,47 +227,51 @@ static enum rc run_rank(struct model *model, void *taps, struct err *err)
     return rc;
 }
 
-static enum rc run_taps(struct team *team, struct tap *taps, struct err *err)
+void taps_close(const struct team *team, struct tap *taps)
 {
-    void *arenas[TEAM_MAX_RANKS];
-    enum rc rc = RC_OK;
+    for (uint32_t rank = 0; taps && rank < team_n_ranks(team); rank++)
+        if (taps[rank].m.backend)
+            tap_close(&taps[rank]);
+    mem_free(taps);
+}
+
+enum rc taps_open(const struct team *team, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted,
+                  uint32_t n_wanted, struct tap **out, struct err *err)
+{
+    *out = NULL;
+    enum rc rc = check_tap(team_model(team, 0), n_tokens, err);
+    if (rc)
+        return rc;
+    struct tap *taps = mem_calloc(team_n_ranks(team), sizeof *taps);
+    if (!taps)
+        return out_of_memory(err);
     for (uint32_t rank = 0; rank < team_n_ranks(team) && !rc; rank++) {
         const struct model *model = team_model(team, rank);
+        taps[rank].ids = ids;
+        taps[rank].n_tokens = n_tokens;
+        taps[rank].wanted = wanted + (size_t)rank * n_wanted;
+        taps[rank].n_wanted = n_wanted;
+        taps[rank].first_rank = team_model(team, 0)->options.rank;
         rc = model->backend->synchronize(model->ctx, err);
         if (!rc)
             rc = tap_open(&taps[rank], model, err);
-        arenas[rank] = taps[rank].m.arena;
     }
-    if (!rc)
-        rc = team_share_arenas(team, arenas, arena_bytes(&taps[0]), err);
+    if (rc)
+        taps_close(team, taps);
+    else
+        *out = taps;
+    return rc;
+}
+
+enum rc taps_run(struct team *team, struct tap *taps, struct err *err)
+{
+    void *arenas[TEAM_MAX_RANKS];
+    for (uint32_t rank = 0; rank < team_n_ranks(team); rank++)
+        arenas[rank] = taps[rank].m.arena;
+    enum rc rc = team_share_arenas(team, arenas, arena_bytes(&taps[0]), err);
     if (rc)
         return rc;
     rc = team_meet(team, run_rank, taps, err);
     enum rc end = team_share_arenas(team, NULL, 0, rc ? NULL : err);
     return rc ? rc : end;
-}
-
-enum rc team_tap(struct team *team, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted, uint32_t n_wanted,
-                 struct err *err)
-{
-    uint32_t n_ranks = team_n_ranks(team);
-    enum rc rc = team_check_one_process(team, "tap()", err);
-    if (!rc)
-        rc = check_tap(team_model(team, 0), n_tokens, err);
-    struct tap *taps = rc ? NULL : mem_calloc(n_ranks, sizeof *taps);
-    if (!rc && !taps)
-        rc = out_of_memory(err);
-    for (uint32_t rank = 0; rank < n_ranks && !rc; rank++) {
-        taps[rank].ids = ids;
-        taps[rank].n_tokens = n_tokens;
-        taps[rank].wanted = wanted + (size_t)rank * n_wanted;
-        taps[rank].n_wanted = n_wanted;
-    }
-    if (!rc)
-        rc = run_taps(team, taps, err);
-    for (uint32_t rank = 0; taps && rank < n_ranks; rank++)
-        if (taps[rank].m.backend)
-            tap_close(&taps[rank]);
-    mem_free(taps);
-    return rc;
 }

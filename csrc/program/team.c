@@ -454,6 +454,7 @@ void team_destroy(struct team *team)
     for (uint32_t rank = 0; team->models && rank < team->n_ranks; rank++)
         if (team->comm && team->models[rank]->ctx)
             team->models[rank]->backend->synchronize(team->models[rank]->ctx, NULL);
+    team_end_taps(team);
     if (team->comm)
         team->comm->close(team->ctxs, team->n_ranks);
     team_free_slots(team);
@@ -483,10 +484,15 @@ struct hosts *team_hosts(const struct team *team)
     return team->hosts;
 }
 
-enum rc team_check_one_process(const struct team *team, const char *what, struct err *err)
+uint32_t team_n_all_ranks(const struct team *team)
 {
-    return !team->hosts ? RC_OK : err_set(err, RC_UNSUPPORTED, "%s is not supported yet for a model on several hosts (nnodes); "
-                                          "use one host", what);
+    return team->n_all_ranks;
+}
+
+const struct program *team_program(const struct team *team, uint32_t rank)
+{
+    bool is_here = rank >= team->first_rank && rank - team->first_rank < team->n_ranks;
+    return is_here ? team->models[rank - team->first_rank]->program : team->others[rank];
 }
 
 struct model *team_model(const struct team *team, uint32_t rank)

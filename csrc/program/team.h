@@ -29,8 +29,8 @@ enum rc team_create(struct program **programs, const struct checkpoint *checkpoi
 void team_destroy(struct team *team);
 uint32_t team_n_ranks(const struct team *team); /* in this process */
 struct hosts *team_hosts(const struct team *team); /* NULL: there are no other processes */
-/* RC_UNSUPPORTED if the ranks are in several processes; what: the call that needs all ranks here. */
-enum rc team_check_one_process(const struct team *team, const char *what, struct err *err);
+uint32_t team_n_all_ranks(const struct team *team); /* of all processes */
+const struct program *team_program(const struct team *team, uint32_t rank); /* of any rank of all processes */
 struct model *team_model(const struct team *team, uint32_t rank);
 struct model *const *team_models(const struct team *team); /* [n_ranks] */
 /* Runs a function for every rank, each in the rank's thread, and waits for all. The ranks meet in it. The error is that of the

@@ -64,7 +64,7 @@ static enum rc obey_everywhere(struct team *team, const struct team_order *order
     if (rc)
         return rc;
     rc = obey(team, order, err);
-    enum rc others = hosts_await_results(team->hosts, NULL, &theirs);
+    enum rc others = hosts_await_results(team->hosts, NULL, NULL, &theirs);
     if (!rc && others && err)
         *err = theirs;
     return rc ? rc : others;
@@ -83,24 +83,31 @@ size_t team_most_order_bytes(void)
     return sizeof(struct weight_order);
 }
 
+static enum rc obey_sleep(struct team *team, const struct team_order *order, struct err *err)
+{
+    if (order->parts & ~(uint32_t)(PART_WEIGHTS | PART_POOL))
+        return err_set(err, RC_INVALID, "order: there are no parts %u", order->parts);
+    return obey(team, order, err);
+}
+
 enum rc team_obey(struct team *team, const void *bytes, size_t n_bytes, uint64_t *number, struct err *err)
 {
-    struct team_order order;
-    struct weight_order weights;
+    union {
+        uint32_t call;
+        struct team_order sleep;
+        struct weight_order weights;
+        struct tap_order tap;
+    } order = {.call = UINT32_MAX};
     *number = 0;
-    if (n_bytes == sizeof weights) {
-        memcpy(&weights, bytes, sizeof weights);
-        bool has_ends = weights.texts[sizeof weights.texts - 1] == 0 && weights.texts[sizeof weights.texts - 2] == 0 &&
-                        weights.texts[sizeof weights.texts - 3] == 0;
-        if (has_ends && weights.call >= TEAM_SUM && weights.call <= TEAM_END_UPDATE)
-            return team_obey_weights(team, &weights, number, err);
-    }
-    if (n_bytes != sizeof order)
-        return err_set(err, RC_INVALID, "order: wanted %zu bytes, have %zu", sizeof order, n_bytes);
-    memcpy(&order, bytes, sizeof order);
-    if (order.call > TEAM_UNDO || order.parts & ~(uint32_t)(PART_WEIGHTS | PART_POOL))
-        return err_set(err, RC_INVALID, "order: there is no call %u of the parts %u", order.call, order.parts);
-    return obey(team, &order, err);
+    if (n_bytes >= sizeof order.call && n_bytes <= sizeof order)
+        memcpy(&order, bytes, n_bytes);
+    bool is_sleep = order.call <= TEAM_UNDO, is_tap = order.call >= TEAM_TAP_OPEN;
+    size_t wanted = is_sleep ? sizeof order.sleep : is_tap ? sizeof order.tap : sizeof order.weights;
+    if (order.call > TEAM_TAP_CLOSE || n_bytes != wanted)
+        return err_set(err, RC_INVALID, "order: there is no call %u of %zu bytes", order.call, n_bytes);
+    if (is_sleep)
+        return obey_sleep(team, &order.sleep, err);
+    return is_tap ? team_obey_tap(team, &order.tap, err) : team_obey_weights(team, &order.weights, number, err);
 }
 
 enum rc team_release(void *ctx, uint32_t parts, bool keeps, struct err *err)

@@ -4,6 +4,7 @@
 
 #include "../base/pool.h"
 #include "team.h"
+#include "update.h"
 
 /* What host 0 tells all hosts to do between two steps, beside itself. */
 enum team_call {
@@ -12,9 +13,10 @@ enum team_call {
     TEAM_RESTORE,
     TEAM_UNDO,    /* of the order before, if it was carried out here: it failed on another host */
     TEAM_SUM,     /* struct weight_order from here on (team_weights.c): the sum of a weight's rows that no rank before has */
-    TEAM_CHECK, TEAM_WRITE, /* of a tensor in a file */
+    TEAM_CHECK, TEAM_WRITE, /* of a tensor in a file, or of one that host 0 has */
     TEAM_SETTLE,  /* ends an update whose tensors are all written */
-    TEAM_END_UPDATE
+    TEAM_END_UPDATE,
+    TEAM_TAP_OPEN, TEAM_TAP_RUN, TEAM_TAP_CLOSE /* struct tap_order (team_tap.c) */
 };
 
 struct team_order {
@@ -23,7 +25,14 @@ struct team_order {
 
 struct weight_order {
     uint32_t call, is_finite;
+    uint32_t has_tensor;      /* host 0 has a tensor of this type and shape; else it is in the file `path`, or there is none */
+    uint32_t dtype, n_dims;
+    int64_t shape[UPDATE_MAX_DIMS];
     char texts[4088];         /* name, path and the tensor's name there, each with a 0 behind; the last two may be empty */
+};
+
+struct tap_order {
+    uint32_t call, n_tokens, n_wanted;
 };
 
 struct team {
@@ -43,6 +52,7 @@ struct team {
     struct program **others;  /* [n_all_ranks] with hosts: the programs of ranks on other hosts, NULL of those here */
     struct update *update;    /* a follower: of the orders so far; NULL: none */
     struct checkpoint *source; /* the file that they read last */
+    struct taken_tap *taken;  /* a follower: what TEAM_TAP_RUN runs; NULL: nothing */
 };
 
 /* moves.c. Tells the other ranks where the first rank has made the slots; call it once all have their buffers. */
@@ -51,6 +61,9 @@ void team_free_slots(struct team *team); /* before a model is destroyed */
 /* team_weights.c */
 enum rc team_obey_weights(struct team *team, const struct weight_order *order, uint64_t *number, struct err *err);
 void team_end_update(struct team *team);
+/* team_tap.c */
+enum rc team_obey_tap(struct team *team, const struct tap_order *order, struct err *err);
+void team_end_taps(struct team *team);
 /* Puts the rank's name before an error. */
 void team_name_rank(const struct team *team, uint32_t rank, struct err *err);
 

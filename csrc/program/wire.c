@@ -35,7 +35,7 @@ struct wire {
 };
 
 static const char *const KINDS[] = {"?", "greeting", "welcome", "refusal", "values", "block", "step", "done", "close", "pulse",
-                                    "end", "bye", "order", "result"};
+                                    "end", "bye", "order", "result", "ask", "give"};
 
 static const char *kind_name(uint32_t kind)
 {

@@ -17,7 +17,7 @@ enum wire_kind {
     WIRE_GREETING = 1, WIRE_WELCOME, WIRE_REFUSAL, /* before all others */
     WIRE_VALUES, WIRE_BLOCK, WIRE_STEP, WIRE_DONE, WIRE_CLOSE,
     WIRE_PULSE, WIRE_END, WIRE_BYE,
-    WIRE_ORDER, WIRE_RESULT
+    WIRE_ORDER, WIRE_RESULT, WIRE_ASK, WIRE_GIVE
 };
 
 /* What must be equal on all hosts. */

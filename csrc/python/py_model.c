@@ -637,12 +637,12 @@ static PyObject *tap(PyObject *self, PyObject *args)
     if (!team || !PyArg_ParseTuple(args, "y*O!|O", &ids, &PyList_Type, &numbers, &runner))
         return NULL;
     uint32_t n_tokens = (uint32_t)((size_t)ids.len / sizeof(int32_t)), n = (uint32_t)PyList_Size(numbers),
-             n_ranks = team_n_ranks(team);
+             n_ranks = team_n_all_ranks(team);
     struct tapped *wanted = mem_calloc((size_t)n_ranks * n + 1, sizeof *wanted);
     struct tapping t = {team, ids.buf, n_tokens, n, wanted};
     PyObject *list = wanted ? PyList_New(0) : PyErr_NoMemory();
     for (uint32_t rank = 0; list && rank < n_ranks; rank++) {
-        PyObject *rows = make_rows(model_program(team_model(team, rank)), numbers, n_tokens, wanted + (size_t)rank * n);
+        PyObject *rows = make_rows(team_program(team, rank), numbers, n_tokens, wanted + (size_t)rank * n);
         if (!rows || PyList_Append(list, rows) < 0)
             Py_CLEAR(list);
         Py_XDECREF(rows);

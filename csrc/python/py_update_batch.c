@@ -292,13 +292,11 @@ enum rc py_batch_tell(struct team *team, struct weight_call call, const struct p
     const struct py_batch_file *file = &item->file;
     if (!team_hosts(team))
         return RC_OK;
-    if (has_tensor && !file->checkpoint)
-        return err_set(err, RC_UNSUPPORTED,
-                       "weights of a model on several hosts (nnodes) can only come from a directory that all hosts see; "
-                       "weight '%.80s' is a tensor in memory", item->text);
+    bool is_stored = has_tensor && file->checkpoint;
     call.name = item->text;
-    call.path = has_tensor ? checkpoint_path(file->checkpoint, file->stored->file) : NULL;
-    call.stored = has_tensor ? file->stored->name : NULL;
+    call.path = is_stored ? checkpoint_path(file->checkpoint, file->stored->file) : NULL;
+    call.stored = is_stored ? file->stored->name : NULL;
+    call.tensor = has_tensor ? &item->tensor.tensor : NULL;
     return team_weights_elsewhere(team, &call, sum, err);
 }
 

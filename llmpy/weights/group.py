@@ -558,9 +558,10 @@ class _Groups:
             message = f"there is a weight group {name!r}; call destroy_weight_group() first"
             raise InvalidRequestError(message, parameter="name", value=name)
         check_one_device(self._weights.model)
-        if self.config.nnodes > 1:
+        if self.config.nnodes > 1 and hardware.ordinal(self._weights.device) >= 0:
             raise UnsupportedError(
-                "init_weight_group() is not supported yet for a model on several hosts (nnodes); use one host"
+                "init_weight_group() is not supported yet for GPUs of several hosts (nnodes); update the weights from tensors "
+                "in host memory or a directory"
             )
         group = WeightGroup(self._weights.device, name, address, port, rank, size, timeout, n_bytes, buffers)
         self._weights.groups[name] = group

@@ -207,7 +207,7 @@ static enum rc order(struct host *h, struct err *err)
         enum rc rc = hosts_send_order(h->hosts, orders[i], sizeof orders[i], err);
         if (rc)
             return rc;
-        CHECK_EQ(hosts_await_results(h->hosts, &sum, &result), wanted[i]);
+        CHECK_EQ(hosts_await_results(h->hosts, NULL, &sum, &result), wanted[i]);
         CHECK_EQ(sum, 1 + 2); /* the followers' numbers */
         CHECK_CONTAINS(result.message, texts[i]);
         CHECK_EQ(hosts_check(h->hosts, err), RC_OK);
@@ -220,6 +220,108 @@ TEST(orders_have_the_result_of_the_first_host_that_fails)
     struct group g;
     group_run(&g, 3, 5, order);
     check_all_ended_well(&g);
+}
+
+#define BIG ((size_t)9 << 20) /* more than one part */
+
+/* What host 0 has for the others: a long list of numbers, and a place for each follower. */
+struct shelf {
+    uint32_t *numbers, *places[MAX_HOSTS];
+};
+
+static enum rc read_shelf(void *ctx, uint64_t first, size_t n_bytes, void *to, struct err *err)
+{
+    const struct shelf *shelf = ctx;
+    if (first > BIG || n_bytes > BIG - first)
+        return err_set(err, RC_WEIGHTS, "the shelf ends");
+    memcpy(to, (const char *)shelf->numbers + first, n_bytes);
+    return RC_OK;
+}
+
+static void *find_on_shelf(void *ctx, uint64_t place, uint64_t first, uint64_t n_bytes)
+{
+    const struct shelf *shelf = ctx;
+    return place < MAX_HOSTS && first + n_bytes <= BIG ? (char *)shelf->places[place] + first : NULL;
+}
+
+/* Reads the whole list, gives it back with another sign, and fails to read behind it. is_greedy: gives more than there is. */
+static enum rc borrow(struct host *h, bool is_greedy, struct err *err)
+{
+    uint32_t *numbers = mem_alloc(BIG + 8), order;
+    enum wire_kind kind;
+    size_t n_bytes;
+    struct err result = {0};
+    enum rc rc = hosts_read_call(h->hosts, &kind, &order, sizeof order, &n_bytes, err);
+    CHECK(rc || kind == WIRE_ORDER);
+    rc = rc ? rc : hosts_read(h->hosts, 0, BIG, numbers, err);
+    for (size_t i = 0; i < BIG / sizeof *numbers && !rc; i++) {
+        CHECK_EQ(numbers[i], (uint32_t)i * 2654435761u);
+        numbers[i] = ~numbers[i];
+    }
+    rc = rc ? rc : hosts_give(h->hosts, h->options.host, numbers, BIG + (is_greedy ? 8 : 0), err);
+    enum rc late = rc ? rc : hosts_read(h->hosts, BIG, 4, numbers, &result);
+    CHECK(is_greedy || late == RC_WEIGHTS);
+    mem_free(numbers);
+    rc = rc ? rc : hosts_send_result(h->hosts, late, 0, &result, err);
+    return rc ? rc : hosts_read_call(h->hosts, &kind, &order, sizeof order, &n_bytes, err);
+}
+
+static enum rc lend(struct host *h, bool is_greedy, struct err *err)
+{
+    struct shelf shelf = {.numbers = mem_alloc(BIG)};
+    const struct hosts_memory memory = {read_shelf, find_on_shelf, &shelf};
+    struct err result = {0};
+    if (h->options.host) {
+        mem_free(shelf.numbers);
+        return borrow(h, is_greedy, err);
+    }
+    for (uint32_t i = 0; i < BIG / sizeof(uint32_t); i++)
+        shelf.numbers[i] = i * 2654435761u;
+    for (uint32_t i = 0; i < h->options.n_hosts; i++)
+        shelf.places[i] = mem_alloc(BIG);
+    enum rc rc = hosts_send_order(h->hosts, "all", 4, err);
+    enum rc end = rc ? rc : hosts_await_results(h->hosts, &memory, NULL, &result);
+    if (is_greedy)
+        rc = end;
+    else
+        CHECK_CONTAINS(result.message, "host 1 (127.0.0.1:");
+    CHECK(is_greedy || (end == RC_WEIGHTS && strstr(result.message, "the shelf ends")));
+    for (uint32_t i = 1; i < h->options.n_hosts && !is_greedy; i++)
+        for (uint32_t k = 0; k < BIG / sizeof(uint32_t); k++)
+            CHECK_EQ(shelf.places[i][k], ~shelf.numbers[k]);
+    for (uint32_t i = 0; i < h->options.n_hosts; i++)
+        mem_free(shelf.places[i]);
+    mem_free(shelf.numbers);
+    if (rc && err)
+        *err = result;
+    return rc;
+}
+
+static enum rc lend_fairly(struct host *h, struct err *err)
+{
+    return lend(h, false, err);
+}
+
+static enum rc lend_too_much(struct host *h, struct err *err)
+{
+    return lend(h, true, err);
+}
+
+TEST(followers_read_and_give_in_an_order)
+{
+    struct group g;
+    group_run(&g, 3, 5, lend_fairly);
+    check_all_ended_well(&g);
+}
+
+TEST(a_follower_that_gives_too_much_ends_the_hosts)
+{
+    struct group g;
+    group_run(&g, 2, 5, lend_too_much);
+    CHECK_EQ(g.hosts[0].rc, RC_DEVICE);
+    CHECK_EQ(g.hosts[1].rc, RC_DEVICE);
+    CHECK_CONTAINS(g.hosts[0].err.message, "has no place in an order");
+    CHECK_CONTAINS(g.hosts[1].err.message, "has no place in an order");
 }
 
 /* ---- failures ---------------------------------------------------------------------------------------------------------- */

@@ -15,15 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from host_pairs import FOLLOW, PROMPTS, bits, free_port, params, start, two_hosts
 
 from llmpy import (
     LLM,
@@ -34,116 +32,18 @@ from llmpy import (
     EngineAsleepError,
     EngineConfig,
     EngineDeadError,
-    SamplingParams,
     UnsupportedError,
-    WeightsMissingError,
-    WeightUpdateError,
     _core,
     devices,
 )
 from llmpy.distributed import _hosts
 
-COMMON = {
-    "device": "cpu", "kv_cache_memory_bytes": "112KiB", "max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 64,
-    "load_format": "dummy", "skip_tokenizer_init": True,
-}  # fmt: skip
-BASE = {
-    "vocab_size": 131, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "torch_dtype": "float32",
-    "hidden_act": "silu", "tie_word_embeddings": False,
-}  # fmt: skip
-MODELS = {
-    "dense": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16},
-    "mixture": {
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 16, "num_experts": 6,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True, "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-    "hybrid": {
-        "architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "head_dim": 16, "mamba_d_ssm": 64,
-        "mamba_n_heads": 4, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_d_head": 16, "mamba_d_conv": 4,
-        "mamba_chunk_size": 8, "mamba_expand": 1, "rope_theta": 10000.0,
-    },
-}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("cut_all")
+
 SETUPS = [
     ("dense", 2, "auto"), ("dense", 4, "auto"), ("dense", 3, "auto"), ("mixture", 2, "rank"), ("mixture", 4, "width"),
     ("hybrid", 2, "auto"), ("hybrid", 4, "auto"),
 ]  # fmt: skip
-FOLLOW = """
-import json, sys
-import llmpy, llmpy.models.shard
-llmpy.models.shard.default_replicate_bytes = lambda n_ranks: 0
-options = json.loads(sys.argv[1])
-if "version" in options:
-    llmpy.__version__ = options.pop("version")
-llmpy.LLM(**options)
-"""
-
-Open = Callable[..., AbstractContextManager[tuple[LLM, "subprocess.Popen[str]"]]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cut_all() -> Iterator[None]:
-    """Cuts every matrix that can be cut; else all matrices of so small a model would be whole on each rank."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llmpy.models.shard.default_replicate_bytes", lambda n_ranks: 0)
-        patch.setenv("LLMPY_HOSTS_TIMEOUT", "30")
-        yield
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Name -> options of a model with dummy weights."""
-    found = {}
-    for name, config in MODELS.items():
-        folder = tmp_path_factory.mktemp(name)
-        (folder / "config.json").write_text(json.dumps({**BASE, **config}))
-        found[name] = {"model": str(folder), **COMMON}
-    found["hybrid"]["kv_cache_memory_bytes"] = "192KiB"  # its states take pages, too
-    return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def start(options: dict[str, Any], **env: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", FOLLOW, json.dumps(options)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
-
-
-@contextmanager
-def two_hosts(options: dict[str, Any], n_ranks: int, **changes: Any) -> Iterator[tuple[LLM, subprocess.Popen[str]]]:
-    """The engine of host 0, and the process of host 1, which has the changes."""
-    shared = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": free_port(), "tensor_parallel_size": n_ranks}
-    follower = start({**options, **shared, "node_rank": 1, **changes})
-    try:
-        with LLM(**options, **shared, node_rank=0) as llm:
-            yield llm, follower
-        follower.wait(20)
-    finally:
-        follower.kill()
-        follower.communicate()
-
-
-def params(index: int, **how: Any) -> SamplingParams:
-    return SamplingParams(
-        **{"temperature": index % 2 * 0.8, "seed": index, "max_tokens": 24, "ignore_eos": True, "logprobs": 3,
-           "prompt_logprobs": 1, **how}
-    )  # fmt: skip
-
-
-def bits(output: Any) -> list[Any]:
-    """Ids, the three logprobs and the alternatives of an output, as bytes."""
-    prompt, one = output.prompt_token_logprobs, output.outputs[0]
-    columns = (one.sampled.raw, one.sampled.full, one.sampled.processed, one.logprobs.values)
-    return [prompt is not None and prompt.tobytes(), one.token_ids, one.finish_reason, *(each.tobytes() for each in columns)]
-
-
-PROMPTS = [[(7 * i + 3 * j) % 120 + 5 for j in range(n)] for i, n in enumerate((3, 90, 1, 40, 70, 17, 85, 33, 80, 66))]
-PROMPTS += [[*PROMPTS[1][:64], 9, 8], [*PROMPTS[1][:80], 7]]
 
 
 def results(llm: LLM) -> list[Any]:
@@ -416,79 +316,6 @@ def test_all_hosts_sleep_or_none(models: dict[str, dict[str, Any]]) -> None:
             llm.wake_up()
             assert bits(llm.generate([PROMPTS[3]], [params(1)])[0]) == wanted
         llm.check()
-    assert follower.returncode == 0
-
-
-def other_weights(llm: LLM, folder: Path) -> dict[str, np.ndarray]:
-    """Random weights for a model, in two files."""
-    rng = np.random.default_rng(9)
-    made = {
-        info["name"]: (0.1 * rng.standard_normal(info["shape"]) + ("norm" in info["name"])).astype(np.float32)
-        for info in llm.weight_info()
-    }
-    names = sorted(made)
-    for number, some in enumerate((names[::2], names[1::2])):
-        save_file({name: made[name] for name in some}, folder / f"{number}.safetensors")
-    return made
-
-
-@pytest.mark.parametrize(("name", "n_ranks", "experts"), [("dense", 4, "auto"), ("mixture", 3, "rank"), ("hybrid", 2, "auto")])
-def test_weights_of_two_hosts(
-    models: dict[str, dict[str, Any]], tmp_path: Path, name: str, n_ranks: int, experts: str
-) -> None:
-    """Sums, comparisons, updates from a directory and deep sleep are those of one rank."""
-
-    def answers(llm: LLM) -> list[Any]:
-        llm.reset_prefix_cache()
-        return [bits(output) for output in llm.generate(PROMPTS[:4], [params(i) for i in range(4)])]
-
-    with LLM(**models[name]) as llm:
-        made, first, before = other_weights(llm, tmp_path), llm.weight_checksum(), answers(llm)
-        llm.update_weights(tmp_path)
-        second, after = llm.weight_checksum(), answers(llm)
-    part, bad = tmp_path / "part", tmp_path / "bad"
-    wrong = {**made, "model.norm.weight": np.ones(7, np.float32)}
-    for folder, weights in ((part, dict(list(made.items())[3:9])), (bad, wrong)):
-        folder.mkdir()
-        save_file(weights, folder / "model.safetensors")
-    with two_hosts({**models[name], "experts": experts}, n_ranks) as (llm, follower):
-        assert llm.weight_checksum() == first and answers(llm) == before and not llm.compare_weights(tmp_path)
-        for source in (bad, {"model.norm.weight": np.ones(64, np.float32)}):
-            with pytest.raises((WeightUpdateError, UnsupportedError)):
-                llm.update_weights(source, partial=True)
-        assert llm.weight_checksum() == first and answers(llm) == before
-        report = llm.update_weights(tmp_path)
-        assert report.num_tensors == len(made) and llm.weight_checksum() == second and answers(llm) == after
-        assert llm.compare_weights(tmp_path)
-        assert llm.update_weights(part, partial=True).num_tensors == 6 and answers(llm) == after
-        llm.sleep(2)
-        llm.wake_up(["weights"])
-        with pytest.raises(WeightUpdateError):
-            llm.update_weights(part, partial=True)
-        llm.update_weights(tmp_path)
-        llm.wake_up()
-        assert llm.weight_checksum() == second and answers(llm) == after
-        with pytest.raises(KeyError), llm.begin_update() as update:
-            update.read_dir(part)
-            raise KeyError
-        with pytest.raises(WeightsMissingError):
-            llm.generate([[1, 2]])
-        llm.update_weights(tmp_path)
-        assert answers(llm) == after
-    assert follower.returncode == 0
-
-
-def test_what_needs_all_ranks_here_is_refused(models: dict[str, dict[str, Any]]) -> None:
-    with two_hosts(models["dense"], 2) as (llm, follower):
-        calls = [
-            lambda: llm.tap([[1, 2]], llm.tap_names()[0]),
-            lambda: llm.update_weights({"model.norm.weight": np.ones(64, np.float32)}, partial=True),
-            lambda: llm.init_weight_group("127.0.0.1", 1, rank_offset=1, world_size=2),
-        ]
-        for call in calls:
-            with pytest.raises(UnsupportedError, match="several hosts \\(nnodes\\)"):
-                call()
-        assert llm.generate([PROMPTS[0]], [params(0)])[0].outputs[0].token_ids
     assert follower.returncode == 0
 
 
