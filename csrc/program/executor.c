@@ -60,6 +60,13 @@ static enum rc begin_batch(struct running *run, const struct captured *captured)
     }
     use_arrays(run, &m->arrays, b->n_rows, b->n_seqs, b->n_logits_rows, b->n_state_rows);
     uint32_t n_rows = captured ? captured->n_rows : b->n_rows;
+    enum rc rc = RC_OK;
+    if (m->program->is_by_data) {
+        rc = m->backend->upload(m->ctx, m->row_part, run->row_part, run->n_all_rows * sizeof *run->row_part, run->err);
+        run->row_part = m->row_part;
+    }
+    if (rc)
+        return rc;
     struct begin_args args = {
         .slot = b->slot, .n_rows = b->n_rows, .n_seqs = captured ? b->n_rows : b->n_seqs, .n_logits_rows = run->n_wanted_rows,
         .n_pad_rows = n_rows - b->n_rows, .pad_row_seq = m->options.max_num_seqs, .token_ids = b->token_ids,
@@ -68,7 +75,7 @@ static enum rc begin_batch(struct running *run, const struct captured *captured)
         .tables = t->pages, .runs = t->runs, .n_runs = t->n_runs, .to = m->arrays,
         .row_adapters = b->has_adapters ? b->row_adapter : NULL, .has_adapters = b->has_adapters,
     };
-    enum rc rc = RUN_ENTRY(m, begin, &args, run->err);
+    rc = RUN_ENTRY(m, begin, &args, run->err);
     if (!rc && program_is_head(m->program)) {
         run->source_rows = m->source_rows;
         rc = m->backend->upload(m->ctx, m->source_rows, b->source_rows, b->n_rows * sizeof *b->source_rows, run->err);
@@ -351,7 +358,7 @@ enum rc model_start(void *ctx, struct batch *whole, struct err *err)
     const struct captured *captured = graph_for(m, batch);
     if (!m->options.rank && !whole->n_parts) /* the ranks share the batch; steps by data are not replayed */
         whole->is_replayed = captured != NULL;
-    enum rc rc = ranks_meet(&run, m->sampled);
+    enum rc rc = ranks_meet(&run, m->program->is_by_data ? (struct meet_args){m->sampled.slot, 0, 0} : m->sampled);
     if (!rc)
         rc = begin_batch(&run, captured);
     if (!rc && m->tower)

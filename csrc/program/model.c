@@ -119,7 +119,7 @@ static void size_buffers(struct model *m)
     m->table_stride = kv_layout_stride(&m->layout, o->max_model_len);
     if (m->backend->begin || !m->backend->traits->has_host_memory)
         m->staged_bytes = sizeof(int32_t) *
-                          (7 * array_values(m) +
+                          (8 * array_values(m) +
                            (size_t)kv_layout_n_tables(&m->layout) * (o->max_num_seqs + 1) * m->table_stride);
 }
 
@@ -128,7 +128,7 @@ static void lay_arrays(struct model *m)
     int32_t *at = (int32_t *)m->staged;
     int32_t **arrays[] = {&m->arrays.token_ids,     &m->arrays.positions,   &m->arrays.row_seq,
                           &m->arrays.seq_first_row, &m->arrays.logits_rows, &m->token_types,
-                          &m->source_rows,      &m->arrays.tables};
+                          &m->source_rows,      &m->row_part,           &m->arrays.tables};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++, at += array_values(m))
         *arrays[i] = at;
 }

@@ -42,7 +42,7 @@ struct model {
     uint32_t kept_stride;
     char *staged;                 /* the batch's integers in device memory; NULL if steps read them in host memory */
     struct batch_arrays arrays;   /* inside `staged` */
-    int32_t *token_types, *source_rows; /* inside `staged` */
+    int32_t *token_types, *source_rows, *row_part; /* inside `staged` */
     struct tower *tower;          /* NULL: the program has none */
     uint32_t table_stride;
     struct captured *graphs;      /* [n_graphs] sorted by n_rows; at equal n_rows, graphs with a max_tokens limit come first */

@@ -61,10 +61,10 @@ enum rc rank_check_note(struct running *run, uint32_t index)
     struct model *m = run->m;
     const struct step *step = &m->plan.steps[index];
     const struct place *places[] = {&step->out, &step->normed, &step->next};
-    uint32_t n_rows = step->on_selected ? run->n_wanted_rows : run->view.n_rows;
+    uint32_t n_rows = step->on_selected ? run->n_wanted_rows : step->of_all_ranks ? run->n_all_rows : run->view.n_rows;
     uint64_t sum = 0xCBF29CE484222325u;
     enum rc rc = RC_OK;
-    if (!is_equal(step))
+    if (!is_equal(step) || (m->program->is_by_data && !step->of_all_ranks)) /* by data all else is of the rank's own rows */
         return RC_OK;
     const struct op *op = step->ops[ROLE_MAIN];
     for (uint32_t i = 0; i < 3 && !rc; i++) {

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ..config import EngineConfig
     from ..models import Spec
 
+KINDS = {"cpu"}
+"""Kinds of devices that were tried."""
+
 
 def programs(config: EngineConfig, spec: Spec) -> list[Spec]:
     """The program of each rank.
@@ -26,7 +29,7 @@ def programs(config: EngineConfig, spec: Spec) -> list[Spec]:
     from ..models.shard import shard_by_data
 
     others = {
-        f"device={config.device!r}": hardware.kind_of(str(config.device)) != "cpu",
+        f"device={config.device!r}": hardware.kind_of(str(config.device)) not in KINDS,
         f"nnodes={config.nnodes}": config.nnodes > 1,
         "host_cache_bytes": bool(config.host_cache_bytes),
         "kv_connector": config.kv_connector is not None,
