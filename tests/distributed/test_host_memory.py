@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from host_pairs import PROMPTS, bits, params, two_hosts
 from safetensors.numpy import save_file
 
-from llmpy import LLM, DeviceError, WeightsMissingError, WeightUpdateError
+from llmpy import LLM, DeviceError, EngineDeadError, WeightsMissingError, WeightUpdateError
 from llmpy.rl import IpcBucket, WeightSender, ipc_bucket
 
 pytestmark = pytest.mark.usefixtures("cut_all")
@@ -183,3 +185,19 @@ def test_a_weight_group_of_two_hosts(models: dict[str, dict[str, Any]], tmp_path
             sent.result()
         assert llm.weight_checksum() == wanted
     assert follower.returncode == 0
+
+
+@pytest.mark.parametrize("call", ["update", "tap"])
+def test_a_follower_that_is_killed_ends_the_call(models: dict[str, dict[str, Any]], tmp_path: Path, call: str) -> None:
+    """At any moment of it; the error names the host, and `close` returns."""
+    with two_hosts({**models["dense"], "step_timeout_s": 5.0}, 4) as (llm, follower):
+        made, names = other_weights(llm, tmp_path), llm.tap_names()
+        killer = threading.Timer(0.3, follower.kill)
+        killer.start()
+        with pytest.raises((DeviceError, EngineDeadError), match=r"host 1 \(127.0.0.1:\d+\)"):
+            for _ in range(10_000):
+                llm.update_weights(made) if call == "update" else llm.tap([PROMPTS[1]], names)
+        with pytest.raises((DeviceError, EngineDeadError, WeightsMissingError)):
+            llm.generate([[1, 2]])
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 10
