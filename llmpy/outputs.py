@@ -538,7 +538,8 @@ class KvEvent(NamedTuple):
         salt: `cache_salt` of the first block.
         images: Keys of the content of the first four images that the block has tokens of, 16 bytes each.
         lora_request: The adapter of the block's request; None: it has none.
-        replica: Number of the replica that has the cache; 0 with data_parallel_size=1.
+        replica: Number of the cache that has the block: the replica's, or with enable_dp_attention the rank's, behind those of
+            the replicas before; 0 if there is one cache.
     """
 
     number: int

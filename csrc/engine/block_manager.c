@@ -30,6 +30,7 @@ struct block_manager {
     uint64_t first_new, end_new;
     uint64_t n_evictions;
     struct kv_events *events;
+    uint32_t pool; /* in events */
 };
 
 /* ---- key table ---- */
@@ -48,7 +49,8 @@ static uint32_t n_pages_of(const struct block_manager *manager, uint32_t number)
 /* Notes that a key of a block is no longer findable, if no other page has the key. */
 static void note_removed(struct block_manager *manager, const struct keyed *item)
 {
-    struct kv_event event = {.kind = KV_REMOVED, .hash = item->key.lo, .group = item->group};
+    struct kv_event event = {.kind = KV_REMOVED, .hash = item->key.lo, .group = item->group,
+                             .pool = manager->pool};
     if (manager->events && item->group != BUNDLE_GROUP && !block_manager_find(manager, &item->key, item->group))
         kv_events_note(manager->events, &event, NULL);
 }
@@ -107,7 +109,7 @@ void block_manager_reset(struct block_manager *manager)
 {
     /* Stale keys stay in the table until a lookup meets them or their page is reused. */
     manager->generation++;
-    kv_events_note(manager->events, &(struct kv_event){.kind = KV_CLEARED}, NULL);
+    kv_events_note(manager->events, &(struct kv_event){.kind = KV_CLEARED, .pool = manager->pool}, NULL);
     list_append(&manager->table, manager->blank, manager->clean);
     list_append(&manager->table, manager->blank, manager->cached);
     manager->n_cached = manager->n_clean = manager->n_bundles = 0;
@@ -150,9 +152,10 @@ void block_manager_destroy(struct block_manager *manager)
     mem_free(manager);
 }
 
-void block_manager_tell(struct block_manager *manager, struct kv_events *events)
+void block_manager_tell(struct block_manager *manager, struct kv_events *events, uint32_t pool)
 {
     manager->events = events;
+    manager->pool = pool;
 }
 
 uint32_t block_manager_n_free(const struct block_manager *manager)

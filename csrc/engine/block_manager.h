@@ -22,7 +22,7 @@ struct block_manager;
 enum rc block_manager_create(uint32_t n_pages, uint32_t bundle_pages, struct block_manager **manager, struct err *err);
 void block_manager_destroy(struct block_manager *manager);
 /* Sets the ring in which the manager notes removed keys of blocks; NULL: none. The manager does not own the ring. */
-void block_manager_tell(struct block_manager *manager, struct kv_events *events);
+void block_manager_tell(struct block_manager *manager, struct kv_events *events, uint32_t pool);
 
 /* Findable pages are copied to the tier before they are reused, and lookups continue in it. The manager does not own it. */
 void block_manager_add_tier(struct block_manager *manager, struct host_tier *tier);

@@ -41,6 +41,11 @@ void kv_events_destroy(struct kv_events *e)
     mem_free(e);
 }
 
+static uint64_t hash_of_pool(uint32_t pool)
+{
+    return pool * 0x9E3779B97F4A7C15u; /* odd, so all are different */
+}
+
 void kv_events_note(struct kv_events *e, const struct kv_event *event, const int32_t *ids)
 {
     if (!e)
@@ -50,6 +55,8 @@ void kv_events_note(struct kv_events *e, const struct kv_event *event, const int
     uint32_t place = (uint32_t)(number % e->capacity);
     e->ring[place] = *event;
     e->ring[place].number = number;
+    e->ring[place].hash ^= hash_of_pool(event->pool);
+    e->ring[place].parent ^= hash_of_pool(event->pool);
     if (ids)
         memcpy(&e->ids[(size_t)place * e->block_tokens], ids, e->block_tokens * sizeof *ids);
     if (number >= e->capacity)

@@ -17,7 +17,7 @@ enum kv_event_kind { KV_STORED = 0, KV_REMOVED = 1, KV_CLEARED = 2, KV_HOST_STOR
 struct kv_event {
     uint64_t number;         /* counts from 0 */
     uint64_t hash, parent;   /* of the block, and of the previous block */
-    uint32_t kind, group;
+    uint32_t kind, group, pool; /* pool: that has the block; blocks of several pools have other hashes than each other */
     uint64_t adapter;        /* number of the request's adapter; 0: none */
     bool has_parent;         /* false: the first block of a chain; salt holds the request's cache salt */
     uint32_t n_salt;

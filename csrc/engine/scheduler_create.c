@@ -73,7 +73,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
     if (!rc && s->tier)
         host_tier_tell(s->tier, s->events, layout->n_groups);
     for (uint32_t i = 0; i < s->n_pools && s->pools && !rc; i++) {
-        block_manager_tell(s->pools[i].blocks, s->events);
+        block_manager_tell(s->pools[i].blocks, s->events, i);
         block_manager_add_tier(s->pools[i].blocks, s->tier);
     }
     s->n_store_ahead = layout->n_groups * (config->max_num_batched_tokens / layout->block_tokens + 1) + layout->n_state_pages;

@@ -121,7 +121,7 @@ void pages_note_stored(struct scheduler *s, struct sequence *q, uint32_t block, 
 {
     const struct byte_string *salt = &q->request->spec.salt;
     struct kv_event event = {.kind = KV_STORED, .hash = sequence_key(q, block)->lo, .group = group, .has_parent = block > 0,
-                             .adapter = q->request->spec.adapter};
+                             .adapter = q->request->spec.adapter, .pool = q->pool};
     int32_t ids[MAX_BLOCK_TOKENS];
     if (salt->n > KV_EVENT_SALT)
         return;

@@ -140,10 +140,10 @@ PyObject *py_step_log(struct engine *engine, uint32_t max)
 static PyObject *kv_event_tuple(const struct kv_event *e, const int32_t *ids, uint32_t block_tokens)
 {
     PyObject *parent = e->has_parent ? PyLong_FromUnsignedLongLong(e->parent) : Py_NewRef(Py_None);
-    return Py_BuildValue("(KIKNIy#y#y#K)", (unsigned long long)e->number, e->kind, (unsigned long long)e->hash, parent,
+    return Py_BuildValue("(KIKNIy#y#y#KI)", (unsigned long long)e->number, e->kind, (unsigned long long)e->hash, parent,
                          e->group, (const char *)ids, (Py_ssize_t)(e->kind == KV_STORED ? block_tokens * sizeof *ids : 0),
                          e->salt, (Py_ssize_t)e->n_salt, (const char *)e->images, (Py_ssize_t)(e->n_images * sizeof *e->images),
-                         (unsigned long long)e->adapter);
+                         (unsigned long long)e->adapter, e->pool);
 }
 
 PyObject *py_kv_events(struct engine *engine, uint64_t next)

@@ -404,8 +404,13 @@ class EngineBase(AdapterCalls, ABC):
         """
         self._driver.check()
         number, events = self._driver.engine.kv_events(start)
-        named = self._frontend.adapters.named
-        return number, [KvEvent(*event[:8], named(event[8]), *event[9:]) for event in events]
+        named, config = self._frontend.adapters.named, self.config
+        n_caches = config.tensor_parallel_size if config.enable_dp_attention else 1
+
+        def cache(pool: int, replica: int = 0) -> int:
+            return pool + n_caches * replica
+
+        return number, [KvEvent(*event[:8], named(event[8]), cache(*event[9:])) for event in events]
 
     def step_log(self, n: int = 100) -> list[StepRecord]:
         """Records of the engine's last steps; it keeps 4096, or so many of each replica.

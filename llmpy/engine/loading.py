@@ -231,11 +231,13 @@ def _check_adapters(config: EngineConfig, spec: Spec) -> None:
 
 
 def _check_cache_seed(config: EngineConfig) -> None:
-    """Refuses equal hashes in the events of several replicas, whose blocks a reader could not tell apart."""
-    if config.prefix_cache_seed is not None and config.kv_event_capacity and config.data_parallel_size > 1:
+    """Refuses equal hashes in the events of several caches, whose blocks a reader could not tell apart."""
+    several = f"data_parallel_size={config.data_parallel_size}" if config.data_parallel_size > 1 else ""
+    several = "enable_dp_attention=True" if config.enable_dp_attention else several
+    if config.prefix_cache_seed is not None and config.kv_event_capacity and several:
         raise UnsupportedError(
-            f"prefix_cache_seed={config.prefix_cache_seed} is not supported yet with kv_event_capacity and "
-            f"data_parallel_size={config.data_parallel_size}; use prefix_cache_seed=None"
+            f"prefix_cache_seed={config.prefix_cache_seed} is not supported yet with kv_event_capacity and {several}; "
+            "use prefix_cache_seed=None"
         )
 
 

@@ -192,10 +192,10 @@ class KvEventPublisher:
         return True
 
     def _send(self, replica: int, events: list[KvEvent]) -> None:
-        """Publishes one batch. Its third field is the replica, as vLLM's `data_parallel_rank`, where there are several."""
+        """Publishes one batch. Its third field is the cache, as vLLM's `data_parallel_rank`, where there are several."""
         config = self._engine.config
         found = maps(events, config.block_size)
-        rank = [replica] if config.data_parallel_size > 1 else []
+        rank = [replica] if config.data_parallel_size > 1 or config.enable_dp_attention else []
         payload = encode([time.time(), found if self._style == "map" else arrays(found), *rank])
         self._publish.send_multipart([self._topic, self._sequence.to_bytes(8, "big"), payload])
         self._kept.append((self._sequence, payload))

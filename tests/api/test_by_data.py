@@ -117,6 +117,37 @@ def test_cache_hits(mixture: tuple[str, Path, LLM], wanted: list[list[tuple[byte
         assert run(llm, prompts()) == wanted
 
 
+def test_events_of_each_ranks_cache(mixture: tuple[str, Path, LLM]) -> None:
+    """Every rank's events are a history of its own: what is removed was stored there, and parents are on the same rank."""
+    name, path, _ = mixture
+    options = {"kv_cache_memory_bytes": 14 * PAGES[name], "max_model_len": 160, "kv_event_capacity": 4096}
+    with open_ranks(path, 2, **options) as llm:
+        run(llm, prompts(shared=40)[:8])
+        run(llm, prompts(shared=40)[:8])
+        assert llm.reset_prefix_cache()
+        run(llm, prompts()[:1])  # events come with a step
+        events, start = [], -1
+        while len(events) != start:
+            start = len(events)
+            events += llm.kv_events(start)[1]
+    kept: dict[int, dict[int, bytes]] = {0: {}, 1: {}}
+    beginnings: dict[int, set[bytes]] = {0: set(), 1: set()}
+    assert [event.number for event in events] == [*range(len(events))] and {event.kind for event in events} == {0, 1, 2}
+    n_before = min(event.number for event in events if event.kind == 2)
+    for event in events[:n_before]:
+        if event.kind == 0:
+            assert event.parent is None or event.parent in kept[event.replica]
+            assert event.hash not in kept[1 - event.replica]
+            kept[event.replica][event.hash] = event.token_ids
+            beginnings[event.replica] |= {event.token_ids} if event.parent is None else set()
+        else:
+            assert event.kind == 1 and kept[event.replica].pop(event.hash)
+    assert beginnings[0] & beginnings[1]  # the shared one, whose blocks have other hashes
+    assert {(event.kind, event.replica) for event in events[n_before : n_before + 2]} == {(2, 0), (2, 1)}
+    with pytest.raises(UnsupportedError, match=r"prefix_cache_seed=3 .* enable_dp_attention=True"):
+        open_ranks(path, 2, kv_event_capacity=16, prefix_cache_seed=3)
+
+
 def test_shared_prefixes(mixture: tuple[str, Path, LLM]) -> None:
     batch = prompts(shared=70)
     wanted = run(mixture[2], batch)
@@ -250,7 +281,7 @@ def test_ranks_of_a_gpu(cuda: str, name: str, dtype: str, tmp_path: Path, monkey
 
 def test_what_is_refused(mixture: tuple[str, Path, LLM], tiny_model: Path) -> None:
     path = mixture[1]
-    refused = {"host_cache_bytes": "1MiB", "kv_event_capacity": 16, "enable_lora": True, "nnodes": 2,
+    refused = {"host_cache_bytes": "1MiB", "enable_lora": True, "nnodes": 2,
                "speculative_config": {"method": "ngram", "k": 2, "min": 1, "max": 2}}  # fmt: skip
     for name, value in refused.items():
         others = {"node_rank": 0, "master_addr": "127.0.0.1", "master_port": 29999} if name == "nnodes" else {}
