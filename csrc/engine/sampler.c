@@ -201,6 +201,7 @@ static void close_part(struct batch *whole, const struct batch *part, uint32_t n
     whole->n_tasks += part->n_tasks;
     whole->has_masks |= part->has_masks;
     whole->has_types |= part->has_types;
+    whole->has_adapters |= part->has_adapters;
 }
 
 /* Fills the parts one behind the other. */

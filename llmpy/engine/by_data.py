@@ -33,7 +33,6 @@ def programs(config: EngineConfig, spec: Spec) -> list[Spec]:
         f"nnodes={config.nnodes}": config.nnodes > 1,
         "host_cache_bytes": bool(config.host_cache_bytes),
         "kv_connector": config.kv_connector is not None,
-        "enable_lora=True": config.enable_lora,
         "speculative_config": config.speculative_config is not None,
         "models that take images": bool(spec.get("towers")),
     }

@@ -5,10 +5,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import adapter_files
 import numpy as np
 import pytest
 
-from llmpy import LLM, AsyncEngine, BeamSearchParams, ConfigError, SamplingParams, UnsupportedError
+from llmpy import LLM, AsyncEngine, BeamSearchParams, ConfigError, LoRARequest, SamplingParams, UnsupportedError
 
 BASE = {
     "vocab_size": 304, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96, "num_attention_heads": 4,
@@ -148,6 +149,32 @@ def test_events_of_each_ranks_cache(mixture: tuple[str, Path, LLM]) -> None:
         open_ranks(path, 2, kv_event_capacity=16, prefix_cache_seed=3)
 
 
+def adapted(llm: LLM, adapters: list[LoRARequest]) -> list[list[tuple[bytes, ...]]]:
+    """The bits of prompts with an adapter or none, twice: the slots hold fewer adapters than there are."""
+    settings = [params(i) for i in range(len(LENGTHS))]
+    chosen = [(*adapters, None)[i % 4] for i in range(len(LENGTHS))]
+    outputs = [o for _ in range(2) for o in llm.generate(prompts(), settings, lora_request=chosen, use_tqdm=False)]
+    return [*map(bits, outputs)]
+
+
+def make_adapters(llm: LLM, to: Path) -> list[LoRARequest]:
+    infos = [info for info in llm.weight_info() if len(info["shape"]) == 2 and "_proj" in info["name"]]
+    infos = [info for info in infos if ".experts." not in info["name"] and "kv_b_proj" not in info["name"]]
+    shapes = {info["name"].removesuffix(".weight"): tuple(info["shape"]) for info in infos}
+    found = [adapter_files.save(to / str(i), adapter_files.factors(shapes, 4, i)) for i in range(3)]
+    return [LoRARequest(f"adapter {i}", i + 1, path) for i, path in enumerate(found)]
+
+
+def test_adapters(mixture: tuple[str, Path, LLM], tmp_path: Path) -> None:
+    """Sequences of every rank have adapters of their own."""
+    adapters, found = make_adapters(mixture[2], tmp_path), []
+    for n_ranks in (1, 3):
+        with open_ranks(mixture[1], n_ranks, enable_lora=True, max_loras=2, max_num_batched_tokens=64) as llm:
+            found.append(adapted(llm, adapters))
+            llm.check()
+    assert found[0] == found[1] and found[0][0] != bits(mixture[2].generate([prompts()[0]], [params(0)], use_tqdm=False)[0])
+
+
 def test_shared_prefixes(mixture: tuple[str, Path, LLM]) -> None:
     batch = prompts(shared=70)
     wanted = run(mixture[2], batch)
@@ -264,9 +291,9 @@ def test_ranks_of_a_gpu(cuda: str, name: str, dtype: str, tmp_path: Path, monkey
         scored = [o.prompt_token_logprobs.tobytes() for o in outputs]
         return [run(llm, prompts()), [*map(bits, outputs)], scored, states, {key: one.tobytes() for key, one in tapped.items()}]
 
-    common = {"device": cuda, "dtype": dtype}
+    common, lora = {"device": cuda, "dtype": dtype}, {"enable_lora": True, "max_loras": 2}
     with open_ranks(tmp_path, 1, **common) as llm:
-        wanted = results(llm)
+        wanted, adapters = results(llm), make_adapters(llm, tmp_path)
         few = {"kv_cache_memory_bytes": 14 * llm._driver.model.describe()["page_bytes"], "max_model_len": 160}
     for n_ranks, options in ((2, {}), (3, {"max_num_batched_tokens": 64, "max_num_seqs": 8})):
         with open_ranks(tmp_path, n_ranks, **common, device_ids=(0,) * n_ranks, **options) as llm:
@@ -277,11 +304,16 @@ def test_ranks_of_a_gpu(cuda: str, name: str, dtype: str, tmp_path: Path, monkey
     with open_ranks(tmp_path, 2, **common, device_ids=(0, 0), **few) as llm:
         assert run(llm, prompts()) == wanted[0]
         assert llm.stats().num_preemptions > 0
+    found = []
+    for n_ranks in (1, 2):
+        with open_ranks(tmp_path, n_ranks, **common, **lora, device_ids=(0,) * n_ranks) as llm:
+            found.append(adapted(llm, adapters))
+    assert found[0] == found[1]
 
 
 def test_what_is_refused(mixture: tuple[str, Path, LLM], tiny_model: Path) -> None:
     path = mixture[1]
-    refused = {"host_cache_bytes": "1MiB", "enable_lora": True, "nnodes": 2,
+    refused = {"host_cache_bytes": "1MiB", "nnodes": 2,
                "speculative_config": {"method": "ngram", "k": 2, "min": 1, "max": 2}}  # fmt: skip
     for name, value in refused.items():
         others = {"node_rank": 0, "master_addr": "127.0.0.1", "master_port": 29999} if name == "nnodes" else {}

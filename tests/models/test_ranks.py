@@ -80,14 +80,12 @@ def compare(tiny, open_engine, prompts, files_of, bits_of_one_rank):
 
 @pytest.mark.parametrize("team", TEAMS, ids=str)
 def test_every_family_gives_the_bits_of_one_rank(case, each_device, tiny, refused, compare, team):
-    if team[2] == "data" and each_device.startswith("cuda"):
-        pytest.skip("on the CPU only")
     if why := refused(tiny(case).directory, team[0], team[2]):
         pytest.skip(why)
     compare(case, each_device, team)
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "jamba"])
-def test_ranks_with_sequences_of_their_own_give_the_bits_of_one(name, compare):
+def test_ranks_with_sequences_of_their_own_give_the_bits_of_one(name, device, compare):
     """Windows and sinks, and recurrent states; test_by_data.py has more. All families are slow."""
-    compare(name, "cpu", (2, None, "data"))
+    compare(name, device, (2, None, "data"))
