@@ -46,7 +46,7 @@ struct scheduler {
     struct page_tables tables;
     struct batch *batch;             /* of the step being built; the scheduler fills its copies */
     struct pool *pools;              /* [n_pools] each of n_pages */
-    uint32_t n_pools;                /* several: there is no tier, and no sequence has drafts */
+    uint32_t n_pools;                /* several: there is no tier, and drafts come from texts alone */
     struct host_tier *tier;          /* NULL: the model has no host cache */
     struct outer_tier *outer;        /* NULL: there is none */
     bool looks_outside;              /* lookups go on in the outer tier */

@@ -28,12 +28,13 @@ def programs(config: EngineConfig, spec: Spec) -> list[Spec]:
     """
     from ..models.shard import shard_by_data
 
+    method = config.speculative_config and config.speculative_config["method"]
     others = {
         f"device={config.device!r}": hardware.kind_of(str(config.device)) not in KINDS,
         f"nnodes={config.nnodes}": config.nnodes > 1,
         "host_cache_bytes": bool(config.host_cache_bytes),
         "kv_connector": config.kv_connector is not None,
-        "speculative_config": config.speculative_config is not None,
+        f"speculative_config of the method {method!r}": method not in (None, "ngram", "suffix"),
         "models that take images": bool(spec.get("towers")),
     }
     for what, is_given in others.items():

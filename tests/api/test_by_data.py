@@ -165,6 +165,20 @@ def make_adapters(llm: LLM, to: Path) -> list[LoRARequest]:
     return [LoRARequest(f"adapter {i}", i + 1, path) for i, path in enumerate(found)]
 
 
+@pytest.mark.parametrize("config", [{"method": "ngram", "k": 3, "min": 1, "max": 2}, {"method": "suffix"}])
+def test_drafts_from_texts(
+    mixture: tuple[str, Path, LLM], wanted: list[list[tuple[bytes, ...]]], config: dict[str, object]
+) -> None:
+    """Rows of drafts lie among those of their rank, also where a rank has few pages."""
+    name, path, _ = mixture
+    few = {"kv_cache_memory_bytes": 14 * PAGES[name], "max_model_len": 160}
+    for options in ({"max_num_batched_tokens": 64}, few):
+        with open_ranks(path, 3, speculative_config=config, **options) as llm:
+            assert run(llm, prompts()) == wanted
+            assert run(llm, prompts()) == wanted
+            assert llm.stats().draft_rows > 0
+
+
 def test_adapters(mixture: tuple[str, Path, LLM], tmp_path: Path) -> None:
     """Sequences of every rank have adapters of their own."""
     adapters, found = make_adapters(mixture[2], tmp_path), []
@@ -309,12 +323,14 @@ def test_ranks_of_a_gpu(cuda: str, name: str, dtype: str, tmp_path: Path, monkey
         with open_ranks(tmp_path, n_ranks, **common, **lora, device_ids=(0,) * n_ranks) as llm:
             found.append(adapted(llm, adapters))
     assert found[0] == found[1]
+    drafts = {"speculative_config": {"method": "ngram", "k": 3, "min": 1, "max": 2}}
+    with open_ranks(tmp_path, 2, **common, **drafts, device_ids=(0, 0)) as llm:
+        assert run(llm, prompts()) == wanted[0] and llm.stats().draft_rows > 0
 
 
 def test_what_is_refused(mixture: tuple[str, Path, LLM], tiny_model: Path) -> None:
     path = mixture[1]
-    refused = {"host_cache_bytes": "1MiB", "nnodes": 2,
-               "speculative_config": {"method": "ngram", "k": 2, "min": 1, "max": 2}}  # fmt: skip
+    refused = {"host_cache_bytes": "1MiB", "nnodes": 2, "speculative_config": {"method": "draft", "model": str(path)}}
     for name, value in refused.items():
         others = {"node_rank": 0, "master_addr": "127.0.0.1", "master_port": 29999} if name == "nnodes" else {}
         with pytest.raises(UnsupportedError, match=f"enable_dp_attention=True is not supported yet with {name}"):

@@ -87,6 +87,29 @@ TEST(random_traces_with_drafts)
     CHECK(n_preempting_traces > N_SOURCES * N_SETUPS / 2); /* the traces have gone where they should */
 }
 
+TEST(random_traces_with_drafts_of_several_pools)
+{
+    const struct setup SETUPS[] = {
+        {.block_tokens = 4, .n_pages = 26, .n_pools = 2, .max_num_seqs = 8, .max_num_batched_tokens = 24, .caches = true},
+        {.block_tokens = 4, .n_pages = 50, .n_pools = 3, .max_num_seqs = 9, .max_num_batched_tokens = 40, .states = {{0, 3, 32}},
+         .n_states = 1, .windows = {0, 6}, .n_layers = 2, .snapshot_tokens = 16, .caches = true, .policy = POLICY_PRIORITY},
+        {.block_tokens = 16, .n_pages = 12, .n_pools = 2, .max_num_seqs = 5, .max_num_batched_tokens = 12, .caches = true, .has_nan = true},
+    };
+    const struct draft_options SOURCES[] = {{.k = 4}, {.k = 16}, {.method = DRAFT_NGRAM, .k = 4, .min = 1, .max = 3}};
+    enum { N_SETUPS = sizeof SETUPS / sizeof *SETUPS, N_SOURCES = sizeof SOURCES / sizeof *SOURCES };
+    for (uint32_t from = 0; from < N_SOURCES && !check_failures; from++) {
+        struct setup setups[N_SETUPS];
+        for (uint32_t i = 0; i < N_SETUPS; i++) {
+            setups[i] = SETUPS[i];
+            setups[i].no_beams = true;
+            setups[i].drafts = SOURCES[from];
+            if (SOURCES[from].method == DRAFT_NONE)
+                setups[i].draft_source = fake_drafts(&trace_source, from ? TRUTH : MIXED, 20);
+        }
+        trace_run_all(setups, N_SETUPS, 10000, look_at_trace);
+    }
+}
+
 /* ---- what is accepted, and what is counted ---- */
 
 /* Runs a job of 31 new tokens with true drafts; returns the number of steps. */
