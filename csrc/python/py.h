@@ -54,10 +54,8 @@ void py_model_return(PyObject *object);
 int py_model_keep(PyObject *object, PyObject *name, PyObject *what);
 /* py_adapters.c: methods of _core.Model. */
 PyObject *py_adapter_places(PyObject *model, PyObject *unused);
-PyObject *py_add_adapter(PyObject *model, PyObject *args);
 PyObject *py_lend_adapter(PyObject *model, PyObject *args);
 PyObject *py_holds_adapter(PyObject *model, PyObject *number);
-PyObject *py_adapter_equals(PyObject *model, PyObject *args);
 PyObject *py_remove_adapter(PyObject *model, PyObject *number);
 PyObject *py_running_adapters(PyObject *model, PyObject *unused);
 

@@ -6,8 +6,6 @@
 #include "../program/lora.h"
 #include "../program/team.h"
 
-#include <string.h>
-
 /* Experts of a matrix; 0: the matrix is a linear's. */
 static uint32_t n_experts_of(const struct program *p, uint32_t weight)
 {
@@ -75,14 +73,6 @@ static const struct lora *lora_of_number(PyObject *object, PyObject *number, str
     return PyErr_Occurred() ? NULL : lora_of(object, team);
 }
 
-static enum rc add_image(const struct lora *lora, uint64_t number, const void *image, Py_ssize_t n_bytes, bool is_borrowed,
-                         bool is_pinned, struct err *err)
-{
-    if (!lora->adapters || (size_t)n_bytes != adapters_image_bytes(lora->adapters))
-        return err_set(err, RC_INTERNAL, "adapter: wanted an image of another size, have %zd bytes", n_bytes);
-    return adapters_add(lora->adapters, number, image, is_borrowed, is_pinned, err);
-}
-
 /* An adapter whose image lies at an address that its owner keeps. */
 PyObject *py_lend_adapter(PyObject *object, PyObject *args)
 {
@@ -96,7 +86,10 @@ PyObject *py_lend_adapter(PyObject *object, PyObject *args)
     const struct lora *lora = lora_of(object, &team);
     if (!lora)
         return NULL;
-    enum rc rc = add_image(lora, number, (const void *)(uintptr_t)address, n_bytes, true, is_pinned, &err);
+    size_t wanted = lora->adapters ? adapters_image_bytes(lora->adapters) : 0;
+    enum rc rc = (size_t)n_bytes == wanted
+                     ? adapters_add(lora->adapters, number, (const void *)(uintptr_t)address, is_pinned, &err)
+                     : err_set(&err, RC_INTERNAL, "adapter: wanted an image of %zu bytes, have %zd", wanted, n_bytes);
     py_model_return(object);
     return rc ? py_raise(&err) : Py_NewRef(Py_None);
 }
@@ -111,51 +104,6 @@ PyObject *py_holds_adapter(PyObject *object, PyObject *number)
     bool holds = lora->adapters && adapters_hold_number(lora->adapters, which);
     py_model_return(object);
     return PyBool_FromLong(holds);
-}
-
-PyObject *py_add_adapter(PyObject *object, PyObject *args)
-{
-    unsigned long long number;
-    Py_buffer image;
-    int is_pinned;
-    struct team *team;
-    struct err err;
-    enum rc rc = RC_OK;
-    if (!PyArg_ParseTuple(args, "Ky*p:add_adapter", &number, &image, &is_pinned))
-        return NULL;
-    const struct lora *lora = lora_of(object, &team);
-    Py_BEGIN_ALLOW_THREADS
-    if (lora)
-        rc = add_image(lora, number, image.buf, image.len, false, is_pinned, &err);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&image);
-    if (!lora)
-        return NULL;
-    py_model_return(object);
-    return rc ? py_raise(&err) : Py_NewRef(Py_None);
-}
-
-/* Whether the adapter's image has these bytes. */
-PyObject *py_adapter_equals(PyObject *object, PyObject *args)
-{
-    unsigned long long number;
-    Py_buffer image;
-    struct team *team;
-    bool equals = false;
-    if (!PyArg_ParseTuple(args, "Ky*:adapter_equals", &number, &image))
-        return NULL;
-    const struct lora *lora = lora_of(object, &team);
-    struct adapter *found = lora && lora->adapters ? adapters_find(lora->adapters, number) : NULL;
-    if (found) {
-        size_t n_bytes = adapters_image_bytes(lora->adapters);
-        equals = (size_t)image.len == n_bytes && !memcmp(found->image, image.buf, n_bytes);
-        adapters_release(lora->adapters, found);
-    }
-    PyBuffer_Release(&image);
-    if (!lora)
-        return NULL;
-    py_model_return(object);
-    return PyBool_FromLong(equals);
 }
 
 PyObject *py_remove_adapter(PyObject *object, PyObject *number)

@@ -705,11 +705,9 @@ static PyMethodDef methods[] = {
     {"program", program_text, METH_NOARGS, "The steps that run, one line each."},
     {"adapter_places", py_adapter_places, METH_NOARGS, "Where an adapter's image has the parts of each tensor."},
     {"lend_adapter", py_lend_adapter, METH_VARARGS,
-     "lend_adapter(number, address, n_bytes, is_pinned): add_adapter of an image that stays until holds_adapter is false."},
+     "lend_adapter(number, address, n_bytes, is_pinned): requests may have the adapter from now on. The image stays until "
+     "holds_adapter is false."},
     {"holds_adapter", py_holds_adapter, METH_O, "holds_adapter(number): whether requests or slots may still read the image."},
-    {"add_adapter", py_add_adapter, METH_VARARGS,
-     "add_adapter(number, image, is_pinned): requests may have the adapter from now on."},
-    {"adapter_equals", py_adapter_equals, METH_VARARGS, "adapter_equals(number, image): whether the adapter has these bytes."},
     {"running_adapters", py_running_adapters, METH_NOARGS, "Numbers of the adapters that sequences run with."},
     {"remove_adapter", py_remove_adapter, METH_O, "Later requests cannot have the adapter."},
     {"tap", tap, METH_VARARGS, "Intermediate values of a prompt."},

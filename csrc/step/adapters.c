@@ -43,13 +43,6 @@ void adapters_set_image_bytes(struct adapters *a, size_t image_bytes)
     a->image_bytes = image_bytes;
 }
 
-static void adapter_free(struct adapter *adapter)
-{
-    if (!adapter->is_borrowed)
-        mem_free(adapter->image);
-    mem_free(adapter);
-}
-
 void adapters_destroy(struct adapters *a)
 {
     if (!a)
@@ -62,7 +55,7 @@ void adapters_destroy(struct adapters *a)
         pthread_join(a->thread, NULL);
     for (struct adapter *one = a->first, *next; one; one = next) {
         next = one->next;
-        adapter_free(one);
+        mem_free(one);
     }
     pthread_cond_destroy(&a->changed);
     pthread_mutex_destroy(&a->lock);
@@ -80,18 +73,12 @@ size_t adapters_image_bytes(const struct adapters *a)
     return a->image_bytes;
 }
 
-enum rc adapters_add(struct adapters *a, uint64_t number, const void *image, bool is_borrowed, bool is_pinned, struct err *err)
+enum rc adapters_add(struct adapters *a, uint64_t number, const void *image, bool is_pinned, struct err *err)
 {
     struct adapter *one = mem_calloc(1, sizeof *one);
-    void *copy = one && !is_borrowed ? mem_alloc(a->image_bytes) : (void *)image;
-    if (!one || !copy) {
-        mem_free(one);
-        return err_set(err, RC_MEMORY, "adapters: no memory for an adapter of %zu bytes; remove_adapter() frees one",
-                       a->image_bytes);
-    }
-    if (!is_borrowed)
-        memcpy(copy, image, a->image_bytes);
-    *one = (struct adapter){.number = number, .image = copy, .is_borrowed = is_borrowed, .keeps_slot = is_pinned};
+    if (!one)
+        return err_set(err, RC_MEMORY, "adapters: out of memory");
+    *one = (struct adapter){.number = number, .image = image, .keeps_slot = is_pinned};
     pthread_mutex_lock(&a->lock);
     one->next = a->first;
     a->first = one;
@@ -108,7 +95,7 @@ static void sweep(struct adapters *a, struct adapter *adapter)
     while (*place != adapter)
         place = &(*place)->next;
     *place = adapter->next;
-    adapter_free(adapter);
+    mem_free(adapter);
 }
 
 static struct adapter *find(struct adapters *a, uint64_t number)

@@ -1,4 +1,4 @@
-/* adapters.h: the adapters (LoRA) of a model in host memory, by number. A number is never used twice, so keys of the prefix
+/* adapters.h: the adapters (LoRA) of a model, by number. A number is never used twice, so keys of the prefix
  * cache that have it stay right. Any thread may call these functions. An image is what a slot of the model's memory holds
  * (csrc/program/lora.h). */
 #ifndef LLMPY_ADAPTERS_H
@@ -14,8 +14,7 @@ struct adapters;
 
 struct adapter {
     uint64_t number;
-    void *image;
-    bool is_borrowed;        /* the image stays its owner's, who keeps it until adapters_hold_number says no */
+    const void *image;       /* its owner keeps it until adapters_hold_number says no */
     uint32_t keeps_slot;     /* 1: no other adapter takes its slot, until it is removed; atomic */
     uint32_t n_holders;      /* requests and slots; guarded by the lock, as are the fields below */
     uint32_t is_removed;     /* 1: freed with its last holder */
@@ -28,9 +27,8 @@ void adapters_set_image_bytes(struct adapters *adapters, size_t image_bytes); /*
 void adapters_destroy(struct adapters *adapters); /* all holders are gone */
 uint32_t adapters_n_slots(const struct adapters *adapters); /* most adapters of a step */
 size_t adapters_image_bytes(const struct adapters *adapters);
-/* Copies the image, or borrows it: then it may lie in memory of the device. */
-enum rc adapters_add(struct adapters *adapters, uint64_t number, const void *image, bool is_borrowed, bool is_pinned,
-                     struct err *err);
+/* Borrows the image, which may lie in memory of the device. */
+enum rc adapters_add(struct adapters *adapters, uint64_t number, const void *image, bool is_pinned, struct err *err);
 bool adapters_hold_number(struct adapters *adapters, uint64_t number); /* false once the adapter is removed and has no holder */
 /* No later request finds the adapter; requests that have it keep it. */
 void adapters_remove(struct adapters *adapters, uint64_t number);

@@ -1,15 +1,22 @@
-"""Images of adapters in a GPU's memory, made of torch's tensors there: no byte of them passes through the host."""
+"""Images of adapters: what a slot of the model's memory holds. They are made where the tensors are: of torch's tensors on the
+engine's GPU no byte passes through the host."""
 
 from __future__ import annotations
 
-import struct
+import copy
+import re
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ..hardware import ordinal
+from . import peft
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ..config import EngineConfig
     from .adapters import Place
     from .peft import Factors
@@ -33,46 +40,155 @@ def device_of(source: object, config: EngineConfig) -> Any:
     return devices.pop() if {device.index for device in devices} == {ordinal(str(config.device))} else None
 
 
-def make(size_bytes: int, pairs: Iterable[tuple[Place, Factors]], device: Any) -> Any:
-    """A float32 tensor with what a slot of the model's memory holds.
+class Run(NamedTuple):
+    """Where n tensors of a group lie in an image, in float32 values: the first, and the distance of the next."""
+
+    first: int
+    n: int
+    at: int
+    step: int
+
+
+class Group(NamedTuple):
+    """Tensors of one kind of module and of one shape, in the order of their places in an image.
+
+    Args:
+        names: Of the tensors.
+        rows: Of B, which an image holds transposed: the wanted rows. None: the tensors are A.
+        runs: Their places.
+    """
+
+    names: list[str]
+    rows: Any
+    runs: list[Run]
+
+
+class Plan:
+    """How an image is made of an adapter's tensors. A model has hundreds of them; those of one shape are copied at once.
 
     Args:
         size_bytes: Of the image.
-        pairs: Each place that the adapter changes, with its factors on the device.
-        device: The torch device.
+        pairs: Each place that the adapter changes, with its factors.
+        rank: The largest of the adapter.
+        num_linears: How many matrices it changes.
+        config: The content of adapter_config.json, or None.
     """
-    import torch
 
-    image = torch.zeros(size_bytes // 4, dtype=torch.float32, device=device)
-    at: list[int] = []
-    heads: list[int] = []
-    targets: list[Any] = []
-    sources: list[Any] = []
-    for place, factors in pairs:
-        rank, head = len(factors.a), place.head // 4
-        at += [head, head + 1]
-        heads += [rank, *struct.unpack("i", struct.pack("f", factors.scale))]
-        targets.append(image.narrow(0, place.a // 4, rank * place.columns).view(rank, place.columns))
-        sources.append(factors.a)
-        b: Any = factors.b
-        if place.inner < place.rows:
-            b = b[torch.from_numpy(place.source_rows()).to(device)]
-        elif place.rows < len(b):
-            b = b.narrow(0, place.first, place.rows)
-        targets.append(image.narrow(0, place.b // 4, rank * place.rows).view(rank, place.rows))
-        sources.append(b.t())
-    with torch.no_grad():
-        torch._foreach_copy_(targets, sources)
-        image.view(torch.int32)[torch.tensor(at, device=device)] = torch.tensor(heads, dtype=torch.int32, device=device)
-    if image.is_cuda:
-        torch.cuda.current_stream(device).synchronize()
-    return image
+    def __init__(
+        self, size_bytes: int, pairs: Sequence[tuple[Place, Factors]], rank: int, num_linears: int, config: object
+    ) -> None:
+        self.rank, self.num_linears = rank, num_linears
+        self._size, self._config = size_bytes // 4, copy.deepcopy(config)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        places: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
+        for place, factors in pairs:
+            self._shapes |= {name: tuple(each.shape) for name, each in zip(factors.names, factors[:2], strict=True)}
+            module = re.sub(r"\d+", "", place.tensor)  # layers lie one like another, so their tensors have equal distances
+            places.setdefault((module, factors.a.shape, None), []).append((place.a // 4, factors.names[0]))
+            rows = place.rows, place.first, place.inner, place.stride
+            places.setdefault((module, factors.b.shape, rows), []).append((place.b // 4, factors.names[1]))
+        self._groups = [_group(sorted(each), rows) for (_, _, rows), each in places.items()]
+        self._at = np.array([place.head // 4 + i for place, _ in pairs for i in range(2)], np.int64)
+        self._heads = np.zeros(2 * len(pairs), np.int32)
+        self._heads[::2] = [len(factors.a) for _, factors in pairs]
+        self._heads[1::2] = np.array([factors.scale for _, factors in pairs], np.float32).view(np.int32)
+
+    def fits(self, tensors: Mapping[str, Any], config: object) -> bool:
+        """Whether these are other tensors of the same adapter, of types that need no check.
+
+        Args:
+            tensors: As `load_adapter` gets them.
+            config: The content of adapter_config.json.
+        """
+        torch = sys.modules.get("torch")
+        types = {np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.float64)}
+        if torch is not None:
+            types |= {torch.float32, torch.bfloat16, torch.float16, torch.float64}
+        wanted = self._shapes
+        if len(tensors) != len(wanted) or config != self._config:
+            return False
+        each = tensors.items()
+        return all(getattr(tensor, "shape", None) == wanted.get(name) and tensor.dtype in types for name, tensor in each)
+
+    def image(self, tensors: Mapping[str, Any], device: Any) -> Any:
+        """The image of tensors.
+
+        Args:
+            tensors: By name.
+            device: The torch device of all of them, and of the image; None: the image is an array.
+        """
+        torch: Any = sys.modules.get("torch")
+        if device is None:
+            array = np.zeros(self._size, np.float32)
+            array.view(np.int32)[self._at] = self._heads
+            if _are_together(tensors.values()):
+                self._fill(torch.from_numpy(array), tensors)
+            else:
+                self._fill(array, {name: peft.array(name, tensors[name], "adapter") for name in self._shapes})
+            return array
+        image = torch.zeros(self._size, dtype=torch.float32, device=device)
+        image.view(torch.int32)[torch.from_numpy(self._at).to(device)] = torch.from_numpy(self._heads).to(device)
+        self._fill(image, tensors)
+        if image.is_cuda:
+            torch.cuda.current_stream(device).synchronize()
+        return image
+
+    def _fill(self, image: Any, tensors: Mapping[str, Any]) -> None:
+        """Writes the factors: each group is gathered, then copied to its places."""
+        is_array = isinstance(image, np.ndarray)
+        stacked, strided = (np.stack, _strided) if is_array else (sys.modules["torch"].stack, type(image).as_strided)
+        for group in self._groups:
+            stack = stacked([tensors[name] if is_array else tensors[name].detach() for name in group.names])
+            if group.rows is not None:
+                stack = stack[:, group.rows].swapaxes(1, 2)
+            for run in group.runs:
+                part = strided(image, (run.n, *stack.shape[1:]), (run.step, stack.shape[2], 1), run.at)
+                part[...] = stack[run.first : run.first + run.n]
+
+
+def _strided(image: npt.NDArray[np.float32], shape: Sequence[int], steps: Sequence[int], at: int) -> npt.NDArray[np.float32]:
+    """`torch.Tensor.as_strided` of an array."""
+    return np.lib.stride_tricks.as_strided(image[at:], shape, [image.itemsize * step for step in steps])
+
+
+def _are_together(tensors: Iterable[Any]) -> bool:
+    """Whether all of these are torch's tensors on one device."""
+    torch = sys.modules.get("torch")
+    return torch is not None and len({each.device if torch.is_tensor(each) else i for i, each in enumerate(tensors)}) == 1
+
+
+def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int] | None) -> Group:
+    """A group of tensors with their places in ascending order."""
+    at = [each for each, _ in tensors]
+    runs: list[Run] = []
+    for i, each in enumerate(at):
+        last = runs[-1] if runs else None
+        if last is not None and (last.n == 1 or each - at[i - 1] == last.step):
+            runs[-1] = last._replace(n=last.n + 1, step=each - at[i - 1])
+        else:
+            runs.append(Run(i, 1, each, 0))
+    return Group([name for _, name in tensors], None if rows is None else _selected(*rows), runs)
+
+
+def _selected(rows: int, first: int, inner: int, stride: int) -> Any:
+    """The rows of B that a place has: a slice, or their numbers (`Place.source_rows`)."""
+    if inner >= rows:
+        return slice(first, first + rows)
+    numbers = np.arange(rows)
+    return first + numbers // inner * stride + numbers % inner
+
+
+def memory(image: Any) -> tuple[int, int]:
+    """The address of an image, and its bytes."""
+    return (image.ctypes.data, image.nbytes) if isinstance(image, np.ndarray) else (image.data_ptr(), 4 * image.numel())
 
 
 def equal(image: Any, other: Any) -> bool:
-    """Whether an image on a device and one there or in an array have the same bits."""
+    """Whether two images have the same bits; each is an array, or a tensor on the device."""
+    if isinstance(image, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(image.view(np.int32), other.view(np.int32))
     import torch
 
-    if not isinstance(other, torch.Tensor):
-        other = torch.from_numpy(other).to(image.device)
-    return torch.equal(image.view(torch.int32), other.view(torch.int32))
+    images = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in (image, other)]
+    device = next(each.device for each in images if each.is_cuda or each is images[-1])
+    return torch.equal(*(each.to(device).view(torch.int32) for each in images))

@@ -103,7 +103,9 @@ class Adapters:
         self._requests: dict[int, LoRARequest] = {}
         """The newest adapters by number, also those that are no longer loaded."""
         self._lent: dict[int, Any] = {}
-        """Images in a GPU's memory, by number, while the core may read them. Under `_loading`."""
+        """Images by number, while the core may read them."""
+        self._plan: adapter_images.Plan | None = None
+        """Of the last adapter whose tensors came from memory: a trainer brings the same ones again and again."""
 
     def choose(self, given: object) -> Chosen | None:
         """The adapter that a request names; loads it if its name is new.
@@ -159,10 +161,7 @@ class Adapters:
         if known is None:
             raise _wrong(f"there is no adapter {name!r}", name)
         with self._loading:
-            image, lent = self._image(name, source, config)[0], self._lent.get(known.number)
-            if lent is not None:
-                return adapter_images.equal(lent, image)
-            return self._model.adapter_equals(known.number, image if hasattr(image, "ctypes") else image.cpu().numpy())
+            return adapter_images.equal(self._lent[known.number], self._image(name, source, config)[0])
 
     def remove(self, name: str) -> None:
         """Forgets an adapter; requests that have it go on with it."""
@@ -171,6 +170,7 @@ class Adapters:
         if adapter is None:
             raise _wrong(f"there is no adapter {name!r}", name)
         self._model.remove_adapter(adapter.number)
+        self._sweep()
 
     def list(self) -> list[Adapter]:
         """The loaded adapters, the oldest name first."""
@@ -207,44 +207,47 @@ class Adapters:
     def _load(
         self, request: LoRARequest, source: object, config: Mapping[str, Any] | None, pinned: bool = False
     ) -> Adapter:
-        image, found = self._image(request.name, source, config)
-        stacks = [each for parameters in found.experts.values() for each in parameters]
-        all_factors = [*found.matrices.values(), *(one for each in stacks for one in each)]
-        adapter = Adapter(next(self._numbers), request, max(len(one.a) for one in all_factors), len(all_factors), pinned)
-        if hasattr(image, "ctypes"):
-            self._model.add_adapter(adapter.number, image, pinned)
-        else:
-            self._model.lend_adapter(adapter.number, image.data_ptr(), 4 * image.numel(), pinned)
-            self._lent[adapter.number] = image
+        image, plan = self._image(request.name, source, config)
+        adapter = Adapter(next(self._numbers), request, plan.rank, plan.num_linears, pinned)
+        self._model.lend_adapter(adapter.number, *adapter_images.memory(image), pinned)
         with self._lock:
             before = self._by_name.get(request.name)
             self._by_name[request.name] = adapter
             self._requests[adapter.number] = request
             self._requests.pop(adapter.number - MOST_KNOWN, None)
+            self._lent[adapter.number] = image
         if before is not None:
             self._model.remove_adapter(before.number)
-        self._lent = {number: image for number, image in self._lent.items() if self._model.holds_adapter(number)}
+        self._sweep()
         return adapter
 
-    def _image(self, name: str, source: object, config: Mapping[str, Any] | None) -> tuple[Any, Found]:
-        """What a slot of the model's memory holds, as an array or as a tensor on the device, and what it was made of."""
-        import numpy as np
+    def _sweep(self) -> None:
+        """Frees the images of adapters that were removed, if no request or slot has them."""
+        with self._lock:
+            self._lent = {number: image for number, image in self._lent.items() if self._model.holds_adapter(number)}
 
+    def _image(self, name: str, source: object, config: Mapping[str, Any] | None) -> tuple[Any, adapter_images.Plan]:
+        """What a slot of the model's memory holds, as an array or as a tensor on the device, and how it was made."""
+        device = adapter_images.device_of(source, self._config)
+        plan = self._plan
+        if plan is not None and isinstance(source, Mapping) and plan.fits(source, config):
+            return plan.image(source, device), plan
         size_bytes, tuples = self._model.adapter_places()
         places = [Place(*each) for each in tuples]
-        device = adapter_images.device_of(source, self._config)
-        if device is not None:
-            found, where = _read(name, source, config, True)
-            if not found.experts:
-                return adapter_images.make(size_bytes, self._pairs(found, places, where), device), found
-        found, where = _read(name, source, config)
-        image = np.zeros(size_bytes // 4, np.float32)
-        for place, factors in self._pairs(found, places, where):
-            _put(image, place, factors, place.source_rows())
+        found, where = _read(name, source, config, device is not None)
+        if found.experts and device is not None:
+            found, where = _read(name, source, config)
+            device = None
+        stacks = [each for parameters in found.experts.values() for each in parameters]
+        every = [*found.matrices.values(), *(one for each in stacks for one in each)]
+        pairs = [*self._pairs(found, places, where)]
+        plan = adapter_images.Plan(size_bytes, pairs, max(len(one.a) for one in every), len(every), config)
+        image = plan.image({name: tensor for one in every for name, tensor in zip(one.names, one[:2], strict=True)}, device)
         for module, parameters in found.experts.items():
             for each in parameters:
                 self._put_experts(image, places, module, each, where)
-        return image, found
+        self._plan = None if found.experts or config is None else plan
+        return image, plan
 
     def _pairs(self, found: Found, places: Sequence[Place], where: str) -> Iterator[tuple[Place, Factors]]:
         """The places of the matrices that an adapter changes, with their factors."""

@@ -51,11 +51,13 @@ class Factors(NamedTuple):
         a: float32 [rank, columns].
         b: float32 [rows, rank].
         scale: A factor.
+        names: Of the tensors A and B; "" for parts of tensors.
     """
 
     a: npt.NDArray[np.float32]
     b: npt.NDArray[np.float32]
     scale: float
+    names: tuple[str, str] = ("", "")
 
 
 class Found(NamedTuple):
@@ -100,7 +102,7 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
         tensors: Arrays under PEFT's names.
         config: The content of adapter_config.json.
         where: Where they come from, for errors.
-        on_device: Whether factors stay torch's tensors where they are.
+        on_device: Whether factors stay torch's tensors of their type where they are.
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be the content of adapter_config.json, but is of type {type(config).__name__}")
@@ -114,7 +116,7 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
         if match[2] in pair:
             message = f"{where}: tensor {name}: wanted one lora_{match[2]} of {match[1]}, have several"
             raise CheckpointError(message, file=where, tensor=name)
-        pair[match[2]] = _float32(name, tensor, where, on_device)
+        pair |= {match[2]: _checked(name, tensor, where) if on_device else array(name, tensor, where), f"name {match[2]}": name}
     adapter = Found({}, {})
     wrappers = Counter(_NESTED.sub("", module) for module in found)
     for module, pair in found.items():
@@ -156,14 +158,24 @@ def _refuse_tensor(name: str, where: str) -> NoReturn:
     raise CheckpointError(f"{where}: tensor {name}: wanted a name {wanted}", file=where, tensor=name)
 
 
-def _float32(name: str, tensor: Any, where: str, on_device: bool) -> Any:
+def _checked(name: str, tensor: Any, where: str) -> Any:
+    """The tensor, if it has a known type."""
     kind = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.")
     if kind not in _TYPES:
         message = f"{where}: tensor {name}: wanted {', '.join(_TYPES)}, have {kind}"
         raise CheckpointError(message, file=where, tensor=name)
-    if on_device:
-        return tensor.detach().float()
-    if hasattr(tensor, "detach"):  # a tensor of torch: NumPy has no bfloat16
+    return tensor
+
+
+def array(name: str, tensor: Any, where: str) -> npt.NDArray[np.float32]:
+    """A tensor as an array of float32.
+
+    Args:
+        name: Its name, for errors.
+        tensor: An array, or a tensor of torch.
+        where: Where it comes from, for errors.
+    """
+    if hasattr(_checked(name, tensor, where), "detach"):  # a tensor of torch: NumPy has no bfloat16
         tensor = tensor.detach().float().cpu().numpy()
     return np.ascontiguousarray(tensor, np.float32)
 
@@ -201,7 +213,8 @@ def _pair(module: str, key: str, pair: Mapping[str, Any], config: Mapping[str, A
             tensor=name,
         )
     alpha = _number(config, "lora_alpha", key, rank, where)
-    return Factors(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    names = pair.get("name A", ""), pair.get("name B", "")
+    return Factors(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), names)
 
 
 def _num_experts(key: str, pair: Mapping[str, Any], config: Mapping[str, Any], where: str) -> int:

@@ -35,6 +35,25 @@ def test_a_loaded_adapter_is_compared(llm: LLM, tmp_path: Path) -> None:
         llm.compare_adapter("compared", tmp_path)
 
 
+def test_the_same_tensors_again(llm: LLM, tmp_path: Path) -> None:
+    """A trainer's tensors have other values each time. Their names and shapes are not read again, their types are."""
+    shapes = {Q: (128, 64), "model.layers.1.self_attn.q_proj": (128, 64), "model.layers.1.mlp.up_proj": (96, 64)}
+    config = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]}
+    for seed in (0, 1):
+        tensors = files.factors(shapes, seed=seed)
+        llm.load_adapter("again", tensors, config)
+        assert llm.compare_adapter("again", files.save(tmp_path / str(seed), tensors))
+    config["lora_alpha"] = 9
+    llm.load_adapter("again", tensors, config)
+    assert not llm.compare_adapter("again", tmp_path / "1")
+    name = next(iter(tensors))
+    for wrong in (tensors[name].astype(np.int8), tensors[name][:, 1:], "x"):
+        with pytest.raises(CheckpointError, match="wanted"):
+            llm.load_adapter("again", {**tensors, name: wrong}, config)
+    llm.remove_adapter("again")
+    assert not llm._frontend.adapters._lent
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [

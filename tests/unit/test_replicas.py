@@ -21,10 +21,9 @@ STAND_INS = [
 
 @pytest.mark.parametrize(("core", "replicas"), STAND_INS)
 def test_the_cores_calls_are_there(core: type, replicas: type) -> None:
-    """But for models over several hosts, prompts of other engines, and adapters in one device's memory, which replicas lack."""
+    """But for models over several hosts and prompts of other engines, which replicas lack."""
     handed_over = {"save_prompt", "fetch_prompt", "lend_prompt", "borrow_prompt"}
-    of_a_model = {"follow", "lend_adapter", "holds_adapter"}
-    refused = {_core.Model: of_a_model, _core.Engine: {"save_prompt"}, _core.EngineThread: handed_over}
+    refused = {_core.Model: {"follow"}, _core.Engine: {"save_prompt"}, _core.EngineThread: handed_over}
     refused |= {_core.Subscription: {"end_wait"}, _core.WeightUpdate: {"takes"}}  # `takes` asks no model
     missing = {name for name in dir(core) if not name.startswith("_")} - set(dir(replicas))
     assert missing == refused.get(core, set())

@@ -58,14 +58,14 @@ class ReplicaModel:
         """Like the core's."""
         return self.models[0].adapter_places()
 
-    def add_adapter(self, number: int, image: Any, is_pinned: bool, /) -> None:
+    def lend_adapter(self, number: int, address: int, n_bytes: int, is_pinned: bool, /) -> None:
         """Like the core's, for each replica."""
         for model in self.models:
-            model.add_adapter(number, image, is_pinned)
+            model.lend_adapter(number, address, n_bytes, is_pinned)
 
-    def adapter_equals(self, number: int, image: Any, /) -> bool:
-        """Like the core's, of all replicas."""
-        return all(model.adapter_equals(number, image) for model in self.models)
+    def holds_adapter(self, number: int, /) -> bool:
+        """Like the core's, of any replica."""
+        return any(model.holds_adapter(number) for model in self.models)
 
     def remove_adapter(self, number: int, /) -> None:
         """Like the core's, for each replica."""
