@@ -147,14 +147,17 @@ struct linear_args {
 /* Adapters (LoRA): for each row that has one, y += scale * B (A x), part by part of a matrix. x is the input of the matrix's
  * linear. With is_delta y is set instead: to scale * B (A x), and to -0.0 for rows without an adapter, because x + -0.0 has the
  * bits of x. A slot of the adapters' memory holds one adapter. A part's head, a, b are offsets in bytes inside a slot:
- *   head   uint32 rank, then float32 scale; rank 0: the adapter does not have the part
+ *   head   uint32 rank, then float32 scale; rank 0: the adapter has no factors for the part. FUSION_LORA_WHOLE: then uint32
+ *          enum lora_bias
  *   a      float32 [max_rank][n_cols], of which rank rows are used
- *   b      float32 [max_rank][n_rows], the transpose of B
+ *   b      float32 [max_rank][n_rows], the transpose of B; FUSION_LORA_WHOLE: [max_rank + 1][n_rows], the last row is a bias
  * t = A x and B t are sums in float32 whose order the part alone decides. Rows without an adapter keep their bits. */
 struct lora_part {
     uint32_t first_row, n_rows; /* of the matrix */
     size_t head, a, b;
 };
+/* y += bias; LORA_BIAS_REPLACES: y += bias - base_bias */
+enum lora_bias { LORA_BIAS_NONE = 0, LORA_BIAS_ADDS = 1, LORA_BIAS_REPLACES = 2 };
 struct lora_args {
     uint32_t n_rows, n_parts, max_rank;
     const struct lora_part *parts; /* [n_parts] in host memory, of one matrix */
@@ -167,6 +170,10 @@ struct lora_args {
     bool is_delta;              /* y is float32 for every type of activations; FUSION_LINEAR_DELTA */
     uint32_t first_row;         /* without row_slots: rows first_row, first_row + 1, ... of the step, or of the rows that `rows`
                                  * lists, a multiple of LORA_ROWS; n_rows is at most LORA_ROWS then */
+    const float *base_bias;     /* of the linear, or NULL; this and what follows: FUSION_LORA_WHOLE */
+    const int32_t *token_ids;   /* an embedding's: A x is the column of A of the row's id, times factor. x has no data, and a
+                                 * column for each id. NULL: a linear's */
+    float factor;
 };
 #define LORA_ROWS 1024u
 
@@ -826,7 +833,8 @@ enum fusion {
     FUSION_VISIBLE_END = 8192, /* `attention` has visible_end */
     FUSION_EXPERTS_LORA = 16384, /* `experts` has lora */
     FUSION_LINEAR_ADD_GATHER = 32768, /* LINEAR_ADD only where the sum is gathered */
-    FUSION_GATHER_COMBINE = 65536 /* `gather` has combine */
+    FUSION_GATHER_COMBINE = 65536, /* `gather` has combine */
+    FUSION_LORA_WHOLE = 131072 /* `lora` has biases and token_ids */
 };
 
 struct backend_options {

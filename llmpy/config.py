@@ -110,6 +110,7 @@ class EngineConfig:
         max_lora_rank: Largest rank of an adapter.
         lora_dtype: Type of adapters in the engine: "auto" or "float32" = float32, which loses no bit of them.
         lora_experts: Whether adapters may change the experts of a mixture; a slot then has room for every expert.
+        lora_embeddings: Whether adapters may change the embeddings of tokens and the head (`lm_head`).
         speculative_config: Drafts, which make several tokens of a sample in one step: {"method": "ngram", "k": 4, "min": 2,
             "max": 4}, {"method": "suffix", "k": "auto", "shared": True} or {"method": "draft", "model": "PATH", "k": 4}; None =
             none. Never changes a result.
@@ -188,6 +189,7 @@ class EngineConfig:
     lora_dtype: str = field(default="auto", metadata=option(choice(
         "auto", "float32", not_yet=("float16", "bfloat16"), knob="use 'auto', which is float32")))
     lora_experts: bool = field(default=False, metadata=option(as_bool))
+    lora_embeddings: bool = field(default=False, metadata=option(as_bool))
     limit_mm_per_prompt: Mapping[str, int] | None = field(default=None, metadata=option(rules.media_limits))
     max_image_pixels: int = field(default=50_000_000, metadata=option(integer(1, 1 << 31)))
     max_image_side: int = field(default=16384, metadata=option(integer(1, 65535)))

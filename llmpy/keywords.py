@@ -169,6 +169,7 @@ class EngineOptions(TypedDict, total=False):
     max_lora_rank: int
     lora_dtype: str
     lora_experts: bool
+    lora_embeddings: bool
     limit_mm_per_prompt: Mapping[str, int] | None
     max_image_pixels: int
     max_image_side: int

@@ -1,6 +1,7 @@
 /* draft.c: the sources that find drafts in earlier text, by an index of tokens (token_index.h).
  *
- *   ngram   the newest place behind the longest match, of max to min tokens, in the sequence's own tokens
+ *   ngram   the newest place behind the longest match, of max to min tokens, in the sequence's own tokens; if the number of
+ *           drafts adapts, a match of fewer than max tokens gives at most as many drafts as tokens match
  *   suffix  up to N_VOTES places behind the longest of SUFFIX_LENGTHS, in the sequence's own tokens and in finished outputs;
  *           every draft is the most frequent id there, as long as enough of the places agree */
 #include "draft.h"
@@ -20,6 +21,7 @@ struct text_source {
     struct draft_source source;
     struct token_index *shared;  /* of finished outputs; NULL: none are kept */
     uint32_t n_lengths, lengths[INDEX_LENGTHS]; /* descending */
+    bool adapts;
 };
 
 /* The index of a sequence is at the beginning of its memory, the index's arrays behind it. */
@@ -64,11 +66,14 @@ static uint32_t ngram_propose(void *ctx, struct sequence *q, uint32_t k, int32_t
 {
     const struct text_source *s = ctx;
     const struct token_index *index = index_of(q);
-    uint32_t place = 0, n = 0;
-    for (uint32_t l = 0; l < s->n_lengths && !n; l++)
-        n = token_index_find(index, index, l, &place, 1);
-    if (!n)
+    uint32_t place = 0, l = 0;
+    while (l < s->n_lengths && !token_index_find(index, index, l, &place, 1))
+        l++;
+    if (l == s->n_lengths)
         return 0;
+    if (s->adapts && l && k > s->lengths[l])
+        k = s->lengths[l];
+    uint32_t n;
     for (n = 0; n < k; n++, place++) /* behind the last token the drafts themselves go on */
         ids[n] = (int32_t)(index->n - place) > 0 ? keyed(q, token_index_id(index, place)) : ids[place - index->n];
     return n;
@@ -180,6 +185,7 @@ enum rc draft_source_create(const struct draft_options *options, struct draft_so
     if (!s)
         return err_set(err, RC_MEMORY, "speculative_config: out of memory");
     s->source = (struct draft_source){s, text_bytes, text_begin, ngram_propose, text_accept, NULL, NULL};
+    s->adapts = !options->k;
     *source = &s->source;
     if (options->method == DRAFT_NGRAM) {
         for (uint32_t length = options->max; length >= options->min; length--)

@@ -9,39 +9,63 @@ static size_t aligned(size_t size_bytes)
     return (size_bytes + 63) & ~(size_t)63;
 }
 
-/* Appends the parts of a weight to the layout. */
-static void lay_weight(struct lora *l, const struct program *p, uint32_t w)
+/* Appends a place with n_rows rows of B. */
+static void lay_part(struct lora *l, struct lora_place place, uint32_t first_row, uint32_t n_rows)
 {
-    const struct weight *weight = &p->weights[w];
-    uint32_t first_row = 0;
-    for (uint32_t i = 0; i < weight->n_parts; first_row += weight->parts[i++].rows) {
-        struct lora_part at = {first_row, weight->parts[i].rows, l->slot_bytes, l->slot_bytes + HEAD_BYTES, 0};
-        at.b = at.a + aligned((size_t)l->max_rank * weight->cols * sizeof(float));
-        l->slot_bytes = at.b + aligned((size_t)l->max_rank * at.n_rows * sizeof(float));
-        l->places[l->n_places] = (struct lora_place){w, i, at};
-        l->parts[l->n_places++] = at;
-    }
+    uint32_t n_of_b = l->max_rank + l->has_biases;
+    place.at = (struct lora_part){first_row, n_rows, l->slot_bytes, l->slot_bytes + HEAD_BYTES, 0};
+    place.at.b = place.at.a + aligned((size_t)l->max_rank * place.n_cols * sizeof(float));
+    l->slot_bytes = place.at.b + aligned((size_t)n_of_b * n_rows * sizeof(float));
+    l->parts[l->n_places] = place.at;
+    l->places[l->n_places++] = place;
 }
 
-static bool has_weight(const struct op *op, uint32_t weight, bool with_experts)
+/* The place of an embedding; NULL: adapters do not change it. */
+static const struct lora_place *embedding_of(const struct lora *l, uint32_t weight)
 {
-    if (op->code == OP_EXPERTS)
-        return with_experts && (op->weight[0] == weight || op->weight[1] == weight);
-    return op->code == OP_LINEAR && op->weight[0] == weight;
+    for (uint32_t i = l->n_places; i && l->places[i - 1].use == LORA_EMBEDDING; i--)
+        if (l->places[i - 1].weight == weight)
+            return &l->places[i - 1];
+    return NULL;
 }
 
-/* Lays out a slot: the weights of all linears and, with has_experts, of all experts, each once. */
+/* How the linears of a program use a weight, if adapters may change them. */
+static bool use_of(const struct lora *l, const struct op *op, uint32_t weight, enum lora_use *use)
+{
+    if (op->code == OP_EXPERTS && op->weight[1] == weight)
+        return l->has_experts;
+    if (op->weight[0] != weight)
+        return false;
+    *use = op->code == OP_LOGITS ? LORA_HEAD : LORA_LINEAR;
+    return op->code == OP_LINEAR || (*use == LORA_HEAD ? l->has_embeddings : op->code == OP_EXPERTS && l->has_experts);
+}
+
+static bool is_embedding(const struct lora *l, const struct op *op, const struct program *p)
+{
+    return l->has_embeddings && op->code == OP_EMBED && op->embed.source == EMBED_TOKENS && !op->embed.first_row &&
+           !op->embed.end_id && p->weights[op->weight[0]].n_parts == 1;
+}
+
+/* Lays out a slot: the weights of all linears and, if there is room for them, of experts and of the head, each once; then those
+ * of embeddings. */
 static void lay(struct lora *l, const struct program *p)
 {
     for (uint32_t w = 0; w < p->n_weights; w++) {
+        const struct weight *weight = &p->weights[w];
+        enum lora_use use = LORA_LINEAR;
         bool is_changed = false;
-        for (uint32_t i = 0; i < p->n_ops; i++)
-            is_changed |= has_weight(&p->ops[i], w, l->has_experts);
+        for (uint32_t i = 0; i < p->n_ops && !is_changed; i++)
+            is_changed = use_of(l, &p->ops[i], w, &use);
         l->first[w] = l->n_places;
-        if (is_changed)
-            lay_weight(l, p, w);
+        for (uint32_t i = 0, first_row = 0; is_changed && i < weight->n_parts; first_row += weight->parts[i++].rows)
+            lay_part(l, (struct lora_place){w, i, use, weight->cols, {0}}, first_row, weight->parts[i].rows);
     }
     l->first[p->n_weights] = l->n_places;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        uint32_t w = p->ops[i].weight[0];
+        if (is_embedding(l, &p->ops[i], p) && !embedding_of(l, w))
+            lay_part(l, (struct lora_place){w, 0, LORA_EMBEDDING, p->weights[w].rows, {0}}, 0, p->weights[w].cols);
+    }
 }
 
 /* Columns of the widest linear, as whole 32s. */
@@ -102,8 +126,13 @@ enum rc lora_create(struct model *m, struct err *err)
         return refuse(m, "adapters of a model on several hosts (nnodes) are", err);
     if (m->options.has_lora_experts && !(m->backend->fusions(m->ctx) & FUSION_EXPERTS_LORA))
         return refuse(m, "adapters of experts (lora_experts=True) are", err);
+    l->has_biases = m->backend->fusions(m->ctx) & FUSION_LORA_WHOLE;
+    l->has_embeddings = m->options.has_lora_embeddings;
+    if (l->has_embeddings && !l->has_biases)
+        return refuse(m, "adapters of embeddings and of the head (lora_embeddings=True) are", err);
     for (uint32_t w = 0; w < p->n_weights; w++)
         n += p->weights[w].n_parts;
+    n += p->n_ops; /* embeddings */
     l->n_slots = m->options.max_loras;
     l->max_rank = m->options.max_lora_rank;
     l->has_experts = m->options.has_lora_experts;
@@ -113,6 +142,7 @@ enum rc lora_create(struct model *m, struct err *err)
     if (!l->places || !l->parts || !l->first)
         return err_set(err, RC_MEMORY, "adapters: out of memory");
     uint32_t n_rows = m->options.max_num_batched_tokens;
+    n_rows = l->has_embeddings && m->max_logits_rows > n_rows ? m->max_logits_rows : n_rows;
     lay(l, p);
     void *slots = NULL, *scratch = NULL, *delta = NULL;
     enum rc rc = m->backend->buffer_create(m->ctx, l->n_slots * l->slot_bytes, &slots, err);
@@ -270,6 +300,36 @@ enum rc lora_linear(struct running *run, const struct step *step, uint32_t weigh
     args.n_rows = linear->n_rows;
     args.x = linear->x;
     args.y = linear->y;
+    args.base_bias = linear->bias;
     rc = m->backend->linear(m->ctx, linear, run->err);
     return rc ? rc : m->backend->lora(m->ctx, &args, run->err);
+}
+
+enum rc lora_embedding(struct running *run, uint32_t weight, const struct embed_args *embed)
+{
+    const struct model *m = run->m;
+    const struct lora *l = &m->lora;
+    const struct lora_place *place = embedding_of(l, weight);
+    if (!place)
+        return RC_OK;
+    struct lora_args args = {
+        .n_rows = embed->n_rows, .n_parts = 1, .max_rank = l->max_rank, .parts = &place->at, .slots = l->slots,
+        .slot_bytes = l->slot_bytes, .row_slots = run->row_adapter, .x = {NULL, place->n_cols, 0}, .y = embed->out,
+        .scratch = l->scratch, .token_ids = embed->token_ids, .factor = embed->scale};
+    return m->backend->lora(m->ctx, &args, run->err);
+}
+
+enum rc lora_head(struct running *run, const struct step *step, uint32_t row, const struct linear_args *linear)
+{
+    const struct lora *l = &run->m->lora;
+    uint32_t weight = step->ops[ROLE_MAIN]->weight[0];
+    struct lora_args args = args_of(run, step, weight, 0);
+    if (!l->has_embeddings || l->first[weight] == l->first[weight + 1])
+        return RC_OK;
+    args.n_rows = linear->n_rows;
+    args.x = linear->x;
+    args.y = linear->y;
+    args.rows = run->wanted_rows + row;
+    args.base_bias = linear->bias;
+    return run->m->backend->lora(run->m->ctx, &args, run->err);
 }

@@ -13,19 +13,26 @@ struct running;
 struct step;
 struct views;
 
-/* Where a part of a linear's weight lies in a slot. */
+/* What an adapter changes: a linear or experts, what an embedding reads, the head. One matrix can be both of the last. */
+enum lora_use { LORA_LINEAR, LORA_EMBEDDING, LORA_HEAD };
+
+/* Where a part of a weight lies in a slot. */
 struct lora_place {
     uint32_t weight, part;
+    enum lora_use use;
+    uint32_t n_cols; /* of A */
     struct lora_part at;
 };
 
 struct lora {
     uint32_t max_rank, n_slots;
     bool has_experts;            /* slots have room for experts */
+    bool has_embeddings;         /* and for embeddings and the head */
+    bool has_biases;             /* and for a bias of each part */
     size_t slot_bytes;
     size_t image_offset;         /* of this rank's slot in an image, which has a slot of each rank */
     uint32_t n_places;
-    struct lora_place *places;   /* [n_places] ordered by weight, then by part */
+    struct lora_place *places;   /* [n_places] of linears and heads by weight, then by part; then those of embeddings */
     struct lora_part *parts;     /* [n_places] their `at` */
     uint32_t *first;             /* [n_weights + 1] first place of a weight */
     char *slots;                 /* device memory */
@@ -52,6 +59,10 @@ enum rc lora_load(struct running *run);
 /* What the adapters of some rows add to experts; has_experts. up, down: weights. Fills `args` and returns it. */
 const struct experts_lora *lora_experts(const struct running *run, const struct step *step, uint32_t up, uint32_t down,
                                         uint32_t n_experts, struct experts_lora *args);
+/* What adapters add to the rows of an embedding of tokens. */
+enum rc lora_embedding(struct running *run, uint32_t weight, const struct embed_args *embed);
+/* What adapters add to logits that the head has computed for the wanted rows from `row` on. */
+enum rc lora_head(struct running *run, const struct step *step, uint32_t row, const struct linear_args *linear);
 /* A linear for rows with adapters. Where linears add `delta`, it takes LORA_ROWS rows at a time. weight: of the linear. */
 enum rc lora_linear(struct running *run, const struct step *step, uint32_t weight, const struct linear_args *linear);
 

@@ -70,7 +70,7 @@ struct routing {
 uint32_t route_stride(const struct model *m, struct view routes); /* in routes */
 struct routing routing_of(const struct model *m, const struct op *op, uint32_t n_rows, struct view x, struct view routes,
                           struct view logits);
-enum rc linear_run(struct running *run, const struct step *step, uint32_t n_rows, struct view x, struct view y);
+enum rc head_run(struct running *run, const struct step *step, uint32_t row, uint32_t n_rows, struct view x, struct view y);
 enum rc qkv_run(struct running *run, const struct step *step, const struct views *v); /* STEP_QKV and STEP_KV_WRITE */
 
 #endif

@@ -87,7 +87,7 @@ static enum rc compute(struct running *run, const struct step *step, struct view
     x.data = (char *)x.data + (size_t)row * x.stride * m->item_bytes;
     enum rc rc = is_shared && row ? ranks_meet(run, (struct meet_args){0}) : RC_OK; /* rank 0 has sampled the rows before */
     if (!rc)
-        rc = linear_run(run, step, n, x, y);
+        rc = head_run(run, step, row, n, x, y);
     if (!rc && op_scales_logits(op))
         rc = RUN_ENTRY(m, scale_logits, (&(struct scale_logits_args){n, op->logits.scale, op->logits.softcap, y}), run->err);
     if (!rc && is_mapped)

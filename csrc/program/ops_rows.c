@@ -42,7 +42,9 @@ enum rc run_embed(struct running *run, const struct step *step, const struct vie
         .scale = given->scale, .out = v->out, .first_row = given->first_row, .first_id = (int32_t)given->first_id,
         .end_id = (int32_t)given->end_id,
     };
-    return m->backend->embed(m->ctx, &args, run->err);
+    enum rc rc = m->backend->embed(m->ctx, &args, run->err);
+    bool has_adapters = run->has_adapters && m->lora.has_embeddings && given->source == EMBED_TOKENS;
+    return rc || !has_adapters ? rc : lora_embedding(run, step->ops[ROLE_MAIN]->weight[0], &args);
 }
 
 const char *check_linear(const struct program *p, const struct op *op)
@@ -79,11 +81,12 @@ static struct linear_args linear_of(const struct running *run, const struct step
     };
 }
 
-enum rc linear_run(struct running *run, const struct step *step, uint32_t n_rows, struct view x, struct view y)
+enum rc head_run(struct running *run, const struct step *step, uint32_t row, uint32_t n_rows, struct view x, struct view y)
 {
     struct view add;
     struct linear_args args = linear_of(run, step, ROLE_MAIN, n_rows, x, y, &add);
-    return run->m->backend->linear(run->m->ctx, &args, run->err);
+    enum rc rc = run->m->backend->linear(run->m->ctx, &args, run->err);
+    return rc || !run->has_adapters ? rc : lora_head(run, step, row, &args);
 }
 
 enum rc run_linear(struct running *run, const struct step *step, const struct views *v)

@@ -15,19 +15,26 @@ static uint32_t n_experts_of(const struct program *p, uint32_t weight)
     return 0;
 }
 
-/* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a and b, number of the matrix, its
- * experts); struct weight_part has the meaning of base, inner and stride. */
+/* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a, b and bias, number of the matrix, its
+ * experts, use); struct weight_part has the meaning of base, inner and stride. Offset of bias 0: there is no room for one. */
 static PyObject *place_of(const struct program *p, const struct lora *lora, const struct lora_place *place)
 {
-    Py_ssize_t at = (Py_ssize_t)lora->image_offset;
+    Py_ssize_t at = (Py_ssize_t)lora->image_offset, b = at + (Py_ssize_t)place->at.b;
     const struct weight *weight = &p->weights[place->weight];
     const struct weight_part *part = &weight->parts[place->part];
     uint32_t last = part->n_dims - 1, tensor_rows = part->is_transposed ? part->dims[last] : 1;
+    uint32_t base = part->base, inner = part->inner, stride = part->stride;
     for (uint32_t i = 0; i < last && !part->is_transposed; i++)
         tensor_rows *= part->dims[i];
-    return Py_BuildValue("(sIIIIIInnnII)", part->name, tensor_rows, part->rows, weight->cols, part->base, part->inner,
-                         part->stride, at + (Py_ssize_t)place->at.head, at + (Py_ssize_t)place->at.a,
-                         at + (Py_ssize_t)place->at.b, place->weight, n_experts_of(p, place->weight));
+    if (place->use == LORA_EMBEDDING) {
+        tensor_rows = inner = place->at.n_rows;
+        base = stride = 0;
+    }
+    bool has_bias = lora->has_biases && place->use != LORA_EMBEDDING;
+    return Py_BuildValue("(sIIIIIInnnnIII)", part->name, tensor_rows, place->at.n_rows, place->n_cols, base, inner, stride,
+                         at + (Py_ssize_t)place->at.head, at + (Py_ssize_t)place->at.a, b,
+                         has_bias ? b + (Py_ssize_t)(lora->max_rank * place->at.n_rows * sizeof(float)) : 0, place->weight,
+                         n_experts_of(p, place->weight), (uint32_t)place->use);
 }
 
 static const struct lora *lora_of(PyObject *object, struct team **team)

@@ -74,15 +74,17 @@ static bool get_flag(PyObject *options, const char *key)
     return value && PyObject_IsTrue(value) == 1;
 }
 
-/* The option `adapters`: most adapters of a step, their largest rank, and whether they may change experts. Without it the model
- * serves none. */
+/* The option `adapters`: most adapters of a step, their largest rank, whether they may change experts, and whether embeddings
+ * and the head. Without it the model serves none. */
 static int parse_adapters(PyObject *options, struct model_options *o)
 {
     PyObject *given = PyDict_GetItemString(options, "adapters");
     if (!given || given == Py_None)
         return 0;
-    int has_experts = 0, bad = !PyArg_ParseTuple(given, "IIp", &o->max_loras, &o->max_lora_rank, &has_experts);
+    int has_experts = 0, has_embeddings = 0;
+    int bad = !PyArg_ParseTuple(given, "IIpp", &o->max_loras, &o->max_lora_rank, &has_experts, &has_embeddings);
     o->has_lora_experts = has_experts;
+    o->has_lora_embeddings = has_embeddings;
     return bad ? -1 : 0;
 }
 

@@ -51,12 +51,13 @@ class RowOperations(Opened):
 
     def lora(
         self, x: Array, y: Array, slots: Array, parts: Sequence[tuple[int, int, int, int, int]], row_slots: Array | None,
-        max_rank: int, rows: Array | None = None, is_delta: bool = False, first_row: int = 0,
+        max_rank: int, rows: Array | None = None, is_delta: bool = False, first_row: int = 0, base_bias: Array | None = None,
+        token_ids: Array | None = None, factor: float = 1.0,
     ) -> None:  # fmt: skip
         """Adds adapters to y; a part is (first row, rows, offsets of head, a, b); a row of slots is float32."""
         stage = Stage(self)
         args = struct("lora_args", n_parts=len(parts), max_rank=max_rank, slot_bytes=4 * slots.shape[1], is_delta=is_delta,
-                      first_row=first_row)  # fmt: skip
+                      first_row=first_row, factor=factor)  # fmt: skip
         table = (header().structs["lora_part"] * len(parts))(*parts)
         args.parts = ctypes.addressof(table)
         stage.view(args.x, "x", x)
@@ -65,6 +66,8 @@ class RowOperations(Opened):
         stage.array(args, "slots", slots)
         stage.array(args, "row_slots", row_slots, "i")
         stage.array(args, "rows", rows, "i")
+        stage.array(args, "base_bias", base_bias)
+        stage.array(args, "token_ids", token_ids, "i")
         scratch = np.full(max(len(x) * len(parts) * max_rank, 1), np.nan, np.float32)
         stage.array(args, "scratch", scratch, is_written=True)
         args.n_rows = stage.n_rows

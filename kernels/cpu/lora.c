@@ -1,8 +1,8 @@
-/* Adapters: y += scale * B (A x) for the rows that have one. Shapes: x [n_rows][n_cols], y [n_rows][...] float32, A and the
- * transpose of B float32, one of each for every part of the matrix. Order of the sums: an element of A x is a dot product in
- * four chains of vectors over the columns, joined as a fixed tree; an element of B (A x) is one chain over the rank. So neither
- * the number of threads nor other rows change a bit. Bound by the bytes of A and B for one row (rank 16, 4096 x 4096: 0.5 MB),
- * else by 4 operations a rank, row and column. */
+/* Adapters: y += scale * B (A x) + bias for the rows that have one. Shapes: x [n_rows][n_cols], y [n_rows][...] float32, A and
+ * the transpose of B float32, one of each for every part of the matrix. Order of the sums: an element of A x is a dot product
+ * in four chains of vectors over the columns, joined as a fixed tree; an element of B (A x) is one chain over the rank. So
+ * neither the number of threads nor other rows change a bit. Bound by the bytes of A and B for one row (rank 16, 4096 x 4096:
+ * 0.5 MB), else by 4 operations a rank, row and column. */
 #include "ops.h"
 #include "simd.h"
 
@@ -16,6 +16,7 @@ struct lora_job {
 struct lora_head {
     uint32_t rank;
     float scale;
+    uint32_t bias; /* enum lora_bias */
 };
 
 /* The slot of a row's adapter; NULL: the row has none. */
@@ -50,12 +51,32 @@ static void add_part(const struct lora_part *part, const char *slot, const float
     }
 }
 
+/* What a bias of the adapter adds to rows first .. end of a part. */
+static void add_bias(const struct lora_args *args, const struct lora_part *part, const char *slot, uint32_t first,
+                     uint32_t end, float *y)
+{
+    uint32_t kind = slot ? head_of(part, slot).bias : LORA_BIAS_NONE;
+    const float *bias = kind ? (const float *)(slot + part->b) + (size_t)args->max_rank * part->n_rows : NULL;
+    const float *base = kind == LORA_BIAS_REPLACES && args->base_bias ? args->base_bias + part->first_row : NULL;
+    for (uint32_t i = first; bias && i < end; i++)
+        y[i] += base ? bias[i] - base[i] : bias[i];
+}
+
 void K(lora_row)(const struct lora_part *part, const char *slot, const float *x, uint32_t n_cols, float *t, float *y)
 {
     const float *a = (const float *)(slot + part->a);
     for (uint32_t j = 0; j < head_of(part, slot).rank; j++, a += n_cols)
         t[j] = v_dot(a, x, n_cols);
     add_part(part, slot, t, false, 0, part->n_rows, y + part->first_row);
+}
+
+/* An element of A x, or of A's column of the row's token. */
+static float product(const struct lora_args *args, uint32_t row, const float *a)
+{
+    uint32_t id = args->token_ids ? (uint32_t)args->token_ids[row] : 0;
+    if (args->token_ids)
+        return id < args->x.width ? args->factor * a[id] : 0;
+    return v_dot(a, (const float *)args->x.data + (size_t)row * args->x.stride, args->x.width);
 }
 
 /* One element of t = A x; nothing if the adapter's rank is lower. */
@@ -66,8 +87,7 @@ static void shrink(const struct lora_args *args, uint32_t row, uint32_t part_idx
     if (!slot || element >= head_of(part, slot).rank)
         return;
     const float *a = (const float *)(slot + part->a) + (size_t)element * args->x.width;
-    const float *x = (const float *)args->x.data + (size_t)row * args->x.stride;
-    args->scratch[((size_t)row * args->n_parts + part_idx) * args->max_rank + element] = v_dot(a, x, args->x.width);
+    args->scratch[((size_t)row * args->n_parts + part_idx) * args->max_rank + element] = product(args, row, a);
 }
 
 /* Rows first .. end of a part of y. */
@@ -77,6 +97,7 @@ static void expand(const struct lora_args *args, uint32_t row, uint32_t part_idx
     const float *t = args->scratch + ((size_t)row * args->n_parts + part_idx) * args->max_rank;
     float *y = (float *)args->y.data + (size_t)row * args->y.stride + part->first_row;
     add_part(part, slot_of(args, row), t, args->is_delta, first, end, y);
+    add_bias(args, part, slot_of(args, row), first, end, y);
 }
 
 static void lora_run(void *job_args, uint32_t thread)

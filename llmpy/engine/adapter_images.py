@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..config import EngineConfig
-    from .adapters import Place
+    from .adapter_sources import Place
     from .peft import Factors
 
 

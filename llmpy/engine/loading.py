@@ -218,6 +218,13 @@ def _images(config: EngineConfig, files: ModelFiles, spec: Spec, tokenizer: Toke
     return Images(config, files.config, files.directory, tokenizer)
 
 
+def _adapters(config: EngineConfig) -> tuple[int, int, bool, bool] | None:
+    """The core's option `adapters`."""
+    if not config.enable_lora:
+        return None
+    return config.max_loras, config.max_lora_rank, config.lora_experts, config.lora_embeddings
+
+
 def _check_adapters(config: EngineConfig, spec: Spec) -> None:
     """Refuses adapters where the engine cannot serve them."""
     if not config.enable_lora:
@@ -225,6 +232,8 @@ def _check_adapters(config: EngineConfig, spec: Spec) -> None:
     where = f"nnodes={config.nnodes}" if config.nnodes > 1 else ""
     if config.lora_experts and config.tensor_parallel_size > 1:
         where = "lora_experts=True and several ranks (tensor_parallel_size)"
+    if config.lora_embeddings and config.tensor_parallel_size > 1:
+        where = "lora_embeddings=True and several ranks (tensor_parallel_size)"
     where = "checkpoints that store rows or columns in another order (GGUF files, act-order)" if spec["reordered"] else where
     if where:
         raise UnsupportedError(f"enable_lora=True is not supported yet with {where}; merge the adapter into the checkpoint")
@@ -425,7 +434,7 @@ def _model_options(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         "fit_model_len": not isinstance(length, int),
         "max_draft_rows": speculation.most_draft_rows(config),
         "enforce_eager": config.enforce_eager,
-        "adapters": (config.max_loras, config.max_lora_rank, config.lora_experts) if config.enable_lora else None,
+        "adapters": _adapters(config),
         "synchronous": environment.sync_level() > 0,
         "checks_ranks": environment.sync_level() > 1,
         "kv_cache_bytes": config.kv_cache_memory_bytes,

@@ -22,18 +22,20 @@ _TYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MERGE = "merge the adapter into the checkpoint"
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weight")
+_EMBEDDING = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_embedding_([AB])(?:\.\w+)?")
+_ADDED_BIAS = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_B(?:\.\w+)?\.bias")
+_BIAS = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.bias")
+_COPY = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.weight")
+"""PEFT saves the model's own embeddings and head beside factors of them."""
 _NESTED = re.compile(r"(\.base_layer)+$")
 """PEFT wraps a module with several target_parameters several times."""
 _OTHERS = {
     "lora_magnitude_vector": "magnitudes (DoRA)",
-    "lora_embedding_": "factors of an embedding",
-    "lora_B.bias": "a bias (lora_bias)",
     "modules_to_save": "a whole module (modules_to_save)",
 }
 """What tensors with these words in their names are."""
 _FEATURES = {
     "use_dora": "DoRA",
-    "lora_bias": "lora_bias",
     "modules_to_save": "modules_to_save",
     "trainable_token_indices": "trainable_token_indices",
     "layer_replication": "layer_replication",
@@ -66,10 +68,18 @@ class Found(NamedTuple):
     Args:
         matrices: By the names of the weights.
         experts: By the name of the module that holds a layer's experts: for each of its parameters the factors of all experts.
+        embeddings: By the names of the weights: A has a column for each token id.
+        biases: By the names of the weights: the bias of the linear with the adapter.
+        added: By the names of the weights: what the adapter adds to it.
+        copies: The shapes of the model's own weights that the files have, too.
     """
 
     matrices: dict[str, Factors]
     experts: dict[str, list[list[Factors]]]
+    embeddings: dict[str, Factors]
+    biases: dict[str, npt.NDArray[np.float32]]
+    added: dict[str, npt.NDArray[np.float32]]
+    copies: dict[str, tuple[int, ...]]
 
 
 def read(path: str | Path) -> Found:
@@ -107,17 +117,23 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be the content of adapter_config.json, but is of type {type(config).__name__}")
     _check_config(config, where)
+    adapter = Found({}, {}, {}, {}, {}, {})
     found: dict[str, dict[str, Any]] = {}
+    embeddings: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
-        match = _FACTOR.fullmatch(name)
-        if match is None:
-            _refuse_tensor(name, where)
+        if match := _EMBEDDING.fullmatch(name):
+            embeddings.setdefault(match[1], {}).update({match[2]: array(name, tensor, where), f"name {match[2]}": name})
+            continue
+        if (match := _FACTOR.fullmatch(name)) is None:
+            _read_other(adapter, name, tensor, config, where)
+            continue
         pair = found.setdefault(match[1], {})
         if match[2] in pair:
             message = f"{where}: tensor {name}: wanted one lora_{match[2]} of {match[1]}, have several"
             raise CheckpointError(message, file=where, tensor=name)
         pair |= {match[2]: _checked(name, tensor, where) if on_device else array(name, tensor, where), f"name {match[2]}": name}
-    adapter = Found({}, {})
+    for module, pair in embeddings.items():
+        adapter.embeddings[f"{module}.weight"] = _pair(module, module, pair, config, where)
     wrappers = Counter(_NESTED.sub("", module) for module in found)
     for module, pair in found.items():
         holder, is_nested = _NESTED.subn("", module)
@@ -129,7 +145,28 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
             adapter.experts.setdefault(holder, []).append(_experts(holder, key, pair, n, config, where))
         else:
             adapter.matrices[f"{holder}.weight"] = _pair(holder, key, pair, config, where)
+    for name, bias in adapter.added.items():
+        factors_of = adapter.matrices.get(name)
+        adapter.added[name] = bias * np.float32(1 if factors_of is None else factors_of.scale)
     return adapter
+
+
+def _read_other(adapter: Found, name: str, tensor: Any, config: Mapping[str, Any], where: str) -> None:
+    """Takes up a bias, or a copy of the model's own weight."""
+    kind = config.get("bias", "none")
+    if (match := _ADDED_BIAS.fullmatch(name)) and config.get("lora_bias"):
+        adapter.added[f"{match[1]}.weight"] = array(name, tensor, where)
+    elif (match := _BIAS.fullmatch(name)) and ".lora_" not in name and kind in ("all", "lora_only"):
+        adapter.biases[f"{match[1]}.weight"] = array(name, tensor, where)
+    elif (match := _COPY.fullmatch(name)) and ".lora_" not in name and (".base_layer." in name or _is_of_vocabulary(match[1])):
+        adapter.copies[f"{match[1]}.weight"] = tuple(tensor.shape)
+    else:
+        _refuse_tensor(name, where)
+
+
+def _is_of_vocabulary(module: str) -> bool:
+    """Whether PEFT calls a module an embedding or a head, and saves it with factors of one."""
+    return module.rpartition(".")[2] in ("embed_tokens", "lm_head")
 
 
 def _parameters(holder: str, config: Mapping[str, Any]) -> list[str]:
@@ -144,7 +181,7 @@ def _check_config(config: Mapping[str, Any], where: str) -> None:
     if kind != "LORA":
         raise UnsupportedError(f"{where}: peft_type {kind!r} is not supported, only 'LORA'; {MERGE}")
     named = [label for field, label in _FEATURES.items() if config.get(field)]
-    if config.get("bias", "none") != "none":
+    if config.get("bias", "none") not in ("none", "all", "lora_only"):
         named.append(f"bias={config['bias']!r}")
     if named:
         raise UnsupportedError(f"{where}: {', '.join(named)} of the adapter is not supported yet; {MERGE}")

@@ -58,8 +58,7 @@ def test_the_same_tensors_again(llm: LLM, tmp_path: Path) -> None:
     ("config", "text"),
     [
         ({"use_dora": True}, "DoRA of the adapter"),
-        ({"bias": "lora_only"}, "bias='lora_only' of the adapter"),
-        ({"lora_bias": True}, "lora_bias of the adapter"),
+        ({"bias": "some"}, "bias='some' of the adapter"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save of the adapter"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
     ],
@@ -74,8 +73,10 @@ def test_features(llm: LLM, tmp_path: Path, config: dict[str, Any], text: str) -
     ("name", "shape", "error", "text"),
     [
         ("base_model.model.lm_head.lora_magnitude_vector", (4,), UnsupportedError, "magnitudes"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", (4, 131), UnsupportedError, "factors of an embedding"),
-        (f"base_model.model.{Q}.lora_B.bias", (128,), UnsupportedError, "a bias"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", (4, 131), CheckpointError, "lora_B.weight: wanted one beside"),
+        ("base_model.model.model.embed_tokens.weight", (131, 64), InvalidRequestError, "engine with lora_embeddings=True"),
+        (f"base_model.model.{Q}.lora_B.bias", (128,), CheckpointError, "wanted a name base_model"),
+        (f"base_model.model.{Q}.bias", (128,), CheckpointError, "wanted a name base_model"),
         ("base_model.model.model.norm.weight", (64,), CheckpointError, "wanted a name base_model"),
         ("base_model.model.layers.1.mlp.up_proj.lora_A.weight", (4, 64), CheckpointError, "up_proj.lora_B.weight: wanted"),
     ],
@@ -92,7 +93,8 @@ def test_tensors(llm: LLM, tmp_path: Path, name: str, shape: tuple[int, ...], er
         ({Q: (64, 64)}, CheckpointError, r"q_proj.lora_B.weight: wanted \[128, 4\], have \[64, 4\]"),
         ({Q: (128, 65)}, CheckpointError, r"q_proj.lora_A.weight: wanted \[4, 64\], have \[4, 65\]"),
         ({"model.layers.9.mlp.up_proj": (96, 64)}, CheckpointError, "9.mlp.up_proj.weight, which the model does not have"),
-        ({"model.embed_tokens": (131, 64)}, UnsupportedError, "an adapter of model.embed_tokens.weight is not supported"),
+        ({"model.embed_tokens": (131, 64)}, InvalidRequestError, "embed_tokens.weight; .* lora_embeddings=True"),
+        ({"model.norm": (64, 64)}, UnsupportedError, "an adapter of model.norm.weight is not supported yet, only linears"),
         ({}, CheckpointError, "wanted factors of linears"),
     ],
 )
@@ -182,6 +184,29 @@ def test_names_and_tensors_in_memory(llm: LLM, tmp_path: Path) -> None:
         llm.remove_adapter(name)
     with pytest.raises(InvalidRequestError, match="there is no adapter 'a'"):
         llm.remove_adapter("a")
+
+
+def test_biases_and_embeddings(tiny_model: Callable[[str, str], Path]) -> None:
+    """What is wrong with them, and where they are not served."""
+    name, config = f"base_model.model.{Q}", {"r": 4, "lora_alpha": 8, "lora_bias": True, "bias": "all"}
+    both: dict[str, Any] = {"enable_lora": True, "lora_embeddings": True}
+    with LLM(tiny_model("llama", "float32"), **both, **OPTIONS) as llm:
+        for more, error, text in (
+            (f"{name}.lora_B.bias", CheckpointError, r"a bias of model.*q_proj.weight: wanted \[128\], have \[9\]"),
+            (f"{name}.base_layer.bias", CheckpointError, r"a bias of model.*q_proj.weight: wanted \[128\], have \[9\]"),
+            ("base_model.model.model.norm.bias", UnsupportedError, "model.norm.weight is not supported yet, only linears"),
+            ("base_model.model.lm_head.weight", CheckpointError, r"lm_head.weight: wanted \[131, 64\], have \[9\]; its"),
+            ("model.embed_tokens.base_layer.weight", CheckpointError, r"wanted \[131, 64\], have \[9\]; its vocabulary"),
+        ):
+            with pytest.raises(error, match=text):
+                llm.load_adapter("a", files.factors(PLAIN) | {more: np.zeros(9, np.float32)}, config)
+        assert llm.list_adapters() == []
+    with pytest.raises(UnsupportedError, match="lora_embeddings=True and several ranks"):
+        LLM(tiny_model("llama", "float32"), **both, tensor_parallel_size=2, **OPTIONS)
+    with LLM(tiny_model("llama", "float32"), enable_lora=True, tensor_parallel_size=2, **OPTIONS) as llm:
+        bias = {f"{name}.lora_B.bias": np.zeros(128, np.float32)}
+        with pytest.raises(UnsupportedError, match=r"an adapter's bias .* is not supported yet with several ranks"):
+            llm.load_adapter("a", files.factors(PLAIN) | bias, config)
 
 
 def test_requests_are_checked() -> None:

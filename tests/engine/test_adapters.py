@@ -306,6 +306,47 @@ def test_experts(dtype: str, isa: str, tiny_model: Make) -> None:
             assert (bits(llm.generate([prompts()[i]], params(i))[0]) == wanted[i]) == (choice is None)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_embeddings_heads_and_biases(dtype: str, isa: str, tiny_model: Make) -> None:
+    """Mixed, in chunks, cached, preempted and drafted as alone; a request without an adapter as without adapters."""
+    path, rng = tiny_model("llama", dtype), np.random.default_rng(1)
+    shapes = linears(tiny_model("llama", "float32"))
+    config = {"r": 4, "lora_alpha": 6, "lora_bias": True, "bias": "all"}
+
+    def factors(seed: int) -> dict[str, Any]:
+        rows, columns = 131, 64
+        found = files.factors(shapes | {"lm_head": (rows, columns)} if seed else {"lm_head": (rows, columns)}, 4, seed)
+        found["model.embed_tokens.lora_embedding_A"] = rng.standard_normal((4, rows), np.float32)
+        found["model.embed_tokens.lora_embedding_B"] = rng.standard_normal((columns, 4), np.float32)
+        found |= {f"{name}.lora_B.bias": rng.standard_normal(shape[0], np.float32) for name, shape in shapes.items() if seed}
+        return found | {f"{name}.bias": 0.1 * rng.standard_normal(shape[0], np.float32) for name, shape in shapes.items()}
+
+    tensors = [factors(0), factors(1)]
+    choices = [None, "0", "1", None, "0", "1", None, "1"]
+
+    def generate(numbers: list[int], **options: Any) -> list[Any]:
+        with open_llm(path, f"cpu:{isa}", lora_embeddings=True, **options) as llm:
+            for name in "01":
+                llm.load_adapter(name, tensors[int(name)], config)
+            given = [prompts()[i] for i in numbers], [params(i) for i in numbers]
+            chosen = [choices[i] for i in numbers]
+            found = [[bits(one) for one in llm.generate(*given, lora_request=chosen, use_tqdm=False)] for _ in range(2)]
+            llm._driver.engine.check()
+            assert found[0] == found[1]
+            return found[0]
+
+    wanted = [generate([i], enable_prefix_caching=False)[0] for i in range(len(choices))]
+    for options in (
+        {"max_num_batched_tokens": 7, "max_num_seqs": 7},
+        {"max_loras": 1},
+        {"speculative_config": {"method": "ngram", "k": 3, "min": 1, "max": 3}},
+    ):
+        assert generate([*range(len(choices))], **options) == wanted
+    with open_llm(path, f"cpu:{isa}", enable_lora=False) as llm:
+        for i, choice in enumerate(choices):
+            assert (bits(llm.generate([prompts()[i]], params(i))[0]) == wanted[i]) == (choice is None)
+
+
 def test_steps_allocate_nothing(case: Case) -> None:
     path, device, adapters, _ = case
     with open_llm(path, device, max_loras=1) as llm:

@@ -148,3 +148,16 @@ def test_grammars_draft_the_text_that_they_force(tmp_path: Path, write_model: An
             drafts = [output.metrics.accepted_drafts for output in outputs if output.metrics]
     assert found[0] == found[1]
     assert sum(drafts[0]) > 12 and sum(drafts[1]) > 6 and sum(drafts[2]) == 0
+
+
+def test_a_short_match_gives_few_drafts(tiny_model: Make) -> None:
+    """Where the number of drafts adapts, at most as many as tokens match, but for a match of `max` tokens."""
+    found = {}
+    for k in ("auto", 6):
+        with open_llm(tiny_model("llama", "float32"), speculative_config={"method": "ngram", "k": k}) as llm:
+            params = SamplingParams(max_tokens=9, allowed_token_ids=[20], ignore_eos=True)
+            for n in (1, 2, 3):  # with the first output n + 1 tokens match those before 21
+                [output] = llm.generate([[*range(5, 40), 90, *range(20 - n, 20)]], params)
+                found[k, n] = len(output.metrics.drafts)
+    assert found["auto", 1] == 2 and found["auto", 2] == 3 and found["auto", 3] > 4
+    assert all(found[6, n] == 6 for n in (1, 2, 3))

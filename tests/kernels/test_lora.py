@@ -22,6 +22,7 @@ def make(columns: int, widths: list[int]) -> tuple[Array, list[tuple[int, int, i
         for (_, _, head, *_), rank in zip(parts, ranks, strict=False):
             slots.view(np.uint32)[slot, head // 4] = rank
             slots[slot, head // 4 + 1] = 0.5 + slot
+            slots.view(np.uint32)[slot, head // 4 + 2] = 0  # no bias
     return slots, parts
 
 
@@ -68,3 +69,38 @@ def test_threads_change_no_bit(isa: str) -> None:
         Backend("cpu", isa, num_threads=threads).lora(x, y, slots, parts, np.array([0, 1, 2, 0, -1], np.int32), MAX_RANK)
         found.append(y.tobytes())
     assert found[0] == found[1] == found[2]
+
+
+def test_biases_and_embeddings(isa: str) -> None:
+    """A bias is added, or replaces the linear's; an embedding reads a column of A."""
+    backend, rng = Backend("cpu", isa, num_threads=2), np.random.default_rng(3)
+    columns, widths, n_slots = 21, [16, 7], 3
+    head, a, b = 0, 16, 16 + MAX_RANK * columns
+    second = b + (MAX_RANK + 1) * widths[0]
+    parts = [(0, 16, 0, 4 * a, 4 * b), (16, 7, 4 * second, 4 * (second + a), 4 * (second + b))]
+    slots = rng.standard_normal((n_slots, second + b + (MAX_RANK + 1) * widths[1])).astype(np.float32)
+    kinds = np.array([[1, 2], [2, 0], [0, 1]], np.uint32)
+    for slot, ranks in enumerate([[8, 0], [0, 5], [3, 3]]):
+        for i, at in enumerate((head, second)):
+            slots.view(np.uint32)[slot, [at, at + 2]] = ranks[i], kinds[slot, i]
+    ids, base = rng.integers(0, columns, 8).astype(np.int32), rng.standard_normal(23).astype(np.float32)
+    chosen = np.array([0, 1, -1, 2, 0, 2, 1, -1], np.int32)
+    x, y = rng.standard_normal((8, columns)).astype(np.float32), rng.standard_normal((8, 23)).astype(np.float32)
+    for token_ids, factor in ((None, 1.0), (ids, 2.5)):
+        given = x if token_ids is None else np.eye(columns, dtype=np.float32)[ids] * np.float32(factor)
+        want = wanted(given, y, slots, parts, chosen)
+        for row, slot in enumerate(chosen):
+            for i, (first, rows, _, _, at) in enumerate(parts if slot >= 0 and token_ids is None else []):
+                bias = slots[slot, at // 4 + MAX_RANK * rows :][:rows] - (kinds[slot, i] == 2) * base[first : first + rows]
+                want[row, first : first + rows] += bias * (kinds[slot, i] > 0)
+        if token_ids is not None:
+            slots.view(np.uint32)[:, [2, second + 2]] = 0
+        out = y.copy()
+        backend.lora(given, out, slots, parts, chosen, MAX_RANK, base_bias=base, token_ids=token_ids, factor=factor)
+        assert np.abs(out - want).max() <= 1e-5 * np.abs(want).max()
+        assert out[chosen < 0].tobytes() == y[chosen < 0].tobytes()
+        for row in range(8):
+            alone, own = y[row : row + 1].copy(), None if token_ids is None else token_ids[row : row + 1]
+            backend.lora(given[row : row + 1], alone, slots, parts, chosen[row : row + 1], MAX_RANK, base_bias=base,
+                         token_ids=own, factor=factor)  # fmt: skip
+            assert alone.tobytes() == out[row : row + 1].tobytes()

@@ -146,3 +146,34 @@ def test_experts_of_peft(case, tiny, prompts, tmp_path, isa) -> None:
     options = {"skip_tokenizer_init": True, "device": f"cpu:{isa}", "kv_cache_memory_bytes": 16 << 20}
     with LLM(model.directory, enable_lora=True, **options) as llm, pytest.raises(ValueError, match="lora_experts=True"):
         llm.load_adapter("a", tmp_path)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gpt2", "qwen2"])
+def test_embeddings_and_heads_of_peft(case, tiny, prompts, tmp_path, isa) -> None:
+    """Factors of the embedding and, where it is a matrix of its own, of the head; PEFT saves copies of both beside them."""
+    model, ids = tiny(case), prompts[2]
+    names = ["wte", "c_attn"] if case == "gpt2" else ["embed_tokens", "q_proj"]
+    changed = made_by_peft(model.model, tmp_path, target_modules=[*names, "lm_head"])
+    check(model.directory, tmp_path, ids, logprobs(changed, ids), f"cpu:{isa}", lora_embeddings=True)
+    options = {"skip_tokenizer_init": True, "device": f"cpu:{isa}", "kv_cache_memory_bytes": 16 << 20}
+    with LLM(model.directory, enable_lora=True, **options) as llm, pytest.raises(ValueError, match="lora_embeddings=True"):
+        llm.load_adapter("a", tmp_path)
+
+
+@pytest.mark.parametrize(("case", "config"), [
+    ("qwen2", {"bias": "lora_only", "target_modules": ["q_proj", "v_proj", "down_proj"]}),
+    ("llama-bias", {"bias": "all", "target_modules": ["q_proj", "down_proj"]}),
+    ("llama", {"lora_bias": True, "target_modules": ["q_proj", "up_proj"]}),
+    ("llama-bias", {"lora_bias": True, "target_modules": ["q_proj", "up_proj"]}),
+])  # fmt: skip
+def test_biases_of_peft(case, config, tiny, prompts, tmp_path, isa) -> None:
+    """Biases of the model's linears that were trained, and biases of B."""
+    model, ids = tiny(case), prompts[2]
+    before = copy.deepcopy(model.model)
+    for name, parameter in before.named_parameters():
+        is_trained = config.get("bias") == "all" or any(f"{target}." in name for target in config["target_modules"])
+        if name.endswith("bias") and is_trained:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    kept = copy.deepcopy(model.model) if config.get("lora_bias") else before
+    changed = made_by_peft(kept, tmp_path, **config)
+    check(model.directory, tmp_path, ids, logprobs(changed, ids), f"cpu:{isa}")

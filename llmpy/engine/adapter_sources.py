@@ -1,0 +1,253 @@
+"""Makes the images of adapters: finds where each of their tensors goes, and refuses what the engine cannot serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
+from ..weights import stacked
+from . import adapter_images
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from .._core import Model
+    from ..config import EngineConfig
+    from .peft import Factors, Found
+
+VOCABULARY_MODULES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings", "tok_embeddings")
+"""Last names of embeddings and heads."""
+
+EMBEDDING, HEAD = 1, 2
+"""Values of `Place.use` (enum lora_use)."""
+
+
+class Place(NamedTuple):
+    """Where an image has rows of one tensor; row r is the tensor's row first + r // inner * stride + r % inner.
+
+    `matrix` numbers the matrices of the program; `experts` is 0 for those of linears. Of an embedding `rows` are its columns,
+    and A has a column for each id. `bias` is 0 if the device takes none.
+    """
+
+    tensor: str
+    tensor_rows: int
+    rows: int
+    columns: int
+    first: int
+    inner: int
+    stride: int
+    head: int
+    a: int
+    b: int
+    bias: int
+    matrix: int
+    experts: int
+    use: int
+
+    def source_rows(self) -> npt.NDArray[np.int64]:
+        """The tensor's row of each row."""
+        import numpy as np
+
+        rows = np.arange(self.rows)
+        return self.first + rows // self.inner * self.stride + rows % self.inner
+
+
+class Images:
+    """Makes the images of a model's adapters. One thread at a time calls it.
+
+    Args:
+        model: The core's model.
+        config: Resolved options.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._model, self._config = model, config
+        self._plan: adapter_images.Plan | None = None
+        """Of the last adapter whose tensors came from memory: a trainer brings the same ones again and again."""
+
+    def make(self, name: str, source: object, config: Mapping[str, Any] | None) -> tuple[Any, adapter_images.Plan]:
+        """What a slot of the model's memory holds, as an array or as a tensor on the device, and how it was made.
+
+        Args:
+            name: Of the adapter, for errors.
+            source: A PEFT directory, or tensors by PEFT's names.
+            config: With tensors: the content of adapter_config.json.
+        """
+        device = adapter_images.device_of(source, self._config)
+        plan = self._plan
+        if plan is not None and isinstance(source, Mapping) and plan.fits(source, config):
+            return plan.image(source, device), plan
+        size_bytes, tuples = self._model.adapter_places()
+        places = [Place(*each) for each in tuples]
+        found, where = _read(name, source, config, device is not None)
+        if found.experts and device is not None:
+            found, where = _read(name, source, config)
+            device = None
+        stacks = [each for parameters in found.experts.values() for each in parameters]
+        every = [*found.matrices.values(), *found.embeddings.values(), *(one for each in stacks for one in each)]
+        pairs = [*self._pairs(found, places, where)]
+        plan = adapter_images.Plan(size_bytes, pairs, max((len(one.a) for one in every), default=0), len(every), config)
+        image = plan.image({name: tensor for one in every for name, tensor in zip(one.names, one[:2], strict=True)}, device)
+        for module, parameters in found.experts.items():
+            for each in parameters:
+                self._put_experts(image, places, module, each, where)
+        self._put_biases(image, places, found, where)
+        self._plan = None if found.experts or found.biases or found.added or found.copies or config is None else plan
+        return image, plan
+
+    def _pairs(self, found: Found, places: Sequence[Place], where: str) -> Iterator[tuple[Place, Factors]]:
+        """The places of the matrices that an adapter changes, with their factors."""
+        linears, embeddings = _by_tensor(places)
+        if not any(found):
+            raise CheckpointError(f"{where}: wanted factors of linears, have no tensor", file=where, tensor="")
+        for of_found, by_tensor in ((found.matrices, linears), (found.embeddings, embeddings)):
+            for name, factors in of_found.items():
+                for place in self._places_of(name, by_tensor, where):
+                    self._check_shapes(place, factors, where)
+                    yield place, factors
+        for name, have in found.copies.items():
+            is_embedding = stacked.places(name, embeddings.__contains__)[0].name in embeddings
+            place = self._places_of(name, embeddings if is_embedding else linears, where)[0]
+            wanted = (place.columns, place.rows) if is_embedding else (place.tensor_rows, place.columns)
+            if have != wanted:
+                message = f"{where}: tensor {name}: wanted {list(wanted)}, have {list(have)}"
+                raise CheckpointError(f"{message}; its vocabulary is not the model's", file=where, tensor=name)
+
+    def _places_of(self, name: str, by_tensor: Mapping[str, Sequence[Place]], where: str) -> Sequence[Place]:
+        tensor = stacked.places(name, by_tensor.__contains__)[0].name
+        if tensor not in by_tensor:
+            self._refuse(tensor, where)
+        return by_tensor[tensor]
+
+    def _put_biases(self, image: Any, places: Sequence[Place], found: Found, where: str) -> None:
+        """Writes the biases of linears: enum lora_bias, and the values."""
+        linears, _ = _by_tensor(places)
+        for name in {**found.biases, **found.added}:
+            for place in self._places_of(name, linears, where):
+                if not place.bias or self._config.tensor_parallel_size > 1:
+                    how = "with several ranks" if place.bias else f"on {self._config.device}"
+                    message = f"{where}: an adapter's bias ({name}) is not supported yet {how}"
+                    raise UnsupportedError(f"{message}; merge the adapter into the checkpoint")
+                each = [one[name] for one in (found.biases, found.added) if name in one]
+                if any(bias.shape != (place.tensor_rows,) for bias in each):
+                    message = f"{where}: a bias of {name}: wanted [{place.tensor_rows}], have {list(each[-1].shape)}"
+                    raise CheckpointError(message, file=where, tensor=name)
+                image.view("uint32")[place.head // 4 + 2] = 2 if name in found.biases else 1
+                image[place.bias // 4 :][: place.rows] = sum(bias[place.source_rows()] for bias in each)
+
+    def _put_experts(self, image: Any, places: Sequence[Place], module: str, factors: Sequence[Factors], where: str) -> None:
+        """Writes the factors of a parameter that has the matrices of all experts of a layer."""
+        matrices = _experts_of(_layer(module), places)
+        if not matrices:
+            self._refuse(f"{module}.weight", where)
+        rank, rows, columns = len(factors[0].a), len(factors[0].b), factors[0].a.shape[1]
+        self._check_rank(module, rank, where)
+        have, shapes = (len(factors), rows, columns), {}
+        for parts in matrices:
+            of_expert = parts[: len(parts) // parts[0].experts]
+            shapes[parts[0].experts, sum(part.rows for part in of_expert), parts[0].columns] = parts
+        if have not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise CheckpointError(
+                f"{where}: the experts of {module}: wanted [experts, rows, columns] {wanted}, have {list(have)}",
+                file=where,
+                tensor=f"{module}.lora_B.weight",
+            )
+        parts, per_expert = shapes[have], len(shapes[have]) // len(factors)
+        for i, place in enumerate(parts):
+            expert, of_expert = i // per_expert, parts[i // per_expert * per_expert :][:per_expert]
+            of_tensor = [part.rows for part in of_expert if part.tensor == place.tensor]
+            is_stacked = len(factors) > 1 and parts[0].tensor == parts[per_expert].tensor
+            before = expert * sum(of_tensor) if is_stacked else 0
+            above = sum(part.rows for part in of_expert[: i % per_expert] if part.tensor != place.tensor)
+            _put(image, place, factors[expert], place.source_rows() - before + above)
+
+    def _refuse(self, tensor: str, where: str) -> None:
+        if ".experts" in tensor and not self._config.lora_experts:
+            raise wrong(f"{where}: the adapter changes experts ({tensor}); make the engine with lora_experts=True", tensor)
+        is_of_vocabulary = tensor.removesuffix(".weight").rpartition(".")[2] in VOCABULARY_MODULES
+        if is_of_vocabulary and not self._config.lora_embeddings:
+            raise wrong(f"{where}: the adapter changes {tensor}; make the engine with lora_embeddings=True", tensor)
+        known = {info["name"] for info in self._model.weight_info()}
+        if stacked.places(tensor, known.__contains__)[0].name in known:
+            raise UnsupportedError(
+                f"{where}: an adapter of {tensor} is not supported yet, only linears; merge the adapter into the checkpoint"
+            )
+        raise CheckpointError(
+            f"{where}: the adapter changes {tensor}, which the model does not have; is it of another model?",
+            file=where,
+            tensor=tensor,
+        )
+
+    def _check_rank(self, tensor: str, rank: int, where: str) -> None:
+        if rank > (most := self._config.max_lora_rank):
+            message = f"{where}: the adapter of {tensor} has rank {rank}, max_lora_rank is {most}; raise it"
+            raise InvalidRequestError(message, parameter="lora_request", value=rank)
+
+    def _check_shapes(self, place: Place, factors: Factors, where: str) -> None:
+        rank = len(factors.a)
+        self._check_rank(place.tensor, rank, where)
+        for letter, have, wanted in (
+            ("A", factors.a.shape, (rank, place.columns)),
+            ("B", factors.b.shape, (place.tensor_rows, rank)),
+        ):
+            if have != wanted:
+                name = f"{place.tensor.removesuffix('.weight')}.lora_{letter}.weight"
+                raise CheckpointError(
+                    f"{where}: tensor {name}: wanted {list(wanted)}, have {list(have)}", file=where, tensor=name
+                )
+
+
+def _by_tensor(places: Sequence[Place]) -> tuple[dict[str, list[Place]], dict[str, list[Place]]]:
+    """The places of linears and the head, and of embeddings, by tensor. A head that shares the embedding's is lm_head."""
+    embeddings: dict[str, list[Place]] = {}
+    linears: dict[str, list[Place]] = {}
+    for place in places:
+        if place.use == EMBEDDING:
+            embeddings.setdefault(place.tensor, []).append(place)
+    for place in places:
+        is_tied = place.use == HEAD and place.tensor in embeddings
+        if place.use != EMBEDDING:
+            linears.setdefault("lm_head.weight" if is_tied else place.tensor, []).append(place)
+    return linears, embeddings
+
+
+def _put(image: Any, place: Place, factors: Factors, rows: npt.NDArray[np.int64]) -> None:
+    """Writes the factors of a place, whose rows are these rows of B."""
+    rank = len(factors.a)
+    image.view("uint32")[place.head // 4] = rank
+    image[place.head // 4 + 1] = factors.scale
+    image[place.a // 4 :][: factors.a.size] = factors.a.ravel()
+    image[place.b // 4 :][: rank * place.rows] = factors.b[rows].T.ravel()
+
+
+def _experts_of(layer: str, places: Sequence[Place]) -> list[list[Place]]:
+    """The places of each matrix of a layer's experts."""
+    found: dict[int, list[Place]] = {}
+    for place in places:
+        if place.experts and _layer(place.tensor) == layer:
+            found.setdefault(place.matrix, []).append(place)
+    return [*found.values()]
+
+
+def _layer(name: str) -> str:
+    """The number of the layer in a name."""
+    return next((part for part in name.split(".") if part.isdecimal()), "")
+
+
+def _read(name: str, source: object, config: Mapping[str, Any] | None, on_device: bool = False) -> tuple[Found, str]:
+    """The factors of a directory or of tensors, and where they come from, for errors."""
+    from . import peft
+
+    if not isinstance(source, Mapping):
+        return peft.read(str(source)), str(source)
+    if config is None:
+        raise TypeError("config: wanted the content of adapter_config.json (r, lora_alpha) beside tensors")
+    return peft.factors(source, config, f"adapter {name}", on_device), f"adapter {name}"
+
+
+def wrong(message: str, value: object) -> InvalidRequestError:
+    """The error of a request for an adapter that cannot be had."""
+    return InvalidRequestError(f"lora_request: {message}", parameter="lora_request", value=value)
