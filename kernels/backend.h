@@ -148,7 +148,7 @@ struct linear_args {
  * linear. With is_delta y is set instead: to scale * B (A x), and to -0.0 for rows without an adapter, because x + -0.0 has the
  * bits of x. A slot of the adapters' memory holds one adapter. A part's head, a, b are offsets in bytes inside a slot:
  *   head   uint32 rank, then float32 scale; rank 0: the adapter has no factors for the part. FUSION_LORA_WHOLE: then uint32
- *          enum lora_bias
+ *          enum lora_bias; at 16 uint64, 0 or where host memory has float32 [n_rows][n_cols] in place of the base matrix
  *   a      float32 [max_rank][n_cols], of which rank rows are used
  *   b      float32 [max_rank][n_rows], the transpose of B; FUSION_LORA_WHOLE: [max_rank + 1][n_rows], the last row is a bias
  * t = A x and B t are sums in float32 whose order the part alone decides. Rows without an adapter keep their bits. */

@@ -17,6 +17,8 @@ struct lora_head {
     uint32_t rank;
     float scale;
     uint32_t bias; /* enum lora_bias */
+    uint32_t unused;
+    uint64_t whole; /* address of the matrix that stands in place of the linear's; 0: none */
 };
 
 /* The slot of a row's adapter; NULL: the row has none. */
@@ -49,6 +51,20 @@ static void add_part(const struct lora_part *part, const char *slot, const float
         vf before = is_delta ? v_set1(-0.0f) : v_load_n(y + i, lanes);
         v_store_n(y + i, v_fma(v_set1(head.scale), sum, before), lanes);
     }
+}
+
+/* Rows first .. end of the adapter's own matrix times x, or of the column that belongs to the row's token, in place of what the
+ * base matrix gave. */
+static void replace(const struct lora_args *args, const struct lora_part *part, const char *slot, uint32_t row,
+                    uint32_t first, uint32_t end, float *y)
+{
+    const float *w = slot ? (const float *)(uintptr_t)head_of(part, slot).whole : NULL;
+    const float *x = (const float *)args->x.data + (args->token_ids ? 0 : (size_t)row * args->x.stride);
+    uint32_t id = args->token_ids ? (uint32_t)args->token_ids[row] : 0, n_cols = args->x.width;
+    const float *bias = args->base_bias ? args->base_bias + part->first_row : NULL;
+    for (uint32_t i = first; w && i < end && id < n_cols; i++)
+        y[i] = args->token_ids ? args->factor * w[(size_t)id * part->n_rows + i]
+                               : v_dot(w + (size_t)i * n_cols, x, n_cols) + (bias ? bias[i] : 0);
 }
 
 /* What a bias of the adapter adds to rows first .. end of a part. */
@@ -96,6 +112,7 @@ static void expand(const struct lora_args *args, uint32_t row, uint32_t part_idx
     const struct lora_part *part = &args->parts[part_idx];
     const float *t = args->scratch + ((size_t)row * args->n_parts + part_idx) * args->max_rank;
     float *y = (float *)args->y.data + (size_t)row * args->y.stride + part->first_row;
+    replace(args, part, slot_of(args, row), row, first, end, y);
     add_part(part, slot_of(args, row), t, args->is_delta, first, end, y);
     add_bias(args, part, slot_of(args, row), first, end, y);
 }

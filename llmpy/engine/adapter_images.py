@@ -178,17 +178,45 @@ def _selected(rows: int, first: int, inner: int, stride: int) -> Any:
     return first + numbers // inner * stride + numbers % inner
 
 
-def memory(image: Any) -> tuple[int, int]:
-    """The address of an image, and its bytes."""
-    return (image.ctypes.data, image.nbytes) if isinstance(image, np.ndarray) else (image.data_ptr(), 4 * image.numel())
+class Made(NamedTuple):
+    """An image, and the matrices that it has addresses of.
+
+    Args:
+        image: An array, or a tensor on the device.
+        kept: By the place of the address in the image.
+    """
+
+    image: Any
+    kept: dict[int, npt.NDArray[np.float32]]
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """The address of the image, and its bytes."""
+        image = self.image
+        return (image.ctypes.data, image.nbytes) if isinstance(image, np.ndarray) else (image.data_ptr(), 4 * image.numel())
+
+    def equals(self, other: Made) -> bool:
+        """Whether both have the same bits."""
+        if self.kept.keys() != other.kept.keys():
+            return False
+        if any(not _same(matrix, other.kept[at]) for at, matrix in self.kept.items()):
+            return False
+        return _same(self._plain(), other._plain())
+
+    def _plain(self) -> Any:
+        """The image without addresses."""
+        image = self.image.copy() if self.kept else self.image
+        for at in self.kept:
+            image[at // 4 : at // 4 + 2] = 0
+        return image
 
 
-def equal(image: Any, other: Any) -> bool:
-    """Whether two images have the same bits; each is an array, or a tensor on the device."""
-    if isinstance(image, np.ndarray) and isinstance(other, np.ndarray):
-        return np.array_equal(image.view(np.int32), other.view(np.int32))
+def _same(one: Any, other: Any) -> bool:
+    """Whether arrays, or tensors on the device, have the same bits."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one.view(np.int32), other.view(np.int32))
     import torch
 
-    images = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in (image, other)]
-    device = next(each.device for each in images if each.is_cuda or each is images[-1])
-    return torch.equal(*(each.to(device).view(torch.int32) for each in images))
+    both = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in (one, other)]
+    device = next(each.device for each in both if each.is_cuda or each is both[-1])
+    return torch.equal(*(each.to(device).view(torch.int32) for each in both))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
 from ..weights import stacked
 from . import adapter_images
+from .adapter_images import Made
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +68,7 @@ class Images:
         self._plan: adapter_images.Plan | None = None
         """Of the last adapter whose tensors came from memory: a trainer brings the same ones again and again."""
 
-    def make(self, name: str, source: object, config: Mapping[str, Any] | None) -> tuple[Any, adapter_images.Plan]:
+    def make(self, name: str, source: object, config: Mapping[str, Any] | None) -> tuple[Made, adapter_images.Plan]:
         """What a slot of the model's memory holds, as an array or as a tensor on the device, and how it was made.
 
         Args:
@@ -78,7 +79,7 @@ class Images:
         device = adapter_images.device_of(source, self._config)
         plan = self._plan
         if plan is not None and isinstance(source, Mapping) and plan.fits(source, config):
-            return plan.image(source, device), plan
+            return Made(plan.image(source, device), {}), plan
         size_bytes, tuples = self._model.adapter_places()
         places = [Place(*each) for each in tuples]
         found, where = _read(name, source, config, device is not None)
@@ -94,8 +95,9 @@ class Images:
             for each in parameters:
                 self._put_experts(image, places, module, each, where)
         self._put_biases(image, places, found, where)
-        self._plan = None if found.experts or found.biases or found.added or found.copies or config is None else plan
-        return image, plan
+        is_plain = config is not None and not any(found._replace(matrices={}, embeddings={}))
+        self._plan = plan if is_plain else None
+        return Made(image, self._put_whole(image, places, found, where)), plan
 
     def _pairs(self, found: Found, places: Sequence[Place], where: str) -> Iterator[tuple[Place, Factors]]:
         """The places of the matrices that an adapter changes, with their factors."""
@@ -108,12 +110,15 @@ class Images:
                     self._check_shapes(place, factors, where)
                     yield place, factors
         for name, have in found.copies.items():
-            is_embedding = stacked.places(name, embeddings.__contains__)[0].name in embeddings
-            place = self._places_of(name, embeddings if is_embedding else linears, where)[0]
-            wanted = (place.columns, place.rows) if is_embedding else (place.tensor_rows, place.columns)
-            if have != wanted:
-                message = f"{where}: tensor {name}: wanted {list(wanted)}, have {list(have)}"
-                raise CheckpointError(f"{message}; its vocabulary is not the model's", file=where, tensor=name)
+            self._check_whole(name, have, _either(name, places), where)
+
+    def _check_whole(self, name: str, have: Sequence[int], by_tensor: Mapping[str, Sequence[Place]], where: str) -> None:
+        """Fails unless a whole matrix has the shape of the model's."""
+        place = self._places_of(name, by_tensor, where)[0]
+        wanted = (place.columns, place.rows) if place.use == EMBEDDING else (place.tensor_rows, place.columns)
+        if tuple(have) != wanted:
+            message = f"{where}: tensor {name}: wanted {list(wanted)}, have {list(have)}"
+            raise CheckpointError(message, file=where, tensor=name)
 
     def _places_of(self, name: str, by_tensor: Mapping[str, Sequence[Place]], where: str) -> Sequence[Place]:
         tensor = stacked.places(name, by_tensor.__contains__)[0].name
@@ -126,16 +131,35 @@ class Images:
         linears, _ = _by_tensor(places)
         for name in {**found.biases, **found.added}:
             for place in self._places_of(name, linears, where):
-                if not place.bias or self._config.tensor_parallel_size > 1:
-                    how = "with several ranks" if place.bias else f"on {self._config.device}"
-                    message = f"{where}: an adapter's bias ({name}) is not supported yet {how}"
-                    raise UnsupportedError(f"{message}; merge the adapter into the checkpoint")
+                self._check_room(place, f"an adapter's bias ({name})", where)
                 each = [one[name] for one in (found.biases, found.added) if name in one]
                 if any(bias.shape != (place.tensor_rows,) for bias in each):
                     message = f"{where}: a bias of {name}: wanted [{place.tensor_rows}], have {list(each[-1].shape)}"
                     raise CheckpointError(message, file=where, tensor=name)
                 image.view("uint32")[place.head // 4 + 2] = 2 if name in found.biases else 1
                 image[place.bias // 4 :][: place.rows] = sum(bias[place.source_rows()] for bias in each)
+
+    def _check_room(self, place: Place, what: str, where: str) -> None:
+        """Refuses biases and whole matrices where the backend takes none."""
+        has_room = place.bias or place.use == EMBEDDING
+        if not has_room or place.experts or self._config.tensor_parallel_size > 1:
+            how = f"on {self._config.device}" if not has_room else "for experts" if place.experts else "with several ranks"
+            raise UnsupportedError(f"{where}: {what} is not supported yet {how}; merge the adapter into the checkpoint")
+
+    def _put_whole(self, image: Any, places: Sequence[Place], found: Found, where: str) -> dict[int, npt.NDArray[np.float32]]:
+        """Writes the addresses of matrices that stand in place of the model's; returns the matrices by where that is."""
+        import numpy as np
+
+        kept = {}
+        for name, matrix in found.whole.items():
+            by_tensor = _either(name, places)
+            self._check_whole(name, matrix.shape, by_tensor, where)
+            for place in by_tensor[stacked.places(name, by_tensor.__contains__)[0].name]:
+                self._check_room(place, f"modules_to_save of an adapter ({name})", where)
+                rows = matrix if place.use == EMBEDDING else matrix[place.source_rows()]
+                kept[place.head + 16] = rows = np.ascontiguousarray(rows, np.float32)
+                image.view(np.uint64)[place.head // 8 + 2] = rows.ctypes.data
+        return kept
 
     def _put_experts(self, image: Any, places: Sequence[Place], module: str, factors: Sequence[Factors], where: str) -> None:
         """Writes the factors of a parameter that has the matrices of all experts of a layer."""
@@ -212,6 +236,12 @@ def _by_tensor(places: Sequence[Place]) -> tuple[dict[str, list[Place]], dict[st
         if place.use != EMBEDDING:
             linears.setdefault("lm_head.weight" if is_tied else place.tensor, []).append(place)
     return linears, embeddings
+
+
+def _either(name: str, places: Sequence[Place]) -> Mapping[str, Sequence[Place]]:
+    """The places among which those of a weight are: of embeddings, or of linears and the head."""
+    linears, embeddings = _by_tensor(places)
+    return embeddings if stacked.places(name, embeddings.__contains__)[0].name in embeddings else linears
 
 
 def _put(image: Any, place: Place, factors: Factors, rows: npt.NDArray[np.int64]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..lora import LoRARequest
-from . import adapter_images
+from .adapter_images import Made
 from .adapter_sources import Images, wrong
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Adapters:
         self._by_name: dict[str, Adapter] = {}
         self._requests: dict[int, LoRARequest] = {}
         """The newest adapters by number, also those that are no longer loaded."""
-        self._lent: dict[int, Any] = {}
+        self._lent: dict[int, Made] = {}
         """Images by number, while the core may read them."""
 
     def choose(self, given: object) -> Chosen | None:
@@ -128,7 +128,7 @@ class Adapters:
         if known is None:
             raise wrong(f"there is no adapter {name!r}", name)
         with self._loading:
-            return adapter_images.equal(self._lent[known.number], self._images.make(name, source, config)[0])
+            return self._lent[known.number].equals(self._images.make(name, source, config)[0])
 
     def remove(self, name: str) -> None:
         """Forgets an adapter; requests that have it go on with it."""
@@ -172,15 +172,15 @@ class Adapters:
             raise wrong("the engine serves no adapters; make it with enable_lora=True", None)
 
     def _load(self, request: LoRARequest, source: object, config: Mapping[str, Any] | None, pinned: bool = False) -> Adapter:
-        image, plan = self._images.make(request.name, source, config)
+        made, plan = self._images.make(request.name, source, config)
         adapter = Adapter(next(self._numbers), request, plan.rank, plan.num_linears, pinned)
-        self._model.lend_adapter(adapter.number, *adapter_images.memory(image), pinned)
+        self._model.lend_adapter(adapter.number, *made.memory, pinned)
         with self._lock:
             before = self._by_name.get(request.name)
             self._by_name[request.name] = adapter
             self._requests[adapter.number] = request
             self._requests.pop(adapter.number - MOST_KNOWN, None)
-            self._lent[adapter.number] = image
+            self._lent[adapter.number] = made
         if before is not None:
             self._model.remove_adapter(before.number)
         self._sweep()
@@ -189,7 +189,7 @@ class Adapters:
     def _sweep(self) -> None:
         """Frees the images of adapters that were removed, if no request or slot has them."""
         with self._lock:
-            self._lent = {number: image for number, image in self._lent.items() if self._model.holds_adapter(number)}
+            self._lent = {number: made for number, made in self._lent.items() if self._model.holds_adapter(number)}
 
 
 class AdapterCalls:

@@ -25,6 +25,7 @@ _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.\w+)?\.weig
 _EMBEDDING = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_embedding_([AB])(?:\.\w+)?")
 _ADDED_BIAS = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_B(?:\.\w+)?\.bias")
 _BIAS = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.bias")
+_SAVED = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.modules_to_save(?:\.\w+)?)?\.(weight|bias)")
 _COPY = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.weight")
 """PEFT saves the model's own embeddings and head beside factors of them."""
 _NESTED = re.compile(r"(\.base_layer)+$")
@@ -36,7 +37,6 @@ _OTHERS = {
 """What tensors with these words in their names are."""
 _FEATURES = {
     "use_dora": "DoRA",
-    "modules_to_save": "modules_to_save",
     "trainable_token_indices": "trainable_token_indices",
     "layer_replication": "layer_replication",
     "use_qalora": "QALoRA",
@@ -72,6 +72,7 @@ class Found(NamedTuple):
         biases: By the names of the weights: the bias of the linear with the adapter.
         added: By the names of the weights: what the adapter adds to it.
         copies: The shapes of the model's own weights that the files have, too.
+        whole: By the names of the weights: matrices in place of the model's (modules_to_save).
     """
 
     matrices: dict[str, Factors]
@@ -80,6 +81,7 @@ class Found(NamedTuple):
     biases: dict[str, npt.NDArray[np.float32]]
     added: dict[str, npt.NDArray[np.float32]]
     copies: dict[str, tuple[int, ...]]
+    whole: dict[str, npt.NDArray[np.float32]]
 
 
 def read(path: str | Path) -> Found:
@@ -117,7 +119,7 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be the content of adapter_config.json, but is of type {type(config).__name__}")
     _check_config(config, where)
-    adapter = Found({}, {}, {}, {}, {}, {})
+    adapter = Found({}, {}, {}, {}, {}, {}, {})
     found: dict[str, dict[str, Any]] = {}
     embeddings: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
@@ -153,8 +155,10 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
 
 def _read_other(adapter: Found, name: str, tensor: Any, config: Mapping[str, Any], where: str) -> None:
     """Takes up a bias, or a copy of the model's own weight."""
-    kind = config.get("bias", "none")
-    if (match := _ADDED_BIAS.fullmatch(name)) and config.get("lora_bias"):
+    kind, saved = config.get("bias", "none"), config.get("modules_to_save") or ()
+    if (match := _SAVED.fullmatch(name)) and any(f".{match[1]}".endswith(f".{module}") for module in saved):
+        (adapter.whole if match[2] == "weight" else adapter.biases)[f"{match[1]}.weight"] = array(name, tensor, where)
+    elif (match := _ADDED_BIAS.fullmatch(name)) and config.get("lora_bias"):
         adapter.added[f"{match[1]}.weight"] = array(name, tensor, where)
     elif (match := _BIAS.fullmatch(name)) and ".lora_" not in name and kind in ("all", "lora_only"):
         adapter.biases[f"{match[1]}.weight"] = array(name, tensor, where)

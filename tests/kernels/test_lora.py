@@ -22,7 +22,7 @@ def make(columns: int, widths: list[int]) -> tuple[Array, list[tuple[int, int, i
         for (_, _, head, *_), rank in zip(parts, ranks, strict=False):
             slots.view(np.uint32)[slot, head // 4] = rank
             slots[slot, head // 4 + 1] = 0.5 + slot
-            slots.view(np.uint32)[slot, head // 4 + 2] = 0  # no bias
+            slots.view(np.uint32)[slot, head // 4 + 2 : head // 4 + 6] = 0  # no bias, no matrix
     return slots, parts
 
 
@@ -82,7 +82,7 @@ def test_biases_and_embeddings(isa: str) -> None:
     kinds = np.array([[1, 2], [2, 0], [0, 1]], np.uint32)
     for slot, ranks in enumerate([[8, 0], [0, 5], [3, 3]]):
         for i, at in enumerate((head, second)):
-            slots.view(np.uint32)[slot, [at, at + 2]] = ranks[i], kinds[slot, i]
+            slots.view(np.uint32)[slot, at : at + 6] = ranks[i], slots.view(np.uint32)[slot, at + 1], kinds[slot, i], 0, 0, 0
     ids, base = rng.integers(0, columns, 8).astype(np.int32), rng.standard_normal(23).astype(np.float32)
     chosen = np.array([0, 1, -1, 2, 0, 2, 1, -1], np.int32)
     x, y = rng.standard_normal((8, columns)).astype(np.float32), rng.standard_normal((8, 23)).astype(np.float32)
@@ -104,3 +104,23 @@ def test_biases_and_embeddings(isa: str) -> None:
             backend.lora(given[row : row + 1], alone, slots, parts, chosen[row : row + 1], MAX_RANK, base_bias=base,
                          token_ids=own, factor=factor)  # fmt: skip
             assert alone.tobytes() == out[row : row + 1].tobytes()
+
+
+def test_whole_matrices(isa: str) -> None:
+    """A matrix of the adapter takes the place of the linear's, or of the embedding's."""
+    backend, rng = Backend("cpu", isa, num_threads=2), np.random.default_rng(4)
+    slots, parts = make(24, [16, 8])
+    own, table = rng.standard_normal((8, 24)).astype(np.float32), rng.standard_normal((24, 8)).astype(np.float32)
+    x, y = rng.standard_normal((5, 24)).astype(np.float32), rng.standard_normal((5, 24)).astype(np.float32)
+    base, ids = rng.standard_normal(24).astype(np.float32), np.array([3, 0, 23, 9, 3], np.int32)
+    chosen = np.array([0, 1, -1, 1, 2], np.int32)
+    for token_ids, matrix in ((None, own), (ids, table)):
+        slots.view(np.uint64)[1, parts[1][2] // 8 + 2] = matrix.ctypes.data
+        given = x if token_ids is None else np.eye(24, dtype=np.float32)[ids]
+        before = y.copy()
+        before[[1, 3], 16:] = x[[1, 3]] @ own.T + base[16:] if token_ids is None else 1.0 * table[ids[[1, 3]]]
+        out = y.copy()
+        backend.lora(given, out, slots, parts, chosen, MAX_RANK, base_bias=base, token_ids=token_ids)
+        want = wanted(given, before, slots, parts, chosen)
+        assert np.abs(out - want).max() <= 1e-5 * np.abs(want).max()
+        assert out[2].tobytes() == y[2].tobytes()

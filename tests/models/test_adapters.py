@@ -9,7 +9,7 @@ import torch
 from modules import load
 from transformers.pytorch_utils import Conv1D
 
-from llmpy import LLM, SamplingParams
+from llmpy import LLM, SamplingParams, UnsupportedError
 
 files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
 vision = load(Path(__file__).with_name("vision_models.py"))
@@ -177,3 +177,28 @@ def test_biases_of_peft(case, config, tiny, prompts, tmp_path, isa) -> None:
     kept = copy.deepcopy(model.model) if config.get("lora_bias") else before
     changed = made_by_peft(kept, tmp_path, **config)
     check(model.directory, tmp_path, ids, logprobs(changed, ids), f"cpu:{isa}")
+
+
+@pytest.mark.parametrize(("case", "saved"), [
+    ("llama", ["lm_head", "embed_tokens"]), ("gemma2", ["embed_tokens"]), ("qwen2", ["lm_head", "o_proj"]),
+])  # fmt: skip
+def test_modules_to_save_of_peft(case, saved, tiny, prompts, tmp_path, isa) -> None:
+    """Whole matrices in place of the model's."""
+    model, ids = tiny(case), prompts[2]
+    changed = made_by_peft(model.model, tmp_path, target_modules=["q_proj"], modules_to_save=saved)
+    for name, parameter in changed.named_parameters():
+        if "modules_to_save" in name:
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    changed.save_pretrained(tmp_path)
+    check(model.directory, tmp_path, ids, logprobs(changed, ids), f"cpu:{isa}", lora_embeddings=True)
+
+
+def test_latent_attention_of_peft(tiny, prompts, tmp_path) -> None:
+    """Every projection but kv_b_proj; that one and routers are refused."""
+    model, ids = tiny("deepseek3"), prompts[2]
+    changed = made_by_peft(model.model, tmp_path, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"])
+    check(model.directory, tmp_path, ids, logprobs(changed, ids))
+    with LLM(model.directory, enable_lora=True, skip_tokenizer_init=True, kv_cache_memory_bytes=16 << 20, device="cpu") as llm:
+        for name in ("model.layers.0.self_attn.kv_b_proj", "model.layers.1.mlp.gate"):
+            with pytest.raises(UnsupportedError, match=f"an adapter of {name}.weight is not supported yet, only linears"):
+                llm.load_adapter("a", files.factors({name: (8, 8)}), {"r": 4, "lora_alpha": 8})
