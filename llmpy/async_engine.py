@@ -663,6 +663,9 @@ class AsyncEngine(
         self._driver.check()
         self._driver.thread.check()
 
+    def _move_adapter(self, before: int, number: int) -> None:
+        self._driver.thread.move_adapter(before, number)
+
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:  # type: ignore[override]
         """Makes every cached block unfindable, even those in use.
 

@@ -297,6 +297,16 @@ enum rc driver_reset_prefix_cache(struct driver *d, bool recompute_running, stru
     return rc;
 }
 
+enum rc driver_move_adapter(struct driver *d, uint64_t from, uint64_t to, struct err *err)
+{
+    driver_lock(d);
+    enum rc rc = d->is_closed ? err_set(err, RC_CLOSED, "engine is closed") : engine_move_adapter(d->engine, from, to, err);
+    if (!rc)
+        driver_kick(d);
+    driver_unlock(d);
+    return rc;
+}
+
 /* ---- pauses, lock held ---- */
 
 static void tighten_pause(struct driver *d, enum pause_mode mode)

@@ -40,6 +40,7 @@ enum rc driver_submit(struct driver *driver, struct notifier *notifier, const st
                       struct subscription **subscription, struct err *err);
 /* Aborts every request at the next boundary. */
 void driver_abort_all(struct driver *driver);
+enum rc driver_move_adapter(struct driver *driver, uint64_t from, uint64_t to, struct err *err);
 enum rc driver_reset_prefix_cache(struct driver *driver, bool recompute_running, struct err *err);
 /* During a pause, PAUSE_ABORT tightens it; any other mode leaves it as it is. PAUSE_NONE resumes. */
 void driver_pause(struct driver *driver, enum pause_mode mode);

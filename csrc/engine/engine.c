@@ -113,6 +113,7 @@ void engine_destroy(struct engine *e)
             request_destroy(r);
         }
     grammars_release(atomic_load(&e->grammars));
+    engine_drop_moves(e);
     scheduler_destroy(&e->scheduler);
     drafter_destroy(&e->drafter);
     for (uint32_t slot = 0; slot < 2; slot++) {
@@ -628,14 +629,17 @@ static bool take_commands(struct engine *e)
     struct request *r = e->inbox_first;
     uint64_t upto = e->abort_upto, gate = e->gate;
     bool reset = e->wants_reset, recompute = e->wants_recompute, aborts = e->wants_abort;
+    struct adapter_move *moves = e->moves;
     e->inbox_first = e->inbox_last = NULL;
+    e->moves = NULL;
     e->abort_upto = 0;
     e->wants_reset = e->wants_recompute = e->wants_abort = false;
     pthread_mutex_unlock(&e->lock);
-    if (reset || aborts)
+    if (reset || aborts || moves)
         engine_end_flights(e, NULL); /* a fault sets is_dead, which is read below */
     bool is_dead = atomic_load(&e->is_dead);
     enter_all(e, r, gate, is_dead ? UINT64_MAX : upto);
+    engine_carry_out_moves(e, moves);
     if (reset)
         scheduler_reset_cache(&e->scheduler, recompute);
     if (aborts || is_dead)

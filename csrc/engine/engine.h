@@ -188,6 +188,9 @@ enum rc engine_take(struct engine *engine, bool finished_only, struct output *ou
 enum rc engine_save_prompt(struct engine *engine, const struct request_spec *spec, uint32_t *n_tokens, struct err *err);
 /* No more blocks will come for a request with awaits_s: it looks once more, and computes what is missing. Any thread. */
 void engine_end_wait(struct engine *engine, uint64_t number);
+/* At the next step boundary requests with the adapter of number `from` go on with that of number `to`, but searches; their keys
+ * and values are computed again. Any thread may call it. */
+enum rc engine_move_adapter(struct engine *engine, uint64_t from, uint64_t to, struct err *err);
 enum rc engine_reset_prefix_cache(struct engine *engine, bool recompute_running, struct err *err);
 
 /* Reasons why no step runs. While there is one, engine_step only carries out commands and returns engine_refusal's error;

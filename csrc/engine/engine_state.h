@@ -48,6 +48,7 @@ struct engine {
     uint64_t last_number, abort_upto;
     uint64_t gate;                  /* requests with a higher number may not enter yet */
     bool wants_reset, wants_recompute, wants_abort;
+    struct adapter_move *moves;     /* in their order */
 
     atomic_bool has_commands, is_busy, is_dead;
     atomic_uint holds;             /* bits of enum engine_hold */
@@ -58,6 +59,15 @@ struct engine {
     struct err fault;              /* the fault that poisoned the engine; constant once is_dead is set */
 };
 
+/* Requests with the adapter of number `from` go on with `to`, which the order holds. */
+struct adapter_move {
+    uint64_t from;
+    struct adapter *to;
+    struct adapter_move *next;
+};
+/* Carries moves out, if there are any, and frees them. No step is in flight. */
+void engine_carry_out_moves(struct engine *engine, struct adapter_move *moves);
+void engine_drop_moves(struct engine *engine); /* frees those that were not carried out */
 /* Begins a driving call; RC_BUSY while there is another one. */
 enum rc engine_claim(struct engine *engine, struct err *err);
 void engine_unclaim(struct engine *engine);

@@ -116,8 +116,7 @@ void scheduler_unpark(struct scheduler *s, struct sequence *q)
     scheduler_add(s, q);
 }
 
-/* may_swap is false if the sequence's pages have lost their value. */
-static void preempt(struct scheduler *s, struct sequence *q, bool may_swap)
+void scheduler_preempt(struct scheduler *s, struct sequence *q, bool may_swap)
 {
     bool are_filled = !q->n_rows || rows_give_back(s, q);
     if (s->tier && may_swap && swap_out(s, q, are_filled)) {
@@ -177,7 +176,7 @@ static void rows_take(struct scheduler *s, struct sequence *q)
     pages_advance_windows(s, q);
     while (!pages_take(s, q, n)) {
         struct sequence *victim = last_running(s, q->pool);
-        preempt(s, victim, true);
+        scheduler_preempt(s, victim, true);
         if (victim == q)
             return;
     }
@@ -719,75 +718,4 @@ void scheduler_remove(struct scheduler *s, struct sequence *q)
         queue_remove(&s->waiting, q);
     }
     q->state = SEQUENCE_FINISHED;
-}
-
-static void preempt_all(struct scheduler *s, bool may_swap)
-{
-    while (s->n_running)
-        preempt(s, s->running[s->n_running - 1], may_swap);
-    s->n_preempted = s->n_admitted = 0; /* they describe steps, for scheduler_check */
-}
-
-static void pool_reset(struct scheduler *s, bool recompute)
-{
-    for (uint32_t i = 0; i < s->n_pools; i++)
-        block_manager_reset(s->pools[i].blocks);
-    features_reset(s->features);
-    for (uint32_t i = 0; i < s->n_running; i++)
-        s->running[i]->is_stale = true;
-    if (recompute)
-        preempt_all(s, false);
-    s->n_preempted = s->n_admitted = 0;
-}
-
-void scheduler_leave_pages(struct scheduler *s)
-{
-    preempt_all(s, true);
-}
-
-void scheduler_drop_cache(struct scheduler *s, bool recompute)
-{
-    if (s->tier)
-        host_tier_reset(s->tier);
-    pool_reset(s, recompute);
-    for (struct sequence *q = queue_first(&s->waiting); s->tier && q; q = queue_next(q)) {
-        q->is_stale = q->swapped > 0;
-        if (recompute)
-            swap_drop(s, q);
-    }
-}
-
-void scheduler_reset_cache(struct scheduler *s, bool recompute)
-{
-    scheduler_drop_cache(s, recompute);
-    if (s->outer)
-        outer_tier_clear(s->outer);
-}
-
-void scheduler_lose_pages(struct scheduler *s)
-{
-    pool_reset(s, true);
-}
-
-/* A sequence that has drawn no token since its admission still computes its prompt, or recomputes tokens from before a
- * preemption. It starts over: otherwise its keys and values would be of two epochs, but its tokens would report the newer. */
-void scheduler_new_epoch(struct scheduler *s, bool recompute)
-{
-    if (s->outer) /* its blocks are those of the first epoch */
-        outer_tier_turn_off(s->outer);
-    scheduler_drop_cache(s, recompute);
-    for (uint32_t i = s->n_running; i-- > 0;)
-        if (sequence_is_whole(s->running[i]) || s->running[i]->n_output == s->running[i]->n_admitted_output)
-            preempt(s, s->running[i], false);
-        else
-            s->running[i]->is_mixed = true;
-    for (struct sequence *q = queue_first(&s->waiting); q; q = queue_next(q)) {
-        bool starts_over = sequence_is_whole(q) || sequence_is_new(q);
-        q->is_mixed = q->swapped > 0;
-        if (starts_over || q->n_output == q->n_admitted_output)
-            swap_drop(s, q);
-        if (starts_over)
-            sequence_start_over(q);
-    }
-    s->n_preempted = 0;
 }

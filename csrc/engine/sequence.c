@@ -114,10 +114,27 @@ static struct hash adapter_root(const struct sequence_context *context, const st
     return hash_bytes(&of_adapter, root, sizeof *root);
 }
 
+/* Keys of the prompt's blocks, which belong to the adapter. */
+static void request_set_keys(struct request *r)
+{
+    const struct request_spec *spec = &r->spec;
+    const struct sequence_context *context = r->context;
+    uint32_t block_tokens = context->config->layout.block_tokens;
+    r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
+    if (spec->adapter)
+        r->root = adapter_root(context, &r->root, spec->adapter);
+    if (spec->types.n)
+        r->root = hash_bytes(&r->root, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
+    r->root = items_root(r, r->root);
+    if (context->config->prefix_caching)
+        for (uint32_t b = 0; b < spec->prompt.n / block_tokens; b++)
+            r->prompt_keys[b] =
+                block_key(r, b, b ? &r->prompt_keys[b - 1] : &r->root, spec->prompt.ids + (size_t)b * block_tokens);
+}
+
 static void request_fill(struct request *r, const struct request_spec *spec)
 {
     const struct sequence_context *context = r->context;
-    uint32_t block_tokens = context->config->layout.block_tokens;
     copy_bytes(r->spec.prompt.ids, spec->prompt.ids, spec->prompt.n * sizeof *spec->prompt.ids);
     copy_bytes(r->spec.types.ids, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
     copy_bytes(r->spec.salt.bytes, spec->salt.bytes, spec->salt.n);
@@ -129,17 +146,8 @@ static void request_fill(struct request *r, const struct request_spec *spec)
         memset(r->sums, 0, context->config->runner.states_width * sizeof *r->sums);
     r->spec.prior.ids = NULL;
     r->spec.grammar = (struct grammar_spec){0};
-    r->root = hash_bytes(&context->key, spec->salt.n ? spec->salt.bytes : "", spec->salt.n);
-    if (spec->adapter)
-        r->root = adapter_root(context, &r->root, spec->adapter);
-    if (spec->types.n)
-        r->root = hash_bytes(&r->root, spec->types.ids, spec->types.n * sizeof *spec->types.ids);
     items_fill(r, spec);
-    r->root = items_root(r, r->root);
-    if (context->config->prefix_caching)
-        for (uint32_t b = 0; b < spec->prompt.n / block_tokens; b++)
-            r->prompt_keys[b] =
-                block_key(r, b, b ? &r->prompt_keys[b - 1] : &r->root, spec->prompt.ids + (size_t)b * block_tokens);
+    request_set_keys(r);
 }
 
 static void request_plan_scores(struct request *r)
@@ -414,6 +422,15 @@ static enum rc take_adapter(struct request *r, struct err *err)
     return RC_INVALID;
 }
 
+void request_move(struct request *r, struct adapter *adapter)
+{
+    struct adapters *adapters = r->context->config->runner.adapters;
+    adapters_release(adapters, r->adapter);
+    r->adapter = adapters_hold(adapters, adapter);
+    r->spec.adapter = adapter->number;
+    request_set_keys(r);
+}
+
 enum rc request_create(const struct sequence_context *context, const struct request_spec *given, struct request **result,
                        struct err *err)
 {
@@ -578,6 +595,14 @@ int32_t sequence_token(const struct sequence *q, uint32_t position)
 {
     uint32_t n_prompt = q->request->spec.prompt.n;
     return position < n_prompt ? q->request->spec.prompt.ids[position] : q->output[position - n_prompt];
+}
+
+void sequence_forget_keys(struct sequence *q)
+{
+    q->n_keys = q->n_kept_early = q->n_saved_early = 0;
+    q->has_asked = q->has_sought = false;
+    q->failed_room = q->sought_by = 0;
+    q->n_overtaken = 0;
 }
 
 const struct hash *sequence_key(struct sequence *q, uint32_t block)

@@ -178,6 +178,8 @@ struct sequence {
 /* Validates and copies spec. The error of RC_INVALID names the parameter. The request has no number yet. */
 enum rc request_create(const struct sequence_context *context, const struct request_spec *spec, struct request **request,
                        struct err *err);
+/* The request goes on with another adapter. No cached block of a sequence has the new keys: sequence_forget_keys. */
+void request_move(struct request *request, struct adapter *adapter);
 /* Frees one sequence, and the request with its last one. */
 void sequence_release(struct sequence *sequence);
 void request_destroy(struct request *request);
@@ -195,6 +197,8 @@ uint32_t sequence_goal(const struct sequence *sequence);
 /* Most leading positions that the cache may serve. */
 uint32_t sequence_hit_limit(const struct sequence *sequence);
 int32_t sequence_token(const struct sequence *sequence, uint32_t position);
+/* The keys will be others: nothing is known of blocks under them. */
+void sequence_forget_keys(struct sequence *sequence);
 /* Key of a full block of known tokens; computed at the first call. */
 const struct hash *sequence_key(struct sequence *sequence, uint32_t block);
 /* The list of seen tokens behind the first n_ahead drafts; it is filled for 0, 1, ... in this order. *n: its entries. */

@@ -212,6 +212,20 @@ static PyObject *thread_reset_prefix_cache(PyObject *object, PyObject *recompute
     Py_RETURN_NONE;
 }
 
+static PyObject *thread_move_adapter(PyObject *object, PyObject *args)
+{
+    struct err err;
+    unsigned long long from, to;
+    if (!PyArg_ParseTuple(args, "KK:move_adapter", &from, &to))
+        return NULL;
+    struct driver *driver = driver_of(object);
+    if (!driver)
+        return NULL;
+    if (driver_move_adapter(driver, from, to, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
 static PyObject *thread_pause(PyObject *object, PyObject *mode)
 {
     unsigned long value = PyLong_AsUnsignedLong(mode);
@@ -546,6 +560,7 @@ static PyObject *notifier_watch_for(PyObject *object, PyObject *args)
 static PyMethodDef thread_methods[] = {
     {"submit", thread_submit, METH_VARARGS, "Queues a request; returns its Subscription."},
     {"abort_all", thread_abort_all, METH_NOARGS, "Ends every request at the next step boundary."},
+    {"move_adapter", thread_move_adapter, METH_VARARGS, "As Engine.move_adapter."},
     {"reset_prefix_cache", thread_reset_prefix_cache, METH_O, "As Engine.reset_prefix_cache."},
     {"pause", thread_pause, METH_O, "0 resumes; 1 waits for the submitted requests, 2 freezes them, 3 ends them."},
     {"begin_sleep", thread_begin_sleep, METH_O, "Pauses until end_sleep, independently of pause."},

@@ -421,6 +421,20 @@ static PyObject *reset_prefix_cache(PyObject *object, PyObject *recompute)
     Py_RETURN_NONE;
 }
 
+static PyObject *move_adapter(PyObject *object, PyObject *args)
+{
+    struct err err;
+    unsigned long long from, to;
+    if (!PyArg_ParseTuple(args, "KK:move_adapter", &from, &to))
+        return NULL;
+    struct engine *engine = opened((Engine *)object);
+    if (!engine)
+        return NULL;
+    if (engine_move_adapter(engine, from, to, &err))
+        return py_raise(&err);
+    Py_RETURN_NONE;
+}
+
 static PyObject *stats(PyObject *object, PyObject *args)
 {
     (void)args;
@@ -487,6 +501,8 @@ static PyMethodDef methods[] = {
     {"weight_epoch", weight_epoch, METH_NOARGS, "Number of commits of weights since the load."},
     {"reset_prefix_cache", reset_prefix_cache, METH_O,
      "Drops all cached blocks; with True running requests recompute their blocks."},
+    {"move_adapter", move_adapter, METH_VARARGS,
+     "move_adapter(from, to): requests with an adapter go on with another one, and recompute their blocks."},
     {"stats", stats, METH_NOARGS, "A snapshot of the counters."},
     {"step_log", step_log, METH_O, "The last n steps at most, the oldest first."},
     {"kv_events", kv_events, METH_O, "Events of the prefix cache from a number on, and the number after the last of them."},

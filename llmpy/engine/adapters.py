@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import InvalidRequestError
 from ..lora import LoRARequest
 from .adapter_images import Made
 from .adapter_sources import Images, wrong
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 MOST_KNOWN = 65536
 """Most adapters whose names are kept for events of their blocks."""
+
+
+Move = Callable[[int, int], None]
+"""Numbers of two adapters: the requests of the first go on with the second."""
 
 
 class Adapter(NamedTuple):
@@ -102,7 +107,7 @@ class Adapters:
         return Chosen(known.number, given)
 
     def load(
-        self, name: str, source: object, config: Mapping[str, Any] | None, number: int = 1, pinned: bool = False
+        self, name: str, source: object, config: Mapping[str, Any] | None, pinned: bool = False, move: Move | None = None
     ) -> Adapter:
         """Loads an adapter, or replaces the one of this name for later requests.
 
@@ -110,8 +115,8 @@ class Adapters:
             name: Its name.
             source: A PEFT directory, or tensors by PEFT's names.
             config: With tensors: the content of adapter_config.json.
-            number: `lora_int_id`.
             pinned: Whether it keeps its slot.
+            move: What lets requests with the former adapter go on with this one; None: they keep theirs.
         """
         self._check()
         path = str(source) if isinstance(source, str | Path) else ""
@@ -119,7 +124,7 @@ class Adapters:
             num_others = sum(one.pinned for one in self.list() if one.request.name != name)
             if pinned and num_others + 1 >= self._config.max_loras:
                 raise wrong(f"pinned: wanted fewer pinned adapters than max_loras ({self._config.max_loras}); raise it", name)
-            return self._load(LoRARequest(name, number, path), source, config, pinned)
+            return self._load(LoRARequest(name, 1, path), source, config, pinned, move)
 
     def equals(self, name: str, source: object, config: Mapping[str, Any] | None) -> bool:
         """Whether the adapter of this name has the bits that `load` would give it."""
@@ -171,7 +176,10 @@ class Adapters:
         if not self._config.enable_lora:
             raise wrong("the engine serves no adapters; make it with enable_lora=True", None)
 
-    def _load(self, request: LoRARequest, source: object, config: Mapping[str, Any] | None, pinned: bool = False) -> Adapter:
+    def _load(
+        self, request: LoRARequest, source: object, config: Mapping[str, Any] | None, pinned: bool = False,
+        move: Move | None = None,
+    ) -> Adapter:  # fmt: skip
         made, plan = self._images.make(request.name, source, config)
         adapter = Adapter(next(self._numbers), request, plan.rank, plan.num_linears, pinned)
         self._model.lend_adapter(adapter.number, *made.memory, pinned)
@@ -181,6 +189,8 @@ class Adapters:
             self._requests[adapter.number] = request
             self._requests.pop(adapter.number - MOST_KNOWN, None)
             self._lent[adapter.number] = made
+        if before is not None and move is not None:
+            move(before.number, adapter.number)
         if before is not None:
             self._model.remove_adapter(before.number)
         self._sweep()
@@ -197,19 +207,28 @@ class AdapterCalls:
 
     _frontend: Frontend
 
-    def load_adapter(self, name: str, source: object, config: Mapping[str, Any] | None = None, *, pinned: bool = False) -> None:
+    def _move_adapter(self, before: int, number: int) -> None:
+        raise NotImplementedError
+
+    def load_adapter(
+        self, name: str, source: object, config: Mapping[str, Any] | None = None, *, pinned: bool = False,
+        on_running: str = "keep",
+    ) -> None:  # fmt: skip
         """Loads an adapter for `lora_request=name`, or replaces the one of this name.
 
-        Requests in flight keep the adapter that they began with. Cached prefixes of a replaced adapter are not found again.
+        Cached prefixes of a replaced adapter are not found again.
 
         Args:
             name: Its name.
             source: A PEFT directory, or a mapping of PEFT's tensor names to arrays or tensors.
             config: With a mapping: the content of adapter_config.json (`r`, `lora_alpha`, ...).
             pinned: Whether it keeps its slot from its first request on. There must be fewer such adapters than `max_loras`.
+            on_running: Requests in flight with the replaced adapter: "keep" goes on with that one; "recompute" goes on with the
+                new one from the next token on, and computes the cache again. Beam searches keep theirs.
 
         Raises:
-            InvalidRequestError: Adapters are off, the rank is above `max_lora_rank`, or too many adapters are pinned.
+            InvalidRequestError: Adapters are off, the rank is above `max_lora_rank`, too many adapters are pinned, or
+                `on_running` is another word.
             CheckpointError: A tensor has a wrong name, type or shape.
             UnsupportedError: The adapter changes more than linears.
 
@@ -217,7 +236,10 @@ class AdapterCalls:
             >>> llm.load_adapter("maths", "adapters/maths")
             >>> llm.generate("2 + 2 =", lora_request="maths")
         """
-        self._frontend.adapters.load(name, source, config, pinned=pinned)
+        if on_running not in ("keep", "recompute"):
+            message = f"on_running must be 'keep' or 'recompute', got {on_running!r}."
+            raise InvalidRequestError(message, parameter="on_running", value=on_running)
+        self._frontend.adapters.load(name, source, config, pinned, self._move_adapter if on_running == "recompute" else None)
 
     def compare_adapter(self, name: str, source: object, config: Mapping[str, Any] | None = None) -> bool:
         """Compares a loaded adapter with a source, bit for bit.

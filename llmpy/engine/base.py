@@ -351,6 +351,9 @@ class EngineBase(AdapterCalls, ABC):
         """
         self._frontend.context.versions[self.weight_epoch] = check_label(label)
 
+    def _move_adapter(self, before: int, number: int) -> None:
+        self._driver.engine.move_adapter(before, number)
+
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Removes every cached block from the prefix cache's index, even blocks in use.
 

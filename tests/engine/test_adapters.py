@@ -1,5 +1,6 @@
 """Adapters (LoRA): a row has the bits that its request has alone, beside other adapters, and after preemption."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from modules import load
 from safetensors import safe_open
 
-from llmpy import LLM, LoRARequest, SamplingParams
+from llmpy import LLM, AsyncEngine, LoRARequest, SamplingParams
 from llmpy.engine import adapter_images
 
 files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
@@ -216,7 +217,8 @@ def test_random_arrivals(case: Case) -> None:
                 del live[gone]
             elif action == 4 and llm.list_adapters():
                 one = adapters[int(rng.integers(0, 3))]
-                llm.load_adapter(one.name, one.path, pinned=one is adapters[0])
+                moves = "recompute" if rng.integers(0, 2) else "keep"
+                llm.load_adapter(one.name, one.path, pinned=one is adapters[0], on_running=moves)
             for output in llm.step() if llm.has_unfinished_requests() else []:
                 if output.finished and output.request_id in live:
                     assert bits(output) == wanted[live.pop(output.request_id)]
@@ -262,6 +264,65 @@ def test_a_replaced_adapter_is_another(case: Case) -> None:
         llm.load_adapter("mine", adapters[0].path)
         second = llm.generate([prompts()[5]], params(5), lora_request="mine")[0]
         assert bits(second) == wanted[5] != bits(first) and second.num_cached_tokens == 0
+
+
+def test_requests_in_flight_move(case: Case) -> None:
+    """After the step in which they move, their tokens are those of a request that has the new adapter from there on."""
+    path, device, adapters, _ = case
+    plain = SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True)
+    with open_llm(path, device, max_loras=2, max_num_batched_tokens=48) as llm:
+        with pytest.raises(ValueError, match="on_running must be 'keep' or 'recompute', got 'move'"):
+            llm.load_adapter("mine", adapters[0].path, on_running="move")
+        llm.load_adapter("mine", adapters[0].path, on_running="recompute")  # there is none to replace
+        moved = [llm.add_request(prompts()[i], plain, lora_request=name) for i, name in ((1, "mine"), (4, "mine"), (2, None))]
+        for _ in range(9):
+            llm.step()
+        late = llm.add_request(prompts()[6], plain, lora_request="mine")  # it has not begun
+        llm.load_adapter("mine", adapters[1].path, on_running="recompute")
+        found, counts = {}, {}
+        while llm.has_unfinished_requests():
+            for output in llm.step():
+                counts.setdefault(output.request_id, len(output.outputs[0].token_ids))
+                if output.finished:
+                    found[output.request_id] = output
+            llm._driver.engine.check()
+        for i, name in ((1, moved[0]), (4, moved[1])):
+            ids = found[name].outputs[0].token_ids
+            n = counts[name] - 1  # tokens before the move
+            assert 0 < n < 20
+            for adapter, first, end in ((adapters[0], 0, n), (adapters[1], n, 24)):
+                [score] = llm.score([prompts()[i] + ids[:end]], start=len(prompts()[i]) + first, lora_request=adapter)
+                scored = np.asarray(score.token_logprobs[first - end :], np.float32)
+                assert scored.tobytes() == found[name].outputs[0].sampled.raw[first:end].tobytes()
+        alone = llm.generate([prompts()[2], prompts()[6]], plain, lora_request=[None, adapters[1]], use_tqdm=False)
+        assert [bits(found[moved[2]]), bits(found[late])] == [bits(one) for one in alone]
+        assert len(llm._frontend.adapters._lent) == 3  # the replaced one is gone
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_requests_in_flight_move_in_an_async_engine(replicas: int, tiny_model: Make) -> None:
+    """The replaced adapter is used no longer, once its requests have gone on with the new one."""
+    path = tiny_model("llama", "float32")
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 16 << 20, "device": "cpu"}
+    each = [files.factors(linears(path), 4, seed) for seed in (0, 1)]
+    config, greedy = {"r": 4, "lora_alpha": 8}, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+    async def run() -> None:
+        async with AsyncEngine.create(path, enable_lora=True, max_loras=2, data_parallel_size=replicas, **options) as engine:
+            engine.load_adapter("a", each[0], config)
+            stream = engine.generate([5, 6, 7], greedy, lora_request="a")
+            ids: list[int] = []
+            async for output in stream:
+                if not ids:
+                    await asyncio.to_thread(engine.load_adapter, "a", each[1], config, on_running="recompute")
+                ids = output.outputs[0].token_ids
+            assert len(ids) == 200
+            engine.load_adapter("b", each[0], config)
+            alone = await engine.generate([5, 6, 7], greedy, lora_request="b")
+            assert alone.outputs[0].token_ids != ids and alone.outputs[0].token_ids[0] == ids[0]
+            engine.check()
+
+    asyncio.run(run())
 
 
 def test_a_removed_adapter_serves_its_requests(case: Case) -> None:

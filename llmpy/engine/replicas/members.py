@@ -244,6 +244,11 @@ class ReplicaEngine:
         for replica in self.check_alive():
             self.engines[replica].reset_prefix_cache(recompute)
 
+    def move_adapter(self, from_number: int, to_number: int, /) -> None:
+        """Like the core's."""
+        for replica in self.check_alive():
+            self.engines[replica].move_adapter(from_number, to_number)
+
     # ---- statistics -------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, float]:

@@ -81,6 +81,11 @@ class ReplicaThread:
         for replica in self.engine.check_alive():
             self.threads[replica].reset_prefix_cache(recompute)
 
+    def move_adapter(self, from_number: int, to_number: int, /) -> None:
+        """Like the core's."""
+        for replica in self.engine.check_alive():
+            self.threads[replica].move_adapter(from_number, to_number)
+
     def pause(self, mode: int, /) -> None:
         """Like the core's."""
         for thread in self.threads:
