@@ -188,6 +188,14 @@ static void item_add(struct disk_cache *c, const struct hash *key, uint32_t grou
     c->stats.n_bytes += file_bytes(c, group);
 }
 
+static void set_add(struct disk_cache *c, const struct hash *key, uint32_t group)
+{
+    pthread_mutex_lock(&c->lock);
+    if (!item_find(c, key, group) && !list_is_empty(&c->table, c->free))
+        item_add(c, key, group);
+    pthread_mutex_unlock(&c->lock);
+}
+
 /* Takes the least recently used files off the set, and off the disk, until there is room for n bytes in a file. */
 static void make_room(struct disk_cache *c, uint64_t n_bytes)
 {
@@ -304,22 +312,17 @@ static void scan(struct disk_cache *c)
         return;
     if (list.n)
         qsort(list.files, list.n, sizeof *list.files, by_use);
-    size_t first = list.n > c->n_items ? list.n - c->n_items : 0;
-    for (size_t i = first; i < list.n; i++) {
-        pthread_mutex_lock(&c->lock);
-        bool has_room = !list_is_empty(&c->table, c->free);
-        if (has_room && !item_find(c, &list.files[i].key, list.files[i].group))
-            item_add(c, &list.files[i].key, list.files[i].group);
-        pthread_mutex_unlock(&c->lock);
-    }
     for (uint32_t item = 1; item <= c->n_items; item++) {
         pthread_mutex_lock(&c->lock);
         if (c->table.items[item].has_key && c->scans[item] < list.scan)
             item_drop(c, item);
         pthread_mutex_unlock(&c->lock);
     }
+    for (size_t i = 0; i < list.n; i++) {
+        make_room(c, file_bytes(c, list.files[i].group)); /* also if this engine may have less than earlier ones */
+        set_add(c, &list.files[i].key, list.files[i].group);
+    }
     mem_free(list.files);
-    make_room(c, 0);
 }
 
 /* ---- the connector's calls ---- */
@@ -330,14 +333,6 @@ static bool set_has(struct disk_cache *c, const struct hash *key, uint32_t group
     bool has = item_find(c, key, group) != 0;
     pthread_mutex_unlock(&c->lock);
     return has;
-}
-
-static void set_add(struct disk_cache *c, const struct hash *key, uint32_t group)
-{
-    pthread_mutex_lock(&c->lock);
-    if (!item_find(c, key, group) && !list_is_empty(&c->table, c->free))
-        item_add(c, key, group);
-    pthread_mutex_unlock(&c->lock);
 }
 
 /* A file that the set lacks may be one that another engine has written. */

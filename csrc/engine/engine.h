@@ -212,8 +212,11 @@ enum rc engine_hold_steps(struct engine *engine, struct err *err);
 /* Ends an update: the new weights are complete. The epoch increases by one, and no block computed so far can be found again. A
  * sequence that generates keeps its keys and values and no longer publishes blocks; with `recompute` it computes them again
  * before its next token. Sequences that have drawn no token since their admission, and incomplete scores and pooled states,
- * start over. */
-enum rc engine_commit_weights(struct engine *engine, bool recompute, uint32_t *epoch, struct err *err);
+ * start over. weights: a digest of the new weights, equal in all engines that have them; NULL: unknown. Only an engine
+ * for which engine_wants_digest is true needs it: others find its blocks in the outer tier by their weights. */
+bool engine_wants_digest(struct engine *engine);
+enum rc engine_commit_weights(struct engine *engine, bool recompute, const struct hash *weights, uint32_t *epoch,
+                              struct err *err);
 /* Ends an update of the drafter's weights. No epoch begins, because no output changes; the drafter computes running sequences
  * again. */
 enum rc engine_commit_drafter(struct engine *engine, uint32_t *epoch, struct err *err);

@@ -44,7 +44,13 @@ enum rc engine_hold_steps(struct engine *e, struct err *err)
     return rc;
 }
 
-enum rc engine_commit_weights(struct engine *e, bool recompute, uint32_t *epoch, struct err *err)
+bool engine_wants_digest(struct engine *e)
+{
+    return e->scheduler.outer && e->config.has_cache_seed;
+}
+
+enum rc engine_commit_weights(struct engine *e, bool recompute, const struct hash *weights, uint32_t *epoch,
+                              struct err *err)
 {
     enum rc rc = engine_claim(e, err);
     if (rc)
@@ -53,7 +59,8 @@ enum rc engine_commit_weights(struct engine *e, bool recompute, uint32_t *epoch,
     if (!rc) {
         *epoch = atomic_fetch_add(&e->epoch, 1) + 1;
         e->stats->weight_epoch = *epoch;
-        scheduler_new_epoch(&e->scheduler, recompute);
+        const struct hash own = {.lo = *epoch}; /* enough where keys are secret to the engine */
+        scheduler_new_epoch(&e->scheduler, recompute, e->config.has_cache_seed ? weights : &own);
         atomic_fetch_and(&e->holds, ~(uint32_t)(HOLD_UPDATE | HOLD_TORN));
     }
     engine_publish_stats(e);

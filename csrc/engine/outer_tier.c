@@ -83,7 +83,8 @@ struct outer_tier {
     struct question *asked;        /* the last one */
     uint64_t n_missed;
     uint64_t clear;                /* number of the last job that clears the connector */
-    bool is_off, is_late;
+    bool is_off, is_late, has_weights;
+    struct hash weights;           /* if has_weights: what keys outside follow from */
 };
 
 /* ---- the threads ---- */
@@ -331,6 +332,12 @@ void outer_tier_destroy(struct outer_tier *outer)
 
 /* ---- jobs ---- */
 
+/* The key of a block for the connector. In the engine a key says nothing of the weights. */
+static struct hash key_outside(const struct outer_tier *outer, const struct hash *key)
+{
+    return outer->has_weights ? hash_bytes(&outer->weights, key, sizeof *key) : *key;
+}
+
 static bool lane_is_full(const struct lane *lane)
 {
     return lane->ordered - lane->taken == lane->n;
@@ -347,7 +354,7 @@ static uint64_t order(struct outer_tier *outer, uint32_t which, enum job_kind ki
     job->question = outer->asked;
     job->block = (struct outer_block){.parts = job->parts};
     if (entry)
-        job->block.key = *host_tier_key(outer->tier, entry, &job->block.group);
+        job->block.key = key_outside(outer, host_tier_key(outer->tier, entry, &job->block.group));
     for (uint32_t at = entry; at; at = host_tier_next(outer->tier, at))
         job->parts[job->block.n_parts++] = outer->slots + (size_t)(at - 1) * outer->slot_bytes;
     pthread_mutex_lock(&outer->lock);
@@ -419,7 +426,7 @@ uint64_t outer_tier_ask(struct outer_tier *outer, const struct hash *(*key_at)(v
     question->is_taken = true;
     memset(question->found, 0, (size_t)question->n * outer->n_groups);
     for (uint32_t i = 0; i < question->n; i++)
-        question->keys[i] = *key_at(ctx, i);
+        question->keys[i] = key_outside(outer, key_at(ctx, i));
     outer->asked = question;
     return order(outer, LOAD, JOB_ASK, 0);
 }
@@ -505,17 +512,22 @@ void outer_tier_wait(struct outer_tier *outer, double seconds)
     lane_wait(outer, &outer->lanes[LOAD], seconds);
 }
 
-void outer_tier_turn_off(struct outer_tier *outer)
+void outer_tier_renew(struct outer_tier *outer, const struct hash *weights)
 {
-    outer->is_off = true;
+    outer->is_off = !weights;
+    outer->has_weights = weights != NULL;
+    outer->weights = weights ? *weights : (struct hash){0};
 }
 
 bool outer_tier_has(struct outer_tier *outer, const struct hash *key, uint32_t group)
 {
     bool is_asked = !outer->is_off && !outer->is_late && outer->lanes[SAVE].taken >= outer->clear;
-    if (!is_asked || outer->questions)
-        return is_asked && known_find(outer, key, group);
-    return outer->connector.has(outer->connector.ctx, key, group);
+    if (!is_asked)
+        return false;
+    struct hash outside = key_outside(outer, key);
+    if (outer->questions)
+        return known_find(outer, &outside, group) != 0;
+    return outer->connector.has(outer->connector.ctx, &outside, group);
 }
 
 uint64_t outer_tier_load(struct outer_tier *outer, const struct hash *key, uint32_t group)

@@ -32,8 +32,10 @@ void outer_tier_destroy(struct outer_tier *outer);
 void outer_tier_poll(struct outer_tier *outer);
 /* Waits until a load ends, or as long. Call outer_tier_poll next. */
 void outer_tier_wait(struct outer_tier *outer, double seconds);
-/* Never again: the engine's blocks are no longer those that the connector has. */
-void outer_tier_turn_off(struct outer_tier *outer);
+/* The engine has other weights now: from here on blocks have other keys outside, which follow from weights; those of earlier
+ * weights are found no longer, and make room as they get old. NULL: nobody knows which weights, so no block is saved or found
+ * until the next call. */
+void outer_tier_renew(struct outer_tier *outer, const struct hash *weights);
 /* True if the connector must be asked before outer_tier_has knows anything. outer_tier_ask asks for all groups of n keys, and
  * gives a number as outer_tier_load does; what was found is remembered for a while. */
 bool outer_tier_must_ask(const struct outer_tier *outer);

@@ -132,12 +132,13 @@ void scheduler_reset_cache(struct scheduler *scheduler, bool recompute);
 void scheduler_leave_pages(struct scheduler *scheduler);
 /* The pool loses its contents: all running sequences are preempted. What the host tier has can still be found. */
 void scheduler_lose_pages(struct scheduler *scheduler);
-/* Resets the cache after a commit of weights. Scores and pooled states, which must come from one epoch, start over. */
 /* A running sequence waits again. may_swap is false if its pages have lost their value. */
 void scheduler_preempt(struct scheduler *scheduler, struct sequence *sequence, bool may_swap);
 /* Requests with an adapter, but searches, go on with another one; their keys and values are computed again. */
 void scheduler_move_adapter(struct scheduler *scheduler, uint64_t from, struct adapter *to);
-void scheduler_new_epoch(struct scheduler *scheduler, bool recompute);
+/* Resets the cache after a commit of weights. Scores and pooled states, which must come from one epoch, start over. weights: as
+ * in outer_tier_renew. */
+void scheduler_new_epoch(struct scheduler *scheduler, bool recompute, const struct hash *weights);
 
 /* The largest number of leading cached blocks that serve the sequence, at most `limit`; their pages go into the tables of a
  * free slot. In place of a page that only the host tier has stands minus the number of the tier's entry; with looks_outside,

@@ -79,10 +79,10 @@ void scheduler_move_adapter(struct scheduler *s, uint64_t from, struct adapter *
 
 /* A sequence that has drawn no token since its admission still computes its prompt, or recomputes tokens from before a
  * preemption. It starts over: otherwise its keys and values would be of two epochs, but its tokens would report the newer. */
-void scheduler_new_epoch(struct scheduler *s, bool recompute)
+void scheduler_new_epoch(struct scheduler *s, bool recompute, const struct hash *weights)
 {
-    if (s->outer) /* its blocks are those of the first epoch */
-        outer_tier_turn_off(s->outer);
+    if (s->outer)
+        outer_tier_renew(s->outer, weights);
     scheduler_drop_cache(s, recompute);
     for (uint32_t i = s->n_running; i-- > 0;)
         if (sequence_is_whole(s->running[i]) || s->running[i]->n_output == s->running[i]->n_admitted_output)
@@ -90,6 +90,7 @@ void scheduler_new_epoch(struct scheduler *s, bool recompute)
         else
             s->running[i]->is_mixed = true;
     for (struct sequence *q = queue_first(&s->waiting); q; q = queue_next(q)) {
+        q->has_asked = q->has_sought = false;
         bool starts_over = sequence_is_whole(q) || sequence_is_new(q);
         q->is_mixed = q->swapped > 0;
         if (starts_over || q->n_output == q->n_admitted_output)

@@ -7,6 +7,8 @@
 
 #include "../program/team_state.h"
 
+#include <string.h>
+
 typedef struct {
     PyObject_HEAD PyObject *model, *engine;
     struct update *update;
@@ -87,16 +89,35 @@ static int hold_steps(Update *self)
 }
 
 struct commit {
+    struct update *update;
     bool recomputes, drafts;
     uint32_t epoch;
 };
 
+/* A digest of all weights: a chain over their names and checksums. */
+static enum rc digest(struct update *update, struct hash *weights, struct err *err)
+{
+    struct tensor_sum sum;
+    enum update_fate fate;
+    enum rc rc = RC_OK;
+    *weights = (struct hash){0};
+    for (uint32_t i = 0; i < update_n_entries(update) && !rc; i++) {
+        const char *name = update_entry(update, i)->name;
+        rc = update_sum(update, name, NULL, &sum, &fate, err);
+        *weights = hash_bytes(weights, name, strlen(name));
+        *weights = hash_bytes(weights, &sum.sum, sizeof sum.sum);
+    }
+    return rc;
+}
+
 static enum rc commit(struct engine *engine, void *ctx, struct err *err)
 {
     struct commit *c = ctx;
+    struct hash weights;
     if (c->drafts)
         return engine_commit_drafter(engine, &c->epoch, err);
-    return engine_commit_weights(engine, c->recomputes, &c->epoch, err);
+    bool is_known = engine_wants_digest(engine) && digest(c->update, &weights, err) == RC_OK;
+    return engine_commit_weights(engine, c->recomputes, is_known ? &weights : NULL, &c->epoch, err);
 }
 
 static enum rc give_up(struct engine *engine, void *ctx, struct err *err)
@@ -250,7 +271,7 @@ static PyObject *finish(PyObject *object, PyObject *args)
 static PyObject *commit_all(PyObject *object, PyObject *recomputes)
 {
     Update *self = (Update *)object;
-    struct commit c = {PyObject_IsTrue(recomputes) == 1, self->drafts, 0};
+    struct commit c = {self->update, PyObject_IsTrue(recomputes) == 1, self->drafts, 0};
     struct err err;
     enum rc rc = RC_OK;
     if (!begin(self))
@@ -264,13 +285,11 @@ static PyObject *commit_all(PyObject *object, PyObject *recomputes)
     if (is_held && !rc)
         rc = team_weights_elsewhere(self->team, &(struct weight_call){.call = TEAM_SETTLE, .name = ""}, NULL, &err);
     Py_END_ALLOW_THREADS
-    py_model_return(self->model);
     if (rc)
-        return py_raise(&err);
-    if (!is_held || py_engine_call(self->engine, commit, &c) < 0)
-        return NULL;
-    self->is_over = true;
-    return PyLong_FromUnsignedLong(c.epoch);
+        py_raise(&err);
+    self->is_over = is_held && !rc && py_engine_call(self->engine, commit, &c) == 0;
+    py_model_return(self->model);
+    return self->is_over ? PyLong_FromUnsignedLong(c.epoch) : NULL;
 }
 
 static PyObject *abort_all(PyObject *object, PyObject *args)

@@ -513,7 +513,7 @@ static enum rc step_and_commit(struct engine *engine, void *n_commits, struct er
     for (uint32_t i = 0; i < 4 && !rc; i++)
         rc = engine_step(engine, &progressed, problem);
     for (uint32_t i = 0; i < *(const uint32_t *)n_commits && !rc; i++)
-        rc = engine_hold_steps(engine, problem) ? RC_INTERNAL : engine_commit_weights(engine, false, &epoch, problem);
+        rc = engine_hold_steps(engine, problem) ? RC_INTERNAL : engine_commit_weights(engine, false, NULL, &epoch, problem);
     for (uint32_t i = 0; i < 4 && !rc; i++)
         rc = engine_step(engine, &progressed, problem);
     return rc ? rc : engine_settle(engine, problem);

@@ -87,7 +87,7 @@ static uint32_t commit(struct bench *b, bool recompute)
     uint32_t epoch = 0;
     CHECK_OK(engine_hold_steps(b->engine, &err));
     b->fake.weights = NEW_WEIGHTS;
-    CHECK_OK(engine_commit_weights(b->engine, recompute, &epoch, &err));
+    CHECK_OK(engine_commit_weights(b->engine, recompute, NULL, &epoch, &err));
     CHECK_OK(engine_check(b->engine, &err));
     CHECK_EQ(engine_epoch(b->engine), epoch);
     return epoch;
@@ -435,7 +435,7 @@ TEST(held_steps_do_not_run)
     CHECK(jobs[0]->is_done && !jobs[1]->is_done);
     CHECK_OK(engine_hold_steps(b.engine, &err));
     b.fake.weights = NEW_WEIGHTS;
-    CHECK_OK(engine_commit_weights(b.engine, false, &epoch, &err));
+    CHECK_OK(engine_commit_weights(b.engine, false, NULL, &epoch, &err));
     CHECK_EQ(engine_holds(b.engine), 0);
     drain(b.engine, jobs, 2);
     CHECK(jobs[1]->is_done);
@@ -611,7 +611,7 @@ TEST(level_two_wants_an_update)
         CHECK_EQ(engine_sleep(b.engine, 1, PART_WEIGHTS, &err), RC_BUSY);
         b.fake.weights = NEW_WEIGHTS;
         if (from_one) {
-            CHECK_OK(engine_commit_weights(b.engine, false, &epoch, &err));
+            CHECK_OK(engine_commit_weights(b.engine, false, NULL, &epoch, &err));
             CHECK_EQ(engine_step(b.engine, &progressed, &err), RC_ASLEEP);
             CHECK_OK(engine_wake(b.engine, PART_POOL, &err));
         } else {
@@ -619,7 +619,7 @@ TEST(level_two_wants_an_update)
             engine_abort_update(b.engine, false);
             CHECK_EQ(engine_step(b.engine, &progressed, &err), RC_WEIGHTS_MISSING);
             CHECK_OK(engine_hold_steps(b.engine, &err));
-            CHECK_OK(engine_commit_weights(b.engine, false, &epoch, &err));
+            CHECK_OK(engine_commit_weights(b.engine, false, NULL, &epoch, &err));
         }
         drain(b.engine, &job, 1);
         CHECK(job->is_done);
@@ -657,7 +657,7 @@ static enum rc call_update(struct engine *engine, void *ctx, struct err *problem
     if (rc)
         return rc == RC_ASLEEP ? RC_OK : rc;
     crowd->fake.weights = 0;
-    return engine_commit_weights(engine, engine_epoch(engine) % 2, &epoch, problem);
+    return engine_commit_weights(engine, engine_epoch(engine) % 2, NULL, &epoch, problem);
 }
 
 static void check_order(const struct output *output, uint32_t *epoch)

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from modules import load
+from safetensors.numpy import load_file
 
-from llmpy import ConfigError
+from llmpy import ConfigError, kv
 
 tiers = load(Path(__file__).with_name("test_tiers.py"))
 bits, open_llm, params, prompts, run_twice = tiers.bits, tiers.open_llm, tiers.params, tiers.prompts, tiers.run_twice
@@ -192,6 +194,31 @@ def test_without_a_seed_the_files_go_with_the_engine(tiny_model: Make, device: s
         run_twice(llm, prompts())
         assert files(tmp_path) and llm.stats().disk_stored_bytes > 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_blocks_follow_the_weights(tiny_model: Make, device: str, tmp_path: Path, kind: str) -> None:
+    """Behind an update an engine finds the blocks of the same weights alone, those of other engines and of earlier times."""
+    path, prompt, folder = tiny_model("llama", "float32"), prompts()[-1], tmp_path / "cache"
+    base, norm = load_file(path / "model.safetensors"), "model.norm.weight"
+    other = {name: value + np.float32(0.01) for name, value in base.items()}
+    updates: list[dict[str, Any]] = [other, {norm: base[norm]}, {norm: other[norm]}]
+    store = {"disk_cache": {"path": folder, "bytes": "64MiB"}} if kind == "disk" else {"kv_connector": kv.Memory(64 << 20)}
+    options = {"host_cache_bytes": "4MiB", "prefix_cache_seed": 3, **store}
+
+    def run(number: int, **options: Any) -> tuple[int | None, tuple[bytes, ...]]:
+        with open_llm(path, device, **options) as llm:
+            for update in updates[:number]:
+                llm.update_weights(update, partial=True)
+            output = llm.generate([prompt], [params(0)], use_tqdm=False)[0]
+            assert llm.stats().disk_errors == llm.stats().disk_misses == 0
+        return output.num_cached_tokens, bits(output)
+
+    wanted = [run(number)[1] for number in range(4)]
+    assert wanted[1] == wanted[3] and len(set(wanted)) == 3
+    for all_hits in (False, True):
+        for number in range(4):
+            assert run(number, **options) == (128 if all_hits or number == 3 else 0, wanted[number])
 
 
 def test_wrong_options_name_themselves(tiny_model: Make, device: str, tmp_path: Path) -> None:
