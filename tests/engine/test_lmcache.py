@@ -23,16 +23,17 @@ tiers = connectors.tiers
 Make = Callable[[str, str], Path]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    if importlib.util.find_spec("lmcache") is None:
-        pytest.skip("LMCache is not installed")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    python = os.environ.get("LMCACHE_PYTHON", sys.executable)  # of an environment that has LMCache
+    if python == sys.executable and importlib.util.find_spec("lmcache") is None:
+        pytest.skip("LMCache is not installed, and LMCACHE_PYTHON is not set")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port), "cpu"]
+    command = [python, "-m", "lmcache.v1.server", "127.0.0.1", str(port), "cpu"]
     env = os.environ | {"LMCACHE_TRACK_USAGE": "false"}
-    with subprocess.Popen(command, env=env, cwd=tmp_path) as process:
+    with subprocess.Popen(command, env=env, cwd=tmp_path_factory.mktemp("lmcache")) as process:
         for _ in range(600):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
