@@ -1,7 +1,7 @@
 /* bench_step.c: what a step costs the host, scheduling to enqueue and results included, with a runner that does nothing. Prints
- * for each number of sequences the minimum and the median of the microseconds; then the same of the sources that find drafts in
- * text, for one sequence of a step. tests/engine/test_host_cost.py builds it with the
- * release's flags and guards the numbers. */
+ * for each number of sequences the minimum and the median of the microseconds; then the same without a host tier, with one that
+ * nothing comes back from, and without one again, whose steps take turns; then of the sources that find drafts in text, for one
+ * sequence of a step. tests/engine/test_host_cost.py builds it with the release's flags and guards the numbers. */
 #define _GNU_SOURCE
 #include "../../csrc/engine/draft.h"
 #include "../../csrc/engine/engine.h"
@@ -39,9 +39,35 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int measure(uint32_t n_seqs, bool is_rich)
+static double now_us(void)
 {
-    static double microseconds[N_STEPS];
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return 1e6 * (double)time.tv_sec + 1e-3 * (double)time.tv_nsec;
+}
+
+/* Moves of the host tier that have ended when they are asked for. */
+static enum rc move_nothing(void *ctx, struct move_args *args, struct err *err)
+{
+    struct move_state *state = ctx;
+    (void)err;
+    for (uint32_t way = MOVE_OUT; way <= MOVE_IN; way++) {
+        state->ended[way] = args->lists[way].number;
+        state->bytes[way] += args->lists[way].n_moves;
+    }
+    return RC_OK;
+}
+
+static enum rc poll_nothing(void *ctx, struct move_state *state, struct err *err)
+{
+    (void)err;
+    *state = *(struct move_state *)ctx;
+    return RC_OK;
+}
+
+/* An engine whose sequences have all drawn their first tokens. NULL: it failed. */
+static struct engine *begin(uint32_t n_seqs, bool is_rich, uint32_t n_host_slots, struct move_state *state)
+{
     static int32_t prompt[PROMPT];
     struct err err;
     struct engine *engine;
@@ -49,24 +75,41 @@ static int measure(uint32_t n_seqs, bool is_rich)
     struct kv_need need = {0};
     struct engine_config config = {.n_pages = 60000, .max_num_seqs = 256, .max_num_batched_tokens = 8192, .max_model_len = 4096,
                                    .max_logprobs = 5, .vocab_size = 1000, .vocab_limit = 1000, .prefix_caching = true,
-                                   .runner = {NULL, start_nothing, finish_nothing, true}};
+                                   .runner = {state, start_nothing, finish_nothing, true}};
+    config.runner.n_host_slots = n_host_slots;
+    config.runner.host_slot_bytes = 1;
+    config.runner.move = move_nothing;
+    config.runner.poll_moves = poll_nothing;
     if (kv_layout_make(&need, 1, 16, 1, &config.layout, &place, &err) || engine_create(&config, &engine, &err))
-        return 1;
+        return NULL;
     for (uint32_t i = 0; i < n_seqs; i++) {
         uint64_t number;
         prompt[0] = (int32_t)i;
         struct request_spec spec = {.prompt = {prompt, PROMPT}, .n = 1, .temperature = 1, .top_p = 1, .max_tokens = 2000,
                                     .repetition_penalty = is_rich ? 1.1f : 1, .wants_logprobs = is_rich, .n_logprobs = is_rich ? 5 : 0};
         if (engine_submit(engine, &spec, &number, &err))
-            return 1;
+            return NULL;
     }
     struct engine_stats stats = {0};
     bool progressed;
     while (stats.generation_tokens < 2 * n_seqs) {
         if (engine_step(engine, &progressed, &err))
-            return 1;
+            return NULL;
         engine_stats(engine, &stats);
     }
+    return engine;
+}
+
+static int measure(uint32_t n_seqs, bool is_rich)
+{
+    static double microseconds[N_STEPS];
+    struct move_state state = {0};
+    struct engine_stats stats;
+    struct err err;
+    bool progressed;
+    struct engine *engine = begin(n_seqs, is_rich, 0, &state);
+    if (!engine)
+        return 1;
     for (uint32_t i = 0; i < N_STEPS; i++) {
         if (engine_step(engine, &progressed, &err))
             return 1;
@@ -76,6 +119,38 @@ static int measure(uint32_t n_seqs, bool is_rich)
     qsort(microseconds, N_STEPS, sizeof *microseconds, compare);
     printf("%u %s %.2f %.2f\n", n_seqs, is_rich ? "logprobs+penalties" : "plain", microseconds[0], microseconds[N_STEPS / 2]);
     engine_destroy(engine);
+    return 0;
+}
+
+/* ---- tiers ---- */
+
+#define N_TURNS 1600u
+
+static int measure_tiers(uint32_t n_seqs)
+{
+    static const char *const NAMES[] = {"off", "host", "off-again"};
+    static double microseconds[3][N_TURNS];
+    struct engine *engines[3];
+    struct move_state states[3];
+    struct err err;
+    bool progressed;
+    memset(states, 0, sizeof states);
+    for (uint32_t i = 0; i < 3; i++)
+        if (!(engines[i] = begin(n_seqs, false, i == 1 ? 120000 : 0, &states[i])))
+            return 1;
+    for (uint32_t step = 0; step < N_TURNS; step++)
+        for (uint32_t i = 0; i < 3; i++) {
+            double start = now_us();
+            if (engine_step(engines[i], &progressed, &err))
+                return 1;
+            microseconds[i][step] = now_us() - start;
+        }
+    for (uint32_t i = 0; i < 3; i++) {
+        qsort(microseconds[i], N_TURNS, sizeof **microseconds, compare);
+        printf("tier-%s-%u %llu %.2f %.2f\n", NAMES[i], n_seqs, (unsigned long long)states[i].bytes[MOVE_OUT], microseconds[i][0],
+               microseconds[i][N_TURNS / 2]);
+        engine_destroy(engines[i]);
+    }
     return 0;
 }
 
@@ -93,13 +168,6 @@ static void write_text(int32_t *ids, uint32_t n, uint64_t *random)
             *random = *random * 6364136223846793005u + 1442695040888963407u;
         ids[i] = (int32_t)(*random >> 58) * 1000 + (int32_t)(i % PHRASE);
     }
-}
-
-static double now_us(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return 1e6 * (double)time.tv_sec + 1e-3 * (double)time.tv_nsec;
 }
 
 /* Gives a sequence its prompt and a text from which its output comes. The beginning of the text is a finished output, too. */
@@ -163,7 +231,8 @@ static int measure_drafts(const char *name, const struct draft_options *options)
 
 int main(void)
 {
-    return measure(1, false) || measure(256, false) || measure(1, true) || measure(256, true) ||
+    return measure(1, false) || measure(256, false) || measure(1, true) || measure(256, true) || measure_tiers(1) ||
+           measure_tiers(256) ||
            measure_drafts("ngram", &(struct draft_options){.method = DRAFT_NGRAM, .k = 4, .min = 2, .max = 4}) ||
            measure_drafts("suffix", &(struct draft_options){.method = DRAFT_SUFFIX, .k = 4, .shared_bytes = 64 << 20});
 }
