@@ -3,8 +3,9 @@
     python benchmarks/tiers.py [ROW ...] [--model 8b] [--length 8192] [--rounds 5] [--device cuda:0] [--other cuda:1]
         [--connectors device peer] [--address unix:tiers] [--folder FOLDER] [--users 64]
 
-Random weights in the shape of `--model` (benchmarks/cuda.py, or "small" for CPUs), bfloat16. ROW is first, decode, idle, both,
-disk, chats, peer or early; none means all but the last. The pool holds three prompts of `length` tokens, host memory eight.
+Random weights in the shape of `--model` (benchmarks/cuda.py, or "small" for CPUs), bfloat16. ROW is first, decode, idle, turns,
+both, disk, chats, peer or early; none means all but turns and early. The pool holds three prompts of `length` tokens, host
+memory eight.
 
 - first: wall time of generate() for one new token behind a prompt that no cache has (recomputed), that the pool has (device),
   or that host memory alone has (host). Ids and logprobs must be those of the first time. Copies: bytes over the time of the
@@ -14,6 +15,8 @@ disk, chats, peer or early; none means all but the last. The pool holds three pr
   prompts are in host memory. Medians.
 - idle: the same steps, and prefill of the 32 prompts, in a pool that holds everything: without a host cache, with one of 4 GiB,
   and without one again. Two engines take turns.
+- turns: whole calls of step() that decode 32 sequences, of three such engines of which each makes one step in turn. For CPUs:
+  other work of the machine slows all three alike.
 - both: copies of one engine that goes to sleep while another one of the device loads prompts: GB/s of each way.
 - disk: the same token behind a prompt that only files in a folder of `--folder` have, and what dd reads there past the page
   cache. The result must have the bits of the first time.
@@ -187,6 +190,39 @@ def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
         parts = [f"{name} {statistics.median(ms):.3f} ms ({statistics.median(ms) / off:.4f}x)" for name, ms in found.items()]
         print(f"idle, {what}: {', '.join(parts)}")
         chosen.results.add(f"tiers.idle.{what.split()[-1]}", statistics.median(found["on"]) / off, "x", 1.01)
+    for llm in engines.values():
+        llm.close()
+
+
+def measure_turns(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
+    sizes = {"off": 0, "on": 4 << 30, "off again": 0}
+    pool_bytes = (chosen.rounds + 2) * SEQUENCES * (128 + NEW + 16) * MODELS[chosen.model].kv_bytes
+    options = {"kv_cache_memory_bytes": pool_bytes}
+    engines = {
+        name: open_engine(chosen.model, chosen.length, chosen.device, host_cache_bytes=size, **options)
+        for name, size in sizes.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in sizes}
+    settings = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+    for round_ in range(chosen.rounds + 1):
+        for llm in engines.values():
+            for _ in range(SEQUENCES):
+                llm.add_request(next(source)[:128], settings)
+            while llm.stats().num_running < SEQUENCES or llm.step_log(1)[-1].prompt_rows:
+                llm.step()
+        for _ in range(NEW - 40):
+            for name, llm in engines.items():
+                begun = time.perf_counter()
+                llm.step()
+                if round_:
+                    times[name].append(1000 * (time.perf_counter() - begun))
+        for llm in engines.values():
+            while llm.has_unfinished_requests():
+                llm.step()
+    off = statistics.median(times["off"])
+    parts = [f"{name} {statistics.median(ms):.3f} ms ({statistics.median(ms) / off:.4f}x)" for name, ms in times.items()]
+    copied = engines["on"].stats().host_stored_bytes / 1e6
+    print(f"turns, {len(times['off'])} steps each: {', '.join(parts)}; {copied:.0f} MB copied")
     for llm in engines.values():
         llm.close()
 
@@ -391,6 +427,8 @@ def main() -> None:
             llm.check()
     if "idle" in chosen.rows:
         measure_idle(chosen, source)
+    if "turns" in chosen.rows:
+        measure_turns(chosen, source)
     if "both" in chosen.rows:
         measure_both(chosen, source)
     if "disk" in chosen.rows:

@@ -649,7 +649,8 @@ static void store_ahead(struct scheduler *s)
     uint32_t n_blocks = (config->max_num_batched_tokens - s->rows_left) / layout->block_tokens;
     uint64_t n_most = (uint64_t)n_groups(s) * n_blocks + STORED_BYTES / layout->page_bytes + 1;
     uint32_t n = n_most < s->n_store_ahead ? (uint32_t)n_most : s->n_store_ahead;
-    if (config->runner.n_host_slots / 2 >= config->n_pages) /* what the pool has too takes half of it at most */
+    /* Where copies run beside steps, and what the pool has too takes half of the slots at most. */
+    if (config->runner.is_async && config->runner.n_host_slots / 2 >= config->n_pages)
         block_manager_store_new(s->pools[0].blocks, n);
     block_manager_store_ahead(s->pools[0].blocks, n);
 }

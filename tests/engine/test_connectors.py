@@ -165,7 +165,14 @@ def test_memory_keeps_what_was_used_last() -> None:
 def test_a_store_in_memory_by_name(tiny_model: Make, device: str) -> None:
     path = tiny_model("llama", "float32")
     store = {"name": "memory", "bytes": "8MiB"}
-    assert compare(path, device, 20, store).disk_cache_hits > 0  # type: ignore[arg-type]
+    size_bytes, wanted = disk.pool_bytes(path, device, 20), disk.alone(path, device)
+    with tiers.open_llm(path, device, size_bytes, **options(store, size_bytes)) as llm:  # type: ignore[arg-type]
+        for _ in range(20):  # a quick machine computes before the first blocks have been saved
+            found, stats = tiers.run_twice(llm, tiers.prompts())
+            assert found == wanted * 2
+            if stats.disk_cache_hits:
+                return
+    pytest.fail("no token came from the store")
 
 
 def make() -> kv.Memory:
