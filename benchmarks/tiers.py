@@ -14,7 +14,7 @@ memory eight.
 - decode: time between the starts of steps that decode 32 sequences and nothing else: alone, and while requests come whose
   prompts are in host memory. Medians.
 - idle: the same steps, and prefill of the 32 prompts, in a pool that holds everything: without a host cache, with one of 4 GiB,
-  and without one again. Two engines take turns.
+  with one of twice the pool, to which blocks are copied at once, and without one again. The engines take turns.
 - turns: whole calls of step() that decode 32 sequences, of three such engines of which each makes one step in turn. For CPUs:
   other work of the machine slows all three alike.
 - both: copies of one engine that goes to sleep while another one of the device loads prompts: GB/s of each way.
@@ -170,18 +170,29 @@ def measure_decode(llm: LLM, chosen: argparse.Namespace, texts: list[list[int]],
     chosen.results.add("tiers.decode.beside", max(ratios), "x", 1.05)
 
 
+def idle_pool_bytes(chosen: argparse.Namespace, n_tokens: int) -> int:
+    """Bytes of a pool that holds all rounds, of SEQUENCES times so many tokens; with less the oldest blocks are copied out."""
+    return int(1.3 * (2 * chosen.rounds + 3) * SEQUENCES * n_tokens * MODELS[chosen.model].kv_bytes)
+
+
 def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
     """What a host cache costs while no request needs it."""
-    engines = {size: open_engine(chosen.model, chosen.length, chosen.device, host_cache_bytes=size) for size in (0, 4 << 30)}
-    steps: dict[str, list[float]] = {"off": [], "on": [], "off again": []}
-    prefills: dict[str, list[float]] = {name: [] for name in steps}
+    pool_bytes = idle_pool_bytes(chosen, 256 + NEW)
+    sizes = {"off": 0, "on": 4 << 30, "at once": int(2.1 * pool_bytes)}
+    engines = {
+        name: open_engine(chosen.model, chosen.length, chosen.device, host_cache_bytes=size, kv_cache_memory_bytes=pool_bytes)
+        for name, size in sizes.items()
+    }
+    engines["off again"] = engines["off"]
+    steps: dict[str, list[float]] = {name: [] for name in engines}
+    prefills: dict[str, list[float]] = {name: [] for name in engines}
     for round_ in range(chosen.rounds + 1):
-        for name, size in (("off", 0), ("on", 4 << 30), ("off again", 0)):
+        for name, llm in engines.items():
             shorts = [next(source)[:128] for _ in range(SEQUENCES)]
             begun = time.perf_counter()
-            engines[size].generate(shorts, ONE, use_tqdm=False)
+            llm.generate(shorts, ONE, use_tqdm=False)
             spent = 1000 * (time.perf_counter() - begun)
-            step = decode(engines[size], [], [next(source)[:128] for _ in range(SEQUENCES)])[0]
+            step = decode(llm, [], [next(source)[:128] for _ in range(SEQUENCES)])[0]
             if round_:
                 prefills[name].append(spent)
                 steps[name].append(step)
@@ -190,14 +201,14 @@ def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
         parts = [f"{name} {statistics.median(ms):.3f} ms ({statistics.median(ms) / off:.4f}x)" for name, ms in found.items()]
         print(f"idle, {what}: {', '.join(parts)}")
         chosen.results.add(f"tiers.idle.{what.split()[-1]}", statistics.median(found["on"]) / off, "x", 1.01)
-    for llm in engines.values():
-        llm.close()
+    for name in sizes:
+        print(f"idle, {name}: {engines[name].stats().host_stored_bytes / 1e6:.0f} MB copied")
+        engines[name].close()
 
 
 def measure_turns(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
     sizes = {"off": 0, "on": 4 << 30, "off again": 0}
-    pool_bytes = (chosen.rounds + 2) * SEQUENCES * (128 + NEW + 16) * MODELS[chosen.model].kv_bytes
-    options = {"kv_cache_memory_bytes": pool_bytes}
+    options = {"kv_cache_memory_bytes": idle_pool_bytes(chosen, 128 + NEW)}
     engines = {
         name: open_engine(chosen.model, chosen.length, chosen.device, host_cache_bytes=size, **options)
         for name, size in sizes.items()
