@@ -172,7 +172,7 @@ def measure_decode(llm: LLM, chosen: argparse.Namespace, texts: list[list[int]],
 
 def idle_pool_bytes(chosen: argparse.Namespace, n_tokens: int) -> int:
     """Bytes of a pool that holds all rounds, of SEQUENCES times so many tokens; with less the oldest blocks are copied out."""
-    return int(1.3 * (2 * chosen.rounds + 3) * SEQUENCES * n_tokens * MODELS[chosen.model].kv_bytes)
+    return int(1.1 * (2 * chosen.rounds + 3) * SEQUENCES * n_tokens * MODELS[chosen.model].kv_bytes)
 
 
 def measure_idle(chosen: argparse.Namespace, source: Iterator[list[int]]) -> None:
