@@ -4,6 +4,7 @@ For an older glibc the objects stay those of gcc and nvcc; only the linker chang
 symbols of every glibc, so no container is needed. What it links is checked: no symbol may be newer than was asked for.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -89,8 +90,10 @@ def _numbers(version: str) -> list[int]:
 
 
 def _static_runtime(nvcc: str) -> Path:
-    """nvcc's static runtime."""
-    root = Path(nvcc).resolve().parents[1]
+    """nvcc's static runtime. nvcc may be a script that starts another one, so it is asked where it is."""
+    dry = [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
+    said = subprocess.run(dry, capture_output=True, text=True, check=True).stderr
+    root = Path(next(line.removeprefix("#$ TOP=") for line in said.splitlines() if line.startswith("#$ TOP="))).resolve()
     places = [*root.glob("targets/x86_64-linux/lib/libcudart_static.a"), *root.glob("lib*/libcudart_static.a")]
     if not places:
         raise SystemExit(f"llmpy: no libcudart_static.a under {root}")
