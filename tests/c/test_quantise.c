@@ -77,5 +77,31 @@ TEST(other_values_are_refused)
             row[2] = 0x1p100f;
             CHECK(round_trip(TYPES[t], row, 5, back) && isfinite(back[2]));
         }
-    CHECK(!quantise_has(DTYPE_Q4_0) && !quantise_has(DTYPE_BF16) && quantise_has(DTYPE_FP8));
+    CHECK(!quantise_has(DTYPE_Q3_K) && !quantise_has(DTYPE_BF16) && quantise_has(DTYPE_FP8));
+    CHECK(quantise_on_devices(DTYPE_FP8) && quantise_on_devices(DTYPE_INT4_G32));
+    CHECK(quantise_has(DTYPE_Q4_0) && !quantise_on_devices(DTYPE_Q4_0) && !quantise_on_devices(DTYPE_NF4));
+}
+
+/* Values of any bits become finite values or are refused. */
+TEST(blocks_of_other_engines_stay_finite)
+{
+    static const uint32_t OTHERS[] = {DTYPE_Q8_0, DTYPE_Q5_0, DTYPE_Q4_1, DTYPE_Q4_0, DTYPE_Q6_K,
+                                      DTYPE_Q5_K, DTYPE_Q4_K, DTYPE_Q2_K, DTYPE_NF4};
+    static float row[256], back[256];
+    uint32_t bits = 1, n_fitting = 0;
+    for (uint32_t t = 0; t < sizeof OTHERS / sizeof *OTHERS; t++)
+        for (int i = 0; i < 200; i++) {
+            for (int j = 0; j < 256; j++) {
+                bits = bits * 1664525u + 1013904223u;
+                uint32_t value = i % 4 == 0 ? bits : i % 4 == 1 ? bits & 0x81ffffffu : (bits & 0x83ffffffu) | 0x38000000u;
+                memcpy(row + j, &value, sizeof value);
+                row[j] = i % 4 == 3 && j % 37 ? 0 : row[j];
+            }
+            if (round_trip(OTHERS[t], row, 256, back)) {
+                n_fitting++;
+                for (int j = 0; j < 256; j++)
+                    CHECK(isfinite(back[j]));
+            }
+        }
+    CHECK(n_fitting > 500);
 }
