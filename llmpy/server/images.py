@@ -121,7 +121,8 @@ def inserted(images: ImageInputs | None, sources: Sequence[Source]) -> ImageInpu
 def images_of(service: Service) -> Images | None:
     """What prepares images; None: the model takes none."""
     engine = service.engine
-    return engine._frontend.images if isinstance(engine, AsyncEngine) else engine.images
+    found: Images | None = engine._frontend.images if isinstance(engine, AsyncEngine) else getattr(engine, "images", None)
+    return found
 
 
 def placeholder_of(service: Service) -> str | None:
