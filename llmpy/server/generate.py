@@ -132,6 +132,7 @@ async def generate(service: Service, request: Request) -> ASGIApp:
         prompt["output_token_ids"] = body.output_token_ids
     if body.features is not None:
         prompt |= await featured(service, body.features)
+        request.state.size = max(request.state.size, service.beside_size)  # images are prepared on a thread
     how = service.engine_arguments(request, body)
     stream = await beside(request, lambda: _stream(service, prompt, body.features, how, params))
     headers = service.answer_headers(request)

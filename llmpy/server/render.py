@@ -79,6 +79,8 @@ async def render_chat(service: Service, request: Request) -> ASGIApp:
     given = given_images(body.messages)
     chat = await beside(request, lambda: Chat(service, request, body))
     await chat.load_images()
+    if given is not None:
+        request.state.size = max(request.state.size, service.beside_size)  # images are prepared on a thread
 
     def rendered() -> dict[str, Any]:
         messages = chat.messages()
