@@ -143,7 +143,7 @@ def _first_other(model: Any, interpreter: Interpreter, ids: NDArray[np.int64]) -
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: Any, given: Any, result: Any) -> None:
-            if isinstance(result, torch.Tensor):
+            if isinstance(result, torch.Tensor) and result.shape[:2] == (1, len(ids)):  # a router gives rows alone
                 theirs[name] = result[0].double().numpy().reshape(len(ids), -1)
 
         return hook

@@ -125,6 +125,7 @@ def changed(node: Any, what: str, new: Any) -> Iterator[None]:
     node.target, node.args = before
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize(("kind", "n"), [("gemma2", 10), *(pytest.param(kind, 60, marks=pytest.mark.slow) for kind in KINDS)])
 def test_a_changed_node_is_found(kind, n, traced) -> None:
     found = traced(kind)
