@@ -290,44 +290,6 @@ def test_ranks_that_are_checked(mixture: tuple[str, Path, LLM], monkeypatch: pyt
         assert run(llm, prompts()[:6]) == run(mixture[2], prompts()[:6])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MIXTURES)
-def test_ranks_of_a_gpu(cuda: str, name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that share one GPU: in company, in chunks, with hits, alone, after preemption, scored and tapped."""
-    monkeypatch.setattr("llmpy.engine.by_data.KINDS", {"cpu", "cuda"})
-    (tmp_path / "config.json").write_text(json.dumps(BASE | MIXTURES[name]))
-    settings = SamplingParams(temperature=1.5, n=4, max_tokens=12, logprobs=1, prompt_logprobs=2, seed=9)
-
-    def results(llm: LLM) -> list[object]:
-        outputs = llm.generate(prompts()[1:], settings, use_tqdm=False)
-        tapped = llm.tap([prompts()[5]], llm.tap_names())[0]
-        states = [one.outputs.data.tobytes() for one in llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)]
-        scored = [o.prompt_token_logprobs.tobytes() for o in outputs]
-        return [run(llm, prompts()), [*map(bits, outputs)], scored, states, {key: one.tobytes() for key, one in tapped.items()}]
-
-    common, lora = {"device": cuda, "dtype": dtype}, {"enable_lora": True, "max_loras": 2}
-    with open_ranks(tmp_path, 1, **common) as llm:
-        wanted, adapters = results(llm), make_adapters(llm, tmp_path)
-        few = {"kv_cache_memory_bytes": 14 * llm._driver.model.describe()["page_bytes"], "max_model_len": 160}
-    for n_ranks, options in ((2, {}), (3, {"max_num_batched_tokens": 64, "max_num_seqs": 8})):
-        with open_ranks(tmp_path, n_ranks, **common, device_ids=(0,) * n_ranks, **options) as llm:
-            assert results(llm) == wanted
-            assert run(llm, prompts()) == wanted[0]
-            assert run(llm, prompts()[:1]) == wanted[0][:1]
-            assert llm.stats().allocations_since_warmup == 0
-    with open_ranks(tmp_path, 2, **common, device_ids=(0, 0), **few) as llm:
-        assert run(llm, prompts()) == wanted[0]
-        assert llm.stats().num_preemptions > 0
-    found = []
-    for n_ranks in (1, 2):
-        with open_ranks(tmp_path, n_ranks, **common, **lora, device_ids=(0,) * n_ranks) as llm:
-            found.append(adapted(llm, adapters))
-    assert found[0] == found[1]
-    drafts = {"speculative_config": {"method": "ngram", "k": 3, "min": 1, "max": 2}}
-    with open_ranks(tmp_path, 2, **common, **drafts, device_ids=(0, 0)) as llm:
-        assert run(llm, prompts()) == wanted[0] and llm.stats().draft_rows > 0
-
-
 def test_what_is_refused(mixture: tuple[str, Path, LLM], tiny_model: Path) -> None:
     path = mixture[1]
     refused = {"host_cache_bytes": "1MiB", "nnodes": 2, "speculative_config": {"method": "draft", "model": str(path)}}
