@@ -7,7 +7,7 @@ from .blocks import Block, Model, Value
 from .config import ModelConfig
 from .registry import architecture
 
-CHECKPOINTS = "InternVL2.5, InternVL3 1B to 78B and InternVL3.5, with names of transformers (-hf) or of OpenGVLab"
+CHECKPOINTS = "InternVL2.5 1B to 78B; InternVL3 1B to 78B and InternVL3.5"
 
 _STEMS = ("vision_tower.", "model.vision_tower.")
 _TEXTS = {

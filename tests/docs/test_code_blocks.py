@@ -40,7 +40,7 @@ FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | r
 SMALL = {"device": "cpu", "kv_cache_memory_bytes": "16MiB"}
 SHOWN = re.compile(r"^print\(.*\) +# (.+)$", re.MULTILINE)
 """A print call at the start of a line with its expected output."""
-MOST_NOT_RUN = 6
+MOST_NOT_RUN = 7
 DEMO = '("demo"'
 
 
