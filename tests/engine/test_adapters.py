@@ -309,17 +309,22 @@ def test_requests_in_flight_move_in_an_async_engine(replicas: int, tiny_model: M
 
     async def run() -> None:
         async with AsyncEngine.create(path, enable_lora=True, max_loras=2, data_parallel_size=replicas, **options) as engine:
-            engine.load_adapter("a", each[0], config)
-            stream = engine.generate([5, 6, 7], greedy, lora_request="a")
-            ids: list[int] = []
-            async for output in stream:
-                if not ids:
-                    await asyncio.to_thread(engine.load_adapter, "a", each[1], config, on_running="recompute")
-                ids = output.outputs[0].token_ids
-            assert len(ids) == 200
             engine.load_adapter("b", each[0], config)
-            alone = await engine.generate([5, 6, 7], greedy, lora_request="b")
-            assert alone.outputs[0].token_ids != ids and alone.outputs[0].token_ids[0] == ids[0]
+            alone = (await engine.generate([5, 6, 7], greedy, lora_request="b")).outputs[0].token_ids
+            ids = alone
+            for _ in range(20):  # a request may end before it can move
+                engine.load_adapter("a", each[0], config)
+                has_moved = False
+                async for output in engine.generate([5, 6, 7], greedy, lora_request="a"):
+                    if not has_moved:
+                        await engine.pause("keep")
+                        await asyncio.to_thread(engine.load_adapter, "a", each[1], config, on_running="recompute")
+                        await engine.resume()
+                    has_moved, ids = True, output.outputs[0].token_ids
+                assert len(ids) == 200 and ids[0] == alone[0]
+                if ids != alone:
+                    break
+            assert ids != alone
             engine.check()
 
     asyncio.run(run())
