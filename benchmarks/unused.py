@@ -10,8 +10,10 @@ Times are the processor's, which other work on the machine changes less than the
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ def load(llm: LLM) -> None:
     llm.load_adapter("unused", tensors, {"r": RANK, "lora_alpha": RANK})
 
 
-def seconds(llm: LLM, row: str, number: int) -> float:
+def seconds(row: str, llm: LLM, number: int) -> float:
     """The processor's time of a row."""
     kind, size = row.split(".")
     n, length, tokens = (int(size), 16, 64) if kind == "step" else (1, int(size), 1)
@@ -47,6 +49,22 @@ def seconds(llm: LLM, row: str, number: int) -> float:
     begun = time.process_time()
     llm.generate(prompts, params, use_tqdm=False)
     return time.process_time() - begun
+
+
+def in_turns(engines: Mapping[str, Any], n_rounds: int, measure: Callable[[Any, int], float]) -> dict[str, list[float]]:
+    """What `measure(engine, round)` gives for each engine and round, but the first, which warms up. The order alternates."""
+    found: dict[str, list[float]] = {name: [] for name in engines}
+    for i in range(n_rounds + 1):
+        for name in list(engines) if i % 2 else list(engines)[::-1]:
+            value = measure(engines[name], i)
+            if i:
+                found[name].append(value)
+    return found
+
+
+def ratios(found: Mapping[str, list[float]], name: str) -> list[float]:
+    """An engine's values divided by those of "off" in the same rounds."""
+    return [a / b for a, b in zip(found[name], found["off"], strict=True)]
 
 
 def main() -> None:
@@ -59,16 +77,10 @@ def main() -> None:
     load(engines["adapters"])
     print(f"{'row':14}{'off, ms':>10}" + "".join(f"{name:>24}" for name in list(engines)[1:]))
     for row in args.rows.split(","):
-        found: dict[str, list[float]] = {name: [] for name in engines}
-        for i in range(args.rounds + 1):
-            for name in list(engines) if i % 2 else list(engines)[::-1]:
-                time_of_row = seconds(engines[name], row, i)
-                if i:  # the first round warms up
-                    found[name].append(time_of_row)
+        found = in_turns(engines, args.rounds, functools.partial(seconds, row))
         line = f"{row:14}{1e3 * min(found['off']):10.1f}"
         for name in list(engines)[1:]:
-            ratios = [a / b for a, b in zip(found[name], found["off"], strict=True)]
-            line += f"{min(found[name]) / min(found['off']):15.4f} ({statistics.median(ratios):.4f})"
+            line += f"{min(found[name]) / min(found['off']):15.4f} ({statistics.median(ratios(found, name)):.4f})"
         print(line, flush=True)
 
 

@@ -11,22 +11,16 @@ without options: its ratio is what the measurement itself gives.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
-from typing import Any
 
-from adapters_cuda import RANK, load
+from adapters_cuda import load
 from cuda import Engine
-
-ENGINES: dict[str, dict[str, Any]] = {
-    "off": {},
-    "off again": {},
-    "adapters": {"enable_lora": True, "max_loras": 8, "max_lora_rank": RANK},
-    "speculation": {"speculative_config": {"method": "suffix", "k": "auto"}},
-}
+from unused import ENGINES, in_turns, ratios
 
 
-def milliseconds(engine: Engine, row: str) -> float:
+def milliseconds(row: str, engine: Engine, _: int) -> float:
     """Of a step of so many sequences, or of the first token behind a prompt."""
     kind, size = row.split(".")
     batch, length, new_tokens = (int(size), 128, 192) if kind == "step" else (1, int(size), 1)
@@ -49,17 +43,11 @@ def main() -> None:
     load(engines["adapters"], 1)
     print(f"{'row':12}{'off, ms':>10}" + "".join(f"{name:>28}" for name in list(engines)[1:]))
     for row in args.rows.split(","):
-        found: dict[str, list[float]] = {name: [] for name in engines}
-        for i in range(args.rounds + 1):
-            order = list(engines) if i % 2 else list(engines)[::-1]
-            for name in order:
-                ms = milliseconds(engines[name], row)
-                if i:  # the first round warms up
-                    found[name].append(ms)
+        found = in_turns(engines, args.rounds, functools.partial(milliseconds, row))
         line = f"{row:12}{statistics.median(found['off']):10.3f}"
         for name in list(engines)[1:]:
-            ratios = [a / b for a, b in zip(found[name], found["off"], strict=True)]
-            line += f"{statistics.median(ratios):12.4f} ({min(ratios):.4f} {max(ratios):.4f})"
+            each = ratios(found, name)
+            line += f"{statistics.median(each):12.4f} ({min(each):.4f} {max(each):.4f})"
         print(line, flush=True)
 
 
