@@ -170,12 +170,15 @@ def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int] |
     return Group([name for _, name in tensors], None if rows is None else _selected(*rows), runs)
 
 
-def _selected(rows: int, first: int, inner: int, stride: int) -> Any:
-    """The rows of B that a place has: a slice, or their numbers (`Place.source_rows`)."""
-    if inner >= rows:
-        return slice(first, first + rows)
+def source_rows(rows: int, first: int, inner: int, stride: int) -> npt.NDArray[np.int64]:
+    """The tensor's row of each row of a place; the numbers are those of `Place`."""
     numbers = np.arange(rows)
     return first + numbers // inner * stride + numbers % inner
+
+
+def _selected(rows: int, first: int, inner: int, stride: int) -> Any:
+    """The rows of B that a place has: a slice, or their numbers."""
+    return slice(first, first + rows) if inner >= rows else source_rows(rows, first, inner, stride)
 
 
 class Made(NamedTuple):

@@ -49,10 +49,7 @@ class Place(NamedTuple):
 
     def source_rows(self) -> npt.NDArray[np.int64]:
         """The tensor's row of each row."""
-        import numpy as np
-
-        rows = np.arange(self.rows)
-        return self.first + rows // self.inner * self.stride + rows % self.inner
+        return adapter_images.source_rows(self.rows, self.first, self.inner, self.stride)
 
 
 class Images:
@@ -154,7 +151,7 @@ class Images:
         for name, matrix in found.whole.items():
             by_tensor = _either(name, places)
             self._check_whole(name, matrix.shape, by_tensor, where)
-            for place in by_tensor[stacked.places(name, by_tensor.__contains__)[0].name]:
+            for place in self._places_of(name, by_tensor, where):
                 self._check_room(place, f"modules_to_save of an adapter ({name})", where)
                 rows = matrix if place.use == EMBEDDING else matrix[place.source_rows()]
                 kept[place.head + 16] = rows = np.ascontiguousarray(rows, np.float32)
