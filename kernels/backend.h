@@ -166,7 +166,7 @@ struct lora_args {
     const int32_t *row_slots;   /* a row's slot; -1: the row has no adapter. NULL: `begin` has brought row_adapters */
     const int32_t *rows;        /* [n_rows] where row_slots has the slot of each row; NULL: at 0, 1, ... */
     struct view x, y;           /* y holds the linear's result */
-    float *scratch;             /* [n_rows][n_parts][max_rank] */
+    float *scratch;             /* [n_rows][n_parts][columns of x / LORA_CHUNK, rounded up][max_rank] */
     bool is_delta;              /* y is float32 for every type of activations; FUSION_LINEAR_DELTA */
     uint32_t first_row;         /* without row_slots: rows first_row, first_row + 1, ... of the step, or of the rows that `rows`
                                  * lists, a multiple of LORA_ROWS; n_rows is at most LORA_ROWS then */
@@ -176,6 +176,7 @@ struct lora_args {
     float factor;
 };
 #define LORA_ROWS 1024u
+#define LORA_CHUNK 1024u
 
 /* As `upload`, but another thread may call it while operations are enqueued: the copy begins after those enqueued so far, no
  * other one waits for it, and it has ended when the call returns. One call at a time. */

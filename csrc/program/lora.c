@@ -81,11 +81,15 @@ static uint32_t widest_of(const struct program *p)
 /* Values of the scratch for a row: of linears, and of experts. */
 static uint32_t linears_width(const struct lora *l, const struct program *p)
 {
-    uint32_t n_parts = 1;
-    for (uint32_t i = 0; i < p->n_ops; i++)
-        if (p->ops[i].code == OP_LINEAR && p->weights[p->ops[i].weight[0]].n_parts > n_parts)
-            n_parts = p->weights[p->ops[i].weight[0]].n_parts;
-    return n_parts * l->max_rank;
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        if (p->ops[i].code != OP_LINEAR)
+            continue;
+        const struct weight *weight = &p->weights[p->ops[i].weight[0]];
+        uint32_t n = weight->n_parts * ((weight->cols + LORA_CHUNK - 1) / LORA_CHUNK);
+        most = n > most ? n : most;
+    }
+    return most * l->max_rank;
 }
 
 static uint32_t experts_width(const struct lora *l, const struct program *p)

@@ -68,7 +68,8 @@ class RowOperations(Opened):
         stage.array(args, "rows", rows, "i")
         stage.array(args, "base_bias", base_bias)
         stage.array(args, "token_ids", token_ids, "i")
-        scratch = np.full(max(len(x) * len(parts) * max_rank, 1), np.nan, np.float32)
+        n_chunks = -(-max(x.shape[-1], 1) // 1024)  # LORA_CHUNK
+        scratch = np.full(max(len(x) * len(parts) * n_chunks * max_rank, 1), np.nan, np.float32)
         stage.array(args, "scratch", scratch, is_written=True)
         args.n_rows = stage.n_rows
         self._run(stage, "lora", args)

@@ -10,13 +10,13 @@ SLOTS, MAX_RANK = 3, 8
 RANKS = [[8, 3], [1, 0], [5, 8]]  # of each slot's parts
 
 
-def make(columns: int, widths: list[int]) -> tuple[Array, list[tuple[int, int, int, int, int]]]:
+def make(columns: int, widths: list[int], max_rank: int = MAX_RANK) -> tuple[Array, list[tuple[int, int, int, int, int]]]:
     """Slots with random adapters, and the places of their parts."""
     rng, at, parts, first = np.random.default_rng(columns), 0, [], 0
     for rows in widths:
-        head, a, b = at, at + 16, at + 16 + MAX_RANK * columns
+        head, a, b = at, at + 16, at + 16 + max_rank * columns
         parts.append((first, rows, 4 * head, 4 * a, 4 * b))
-        first, at = first + rows, b + MAX_RANK * rows
+        first, at = first + rows, b + max_rank * rows
     slots = rng.standard_normal((SLOTS, at)).astype(np.float32)
     for slot, ranks in enumerate(RANKS):
         for (_, _, head, *_), rank in zip(parts, ranks, strict=False):

@@ -82,6 +82,31 @@ def test_values_and_bits(columns: int, widths: list[int], n_rows: int, backend: 
     assert some.tobytes() == delta[picked].tobytes()
 
 
+@pytest.mark.parametrize("columns", [2056, 5001, 14336])
+def test_chunks_and_ranks(columns: int, backend: Backend) -> None:
+    """Inputs of several chunks of columns, ranks of several runs, tiles of 1 to 16 rows."""
+    max_rank, rng = 40, np.random.default_rng(columns)
+    slots, parts = make(columns, [64, 24], max_rank)
+    for slot, ranks in enumerate([[40, 16], [17, 1], [32, 33]]):
+        for (_, _, head, *_), rank in zip(parts, ranks, strict=True):
+            slots.view(np.uint32)[slot, head // 4] = rank
+    x, chosen = (
+        stored(backend, rng.standard_normal((36, columns))),
+        np.repeat(np.array([0, 1, 2, -1, 1], np.int32), [17, 9, 1, 1, 8]),
+    )
+    begin(backend, chosen)
+    delta = np.full((len(x), 88), np.nan, np.float32)
+    backend.lora(x, delta, slots, parts, None, max_rank, None, True)
+    want = wanted(read(backend, x), np.zeros(delta.shape), slots, parts, chosen)
+    assert np.abs(delta - want).max() <= 1e-5 * np.abs(want).max()
+    for n in (1, 8, 9):
+        for first in range(0, len(x) - n, 5):
+            begin(backend, chosen[first : first + n])
+            some = np.full((n, 88), np.nan, np.float32)
+            backend.lora(x[first : first + n], some, slots, parts, None, max_rank, None, True)
+            assert some.tobytes() == delta[first : first + n].tobytes()
+
+
 def test_padding_alone(backend: Backend) -> None:
     slots, parts = make(40, [16, 7])
     begin(backend, None, n_pad=5)
