@@ -176,7 +176,7 @@ static enum rc bad_row(const struct checkpoint *checkpoint, const struct checkpo
 {
     if (fault == COMPANION_BAD_SCALE)
         return file_error(err, &checkpoint->files[tensor->scales.file], tensor->scales.name,
-                          "row %" PRIu64 ": wanted finite scales, have a NaN or an infinity", row / tensor->scales.rows_each);
+                          "row %" PRIu64 ": wanted finite scales below 2^118", row / tensor->scales.rows_each);
     return file_error(err, &checkpoint->files[tensor->file], tensor->name, "row %" PRIu64 ": wanted numbers, have a NaN", row);
 }
 

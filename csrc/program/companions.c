@@ -26,6 +26,8 @@ static enum companion_fault mxfp4_join(const struct checkpoint_tensor *tensor, u
 {
     (void)row;
     for (uint64_t b = 0; b < tensor->scales.cols; b++, numbers += 16, to += 17) {
+        if (scales[b] == 0xff) /* the NaN of e8m0 */
+            return COMPANION_BAD_SCALE;
         to[0] = scales[b];
         for (uint32_t j = 0; j < 16; j++) /* from values 2j, 2j + 1 in a byte to values j, j + 16 */
             to[1 + j] = (uint8_t)((numbers[j / 2] >> j % 2 * 4 & 15) | (numbers[8 + j / 2] >> j % 2 * 4 & 15) << 4);
@@ -88,9 +90,9 @@ static enum companion_fault put_bytes(const struct checkpoint_tensor *tensor, fl
         uint64_t n = cols - first < BLOCK ? cols - first : BLOCK;
         float scale;
         dtype_to_float(tensor->scales.dtype, scales, &scale, 1);
-        if (!__builtin_isfinite(scale))
-            return COMPANION_BAD_SCALE;
         scale /= by;
+        if (!companion_scale_fits(scale))
+            return COMPANION_BAD_SCALE;
         memcpy(to, &scale, 4);
         memcpy(to + 4, numbers + first, n);
         memset(to + 4 + n, 0, BLOCK - n);
@@ -203,6 +205,11 @@ enum rc companions_pair(struct tensor_list *list, const struct file_view *files,
     for (uint32_t i = 0, n = list->n; i < n && !rc; i++)
         rc = pair_any(list, files, i, err);
     return rc;
+}
+
+bool companion_scale_fits(float scale)
+{
+    return __builtin_fabsf(scale) < 0x1p118f;
 }
 
 size_t companion_row_bytes(const struct companion *companion, uint64_t cols)

@@ -24,6 +24,8 @@ struct companion {
 enum rc companions_pair(struct tensor_list *list, const struct file_view *files, struct err *err);
 /* Sets what `joined` needs to be read by a row of the table. */
 void companion_take(const struct companion *way, const struct checkpoint_tensor *scales, struct checkpoint_tensor *joined);
+/* Whether a scale is finite, and its products with numbers of a byte are (448 at most). */
+bool companion_scale_fits(float scale);
 /* Bytes of a row of numbers, without scales. */
 size_t companion_row_bytes(const struct companion *companion, uint64_t cols);
 /* Joins a row of numbers and its scales into blocks of the tensor's type. */

@@ -446,7 +446,8 @@ static enum rc bad(const struct checkpoint_span *span, uint32_t i, enum rc rc, u
 {
     const struct checkpoint_piece *piece = &span->tensor->pieces[i];
     const char *file = checkpoint_path(span->checkpoint, piece->file);
-    err_set(err, rc, "%s: tensor %.160s: row %" PRIu64 " of the weight: %s", file, piece->name, row, why);
+    err_set(err, rc, "%s: tensor %.160s: row %" PRIu64 " of the weight (%s, %" PRIu32 " bits): %s", file, piece->name, row,
+            span->tensor->packing->scheme, span->tensor->bits, why);
     err_name(err, file, piece->name);
     return rc;
 }
@@ -487,7 +488,7 @@ static enum rc write_headers(const struct checkpoint_span *span, uint64_t row, u
                        err);
         if (tensor->bits == 8 && zero != 128)
             return bad(span, ZEROS, RC_UNSUPPORTED, row,
-                       "zeros of 8-bit numbers other than 128 are not supported; quantise symmetrically", err);
+                       "a zero other than 128 is not supported; quantise with sym (GPTQ) or symmetric true, or 4 bits", err);
         header |= tensor->bits == 4 ? zero : 0;
         memcpy(to + place_of(tensor, col) - header_bytes(tensor), &header, sizeof header);
     }

@@ -46,7 +46,7 @@ static enum companion_fault table_join(const struct checkpoint_tensor *tensor, u
 {
     for (uint64_t i = 0; i < tensor->scales.cols; i++, to += sizeof(float) + BLOCK / 2, numbers += BLOCK / 2) {
         float scale = scale_of(tensor, row, scales, i);
-        if (!__builtin_isfinite(scale))
+        if (!companion_scale_fits(scale))
             return COMPANION_BAD_SCALE;
         memcpy(to, &scale, sizeof scale);
         for (uint32_t j = 0; j < BLOCK / 2; j++)

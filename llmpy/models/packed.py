@@ -62,13 +62,13 @@ def modules_of(way: Way, tensors: Tensors) -> list[str]:
     return [name.removesuffix(way.numbers) for name in tensors if name.endswith(way.numbers)]
 
 
-def check(way: Way, is_awq: bool, options_of: Callable[[str], Options], tensors: Tensors, read: Read) -> None:
+def check(way: Way, scheme: str, options_of: Callable[[str], Options], tensors: Tensors, read: Read) -> None:
     """Checks the tensors of all packed weights.
 
     Args:
         way: How the scheme packs weights.
-        is_awq: Whether words of numbers go along the rows of the weight.
-        options_of: A module's `bits` and `group_size`.
+        scheme: The `quant_method`. Words of numbers go along the rows of the weight in AWQ.
+        options_of: A module's `bits`, `group_size`, and where zeros are optional `symmetric`.
         tensors: The checkpoint's tensors.
         read: Reads a tensor's bytes.
 
@@ -78,7 +78,7 @@ def check(way: Way, is_awq: bool, options_of: Callable[[str], Options], tensors:
     """
     modules = modules_of(way, tensors)
     for module in modules:
-        _check_module(way, is_awq, module, options_of(module), tensors, read)
+        _check_module(way, scheme, module, options_of(module), tensors, read)
     for name, (_, _, file) in tensors.items():
         ending = next((ending for ending in way.endings if name.endswith(ending)), None)
         stem = name.removesuffix(ending or "")
@@ -86,32 +86,32 @@ def check(way: Way, is_awq: bool, options_of: Callable[[str], Options], tensors:
             fail(name, file, f"wanted a tensor {stem}{way.numbers} that it belongs to, have none")
 
 
-def _check_module(way: Way, is_awq: bool, module: str, options: Options, tensors: Tensors, read: Read) -> None:
+def _check_module(way: Way, scheme: str, module: str, options: Options, tensors: Tensors, read: Read) -> None:
     numbers = f"{module}{way.numbers}"
-    wanted = [way.numbers, way.scales, *([way.zeros] if way.needs_zeros else []), *([way.shape] if way.shape else [])]
+    needs_zeros = way.needs_zeros or options.get("symmetric") is False
+    wanted = [way.numbers, way.scales, *([way.zeros] if needs_zeros else []), *([way.shape] if way.shape else [])]
     for ending in wanted:
         if f"{module}{ending}" not in tensors:
             fail(numbers, tensors[numbers][2], f"wanted a tensor {module}{ending} beside it, have none")
     for ending in way.refused:
         if f"{module}{ending}" in tensors:
-            raise UnsupportedError(
-                f"tensor {module}{ending}: sparse outliers are not supported; use a checkpoint that is dense only"
-            )
-    for ending in filter(None, (way.numbers, way.scales, way.zeros)):
+            why = "sparse outliers are not supported; use a checkpoint that is dense only"
+            refuse(f"{module}{ending}", tensors, scheme, why)
+    for ending in filter(None, (way.numbers, way.scales, way.zeros, way.order)):
         name = f"{module}{ending}"
-        types = FLOATS if ending == way.scales else ("int32",)
+        types = {way.scales: FLOATS, way.order: ("int32", "int64")}.get(ending, ("int32",))
         if name in tensors and tensors[name][0] not in types:
             fail(name, tensors[name][2], f"wanted type {' or '.join(types)}, have {tensors[name][0]}")
-    for ending, shape in _shapes(way, is_awq, module, options, tensors, read).items():
+    for ending, shape in _shapes(way, scheme, module, options, tensors, read).items():
         name = f"{module}{ending}"
         if name in tensors and tensors[name][1] != shape:
             have = list(tensors[name][1])
             fail(name, tensors[name][2], f"wanted a shape of {list(shape)} by quantization_config, have {have}")
     if f"{module}.weight" not in tensors:
-        _explain_order(way, module, tensors, read)
+        _explain_order(way, scheme, module, tensors, read)
 
 
-def _shapes(way: Way, is_awq: bool, module: str, options: Options, tensors: Tensors, read: Read) -> dict[str, tuple[int, ...]]:
+def _shapes(way: Way, scheme: str, module: str, options: Options, tensors: Tensors, read: Read) -> dict[str, tuple[int, ...]]:
     """The shapes that a module's tensors must have, by ending."""
     name = f"{module}{way.numbers}"
     stored = tensors[name][1]
@@ -119,25 +119,25 @@ def _shapes(way: Way, is_awq: bool, module: str, options: Options, tensors: Tens
         fail(name, tensors[name][2], f"wanted 2 dimensions, have {len(stored)}")
     if way == TABLES:
         return {way.scales: (stored[1], 16)}
-    bits, group = _number(options, "bits", module), _number(options, "group_size", module)
+    bits, group = (_number(options, key, scheme, module) for key in ("bits", "group_size"))
     per_word = 32 // bits
     if way.shape:
         rows, cols = _stated_shape(f"{module}{way.shape}", tensors, read)
-    elif is_awq:
+    elif scheme == "awq":
         rows, cols = stored[1] * per_word, stored[0]
     else:
         rows, cols = stored[1], stored[0] * per_word
     groups = 1 if group == -1 else -(-cols // group)
-    row_words = -(-rows // per_word)
+    shapes = {way.scales: (rows, groups), way.zeros: (-(-rows // per_word), groups)}
     if way.shape:
-        return {way.numbers: (rows, -(-cols // per_word)), way.scales: (rows, groups), way.zeros: (row_words, groups)}
-    return {way.scales: (groups, rows), way.zeros: (groups, row_words)}
+        return {way.numbers: (rows, -(-cols // per_word)), **shapes, way.order: (cols,)}
+    return {**{ending: shape[::-1] for ending, shape in shapes.items()}, way.order: (cols,)}
 
 
-def _number(options: Options, key: str, module: str) -> int:
+def _number(options: Options, key: str, scheme: str, module: str) -> int:
     value = options.get(key)
     if not isinstance(value, int):
-        raise UnsupportedError(f"quantization_config: {key} of {module} is {value!r}; wanted an integer")
+        raise UnsupportedError(f"quantization_config ({scheme}): {key} of {module} is {value!r}; wanted an integer")
     return value
 
 
@@ -152,15 +152,17 @@ def _stated_shape(name: str, tensors: Tensors, read: Read) -> tuple[int, int]:
     return rows, cols
 
 
-def _explain_order(way: Way, module: str, tensors: Tensors, read: Read) -> NoReturn:
+def _explain_order(way: Way, scheme: str, module: str, tensors: Tensors, read: Read) -> NoReturn:
     """Raises the error for tensors that fit but were not joined."""
-    name = f"{module}{way.order}"
-    if name in tensors:
-        raise UnsupportedError(
-            f"tensor {name}: act-order (desc_act or actorder) with groups of unlike numbers of columns is not supported; use "
-            "a checkpoint with desc_act=false or actorder 'weight', or GGUF"
-        )
-    fail(f"{module}{way.numbers}", tensors[f"{module}{way.numbers}"][2], "wanted tensors that form one matrix")
+    name, numbers, scales = (f"{module}{ending}" for ending in (way.order, way.numbers, way.scales))
+    if name not in tensors:
+        fail(numbers, tensors[numbers][2], "wanted tensors that form one matrix")
+    dtype, _, file = tensors[name]
+    groups, n = array("i" if dtype == "int32" else "q", read(name)), tensors[scales][1][1 if way.shape else 0]
+    if min(groups, default=0) < 0 or max(groups, default=0) >= n:
+        fail(name, file, f"wanted groups from 0 to {n - 1}, have {min(groups)} to {max(groups)}")
+    why = "act-order (desc_act or actorder) with groups of unlike numbers of columns is not supported"
+    refuse(name, tensors, scheme, f"{why}; use a checkpoint with desc_act=false or actorder 'weight', or GGUF")
 
 
 def matches(pattern: str, module: str) -> bool:
@@ -176,3 +178,8 @@ def matches(pattern: str, module: str) -> bool:
 def fail(name: str, file: str, why: str) -> NoReturn:
     """Raises a CheckpointError about a tensor."""
     raise CheckpointError(f"{file}: tensor {name}: {why}", file=file, tensor=name)
+
+
+def refuse(name: str, tensors: Tensors, scheme: str, why: str) -> NoReturn:
+    """Raises an UnsupportedError about a tensor of a scheme."""
+    raise UnsupportedError(f"{tensors[name][2]}: tensor {name} ({scheme}): {why}")

@@ -76,11 +76,11 @@ def check(raw: Raw, reader: Reader | None, source: str) -> tuple[str, ...]:
         tables.check(reader)
         return tables.PATTERNS
     if method in ("gptq", "awq", "squeezellm"):
-        return _check_columns(scheme, packed.TABLES if method == "squeezellm" else packed.COLUMNS, method == "awq", reader)
+        return _check_columns(scheme, packed.TABLES if method == "squeezellm" else packed.COLUMNS, method, reader)
     tensors = reader.tensors()
     if method == "compressed-tensors":
-        packed.check(packed.ROWS, False, lambda module: _group_of(scheme, module, where), tensors, reader.read)
-    _check_scales(tensors, "int8" if method == "compressed-tensors" else "f8_e4m3")
+        packed.check(packed.ROWS, method, lambda module: _group_of(scheme, module, where), tensors, reader.read)
+    _check_scales(tensors, method)
     for name in tensors:
         if name.endswith((".input_scale", ".activation_scale")):
             cache_scales.read_scale(name, tensors, reader)
@@ -276,7 +276,7 @@ def _gptq_options(scheme: Options, module: str) -> Options:
 
 
 def _find_group(scheme: Options, module: str) -> Options | None:
-    """Type, bits and columns of a group of a module: of the group that names it, or of the one for all linears."""
+    """Type, bits, columns of a group and symmetry of a module: of the group that names it, or of the one for all linears."""
     groups = _groups(scheme)
     for is_class in (False, True):
         for group in groups.values():
@@ -286,7 +286,8 @@ def _find_group(scheme: Options, module: str) -> Options | None:
                 weights = group.get("weights")
                 if is_meant and isinstance(weights, Mapping):
                     group_size = weights.get("group_size") if weights.get("strategy") == "group" else -1
-                    return {"type": weights.get("type"), "bits": weights.get("num_bits"), "group_size": group_size}
+                    found = {"type": weights.get("type"), "bits": weights.get("num_bits"), "group_size": group_size}
+                    return {**found, "symmetric": weights.get("symmetric", True)}
     return None
 
 
@@ -301,21 +302,21 @@ def _group_of(scheme: Options, module: str, where: str) -> Options:
 # ---- the tensors
 
 
-def _check_columns(scheme: Options, way: packed.Way, is_awq: bool, reader: Reader) -> tuple[str, ...]:
+def _check_columns(scheme: Options, way: packed.Way, method: str, reader: Reader) -> tuple[str, ...]:
     """The tensors of GPTQ, AWQ and SqueezeLLM. Files of GPTQ may have biases of zeros for linears that have no bias."""
     tensors = reader.tensors()
-    packed.check(way, is_awq, lambda module: _gptq_options(scheme, module), tensors, reader.read)
+    packed.check(way, method, lambda module: _gptq_options(scheme, module), tensors, reader.read)
     biases = [f"{module}.bias" for module in packed.modules_of(way, tensors)]
     empty = [name for name in biases if name in tensors and not any(reader.read(name))]
     return (*(f"*{ending}" for ending in way.endings), *empty)
 
 
-def _check_scales(tensors: Tensors, also: str) -> None:
+def _check_scales(tensors: Tensors, method: str) -> None:
     """The reader has joined numbers and scales that fit ("fp8", "int8_g128"); finds why others did not fit."""
-    unjoined = {"f8_e4m3", also}
-    for name, (dtype, shape, file) in tensors.items():
+    unjoined = ("f8_e4m3", "int8") if method == "compressed-tensors" else ("f8_e4m3",)
+    for name, (dtype, _, file) in tensors.items():
         if dtype in unjoined and (name.endswith(".weight") or f"{name}_scale" in tensors):
-            _explain(name, dtype, shape, file, tensors)
+            _explain(name, method, tensors)
         for ending in _SCALES:
             weight = name.removesuffix(ending)
             is_packed = f"{weight}_packed" in tensors
@@ -339,10 +340,13 @@ def _fail_scale(name: str, weight: str, file: str, tensors: Tensors) -> NoReturn
     fail(name, file, f"wanted a weight {weight} of type f8_e4m3 or int8 that it scales, have {_type_of(weight, tensors)}")
 
 
-def _explain(name: str, kind: str, shape: tuple[int, ...], file: str, tensors: Tensors) -> NoReturn:
+def _explain(name: str, method: str, tensors: Tensors) -> NoReturn:
     """Raises the error for a weight that the reader could not join with its scale."""
-    if len(shape) not in (2, 3):
-        raise UnsupportedError(f"tensor {name}: {kind} weights of {len(shape)} dimensions are not supported; wanted 2 or 3")
+    kind, shape, file = tensors[name]
+    if len(shape) < 2:
+        fail(name, file, f"wanted 2 or 3 dimensions of {kind} weights, have {len(shape)}")
+    if len(shape) > 3:
+        packed.refuse(name, tensors, method, f"{kind} weights of {len(shape)} dimensions are not supported; wanted 2 or 3")
     endings = _SCALES if kind == "f8_e4m3" else _SCALES[1:]
     scales = [f"{name}{ending}" for ending in endings]
     found = [scale for scale in scales if scale in tensors]
@@ -350,7 +354,7 @@ def _explain(name: str, kind: str, shape: tuple[int, ...], file: str, tensors: T
         fail(name, file, f"wanted a tensor {' or '.join(scales)}, have none")
     dtype, have, file = tensors[found[0]]
     if dtype not in FLOATS:
-        raise UnsupportedError(f"tensor {found[0]}: scales of type {dtype} are not supported; wanted {', '.join(FLOATS)}")
+        packed.refuse(found[0], tensors, method, f"scales of type {dtype} are not supported; wanted {', '.join(FLOATS)}")
     blocks = [*shape[:-2], *(-(-size // BLOCK) for size in shape[-2:])]
     rows = [*shape[:-1], 1]
     groups = f"{[shape[0], blocks[-1]]}, " if len(shape) == 2 else ""

@@ -4,6 +4,7 @@ The core joins tensors that fit into one tensor NAME of type nf4, fp4 or int8_g1
 """
 
 import json
+import math
 from typing import NoReturn
 
 from ..errors import UnsupportedError
@@ -17,6 +18,7 @@ PATTERNS = (
 )  # fmt: skip
 """Names of tensors that belong to a quantised weight."""
 BLOCK, NESTED = 64, 256
+_STORED = ("nf4", "fp4", "int8_g128", "uint8", "int8")
 
 
 def check_options(scheme: Options, where: str) -> None:
@@ -43,7 +45,7 @@ def check(reader: Reader) -> None:
             have = f"{tensors[scale][0]} {list(tensors[scale][1])}" if scale in tensors else "none"
             fail(scale if scale in tensors else name, file, f"wanted a tensor {scale}, float32 {list(shape[:1])}, have {have}")
         weight = name.partition(".weight.")[0] + ".weight" if ".weight." in name else name.removesuffix("SCB") + "weight"
-        if name.endswith((".weight.absmax", ".SCB")) and (weight not in tensors or tensors[weight][0].startswith("float")):
+        if name.endswith((".weight.absmax", ".SCB")) and (weight not in tensors or tensors[weight][0] not in _STORED):
             fail(name, file, f"wanted a quantised weight {weight} that it scales, have none")
 
 
@@ -75,6 +77,6 @@ def _explain(name: str, shape: tuple[int, ...], file: str, tensors: Tensors, rea
             fail(name, file, f"wanted a tensor {each} beside it, have none")
         if tensors[each][:2] != (dtype, size):
             fail(each, tensors[each][2], f"wanted {dtype} {list(size)}, have {tensors[each][0]} {list(tensors[each][1])}")
-    if shape[0] * shape[-1] != n // 2:
+    if math.prod(shape) != n // 2:
         fail(name, file, f"wanted {n // 2} bytes for {rows} x {cols} numbers, have {list(shape)}")
     fail(f"{name}.quant_map", file, f"wanted the 16 values of {kind}, have others")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from malformed_files import check_changes
 from packed_files import LAYOUTS as LAYOUTS_OF_ROWS
 from packed_files import answers, change, configure, open_llm
 
@@ -172,7 +173,7 @@ UP = "model.layers.0.block_sparse_moe.input_linear.weight"  # [4, 128, 128]
     (torch.ones(4, 3, 1), CheckpointError, rf"{UP}_scale: wanted a shape of .*\[4, 128, 1\].* have \[4, 3, 1\]"),
     (torch.ones(4, 1, 128), CheckpointError, f"{UP}_scale.*wanted a scale for each row"),
     (torch.full((4, 128, 1), torch.nan), CheckpointError, f"{UP}_scale.*wanted finite scales"),
-    (torch.ones(4, dtype=torch.int32), UnsupportedError, f"{UP}_scale: scales of type int32"),
+    (torch.ones(4, dtype=torch.int32), UnsupportedError, rf"{UP}_scale \(compressed-tensors\): scales of type int32"),
 ], ids=range(5))  # fmt: skip
 def test_malformed_stacks(tiny, tmp_path: Path, value: torch.Tensor | None, error: type[Exception], text: str) -> None:
     path = quantise_stacked(tiny("granite_moe", hidden_size=128, intermediate_size=64).directory, tmp_path, "rows") / "packed"
@@ -270,7 +271,7 @@ INPUT = WEIGHT.replace("weight", "input_scale")
     (SCALE, torch.ones(3, 2), CheckpointError, rf"{SCALE}: wanted a shape of \[2, 3\], .* have \[3, 2\]"),
     (SCALE, torch.full((2, 3), torch.nan), CheckpointError, f"{SCALE}.*wanted finite scales"),
     (SCALE, torch.full((2, 3), torch.inf), CheckpointError, f"{SCALE}.*wanted finite scales"),
-    (SCALE, torch.ones(2, 3, dtype=torch.int32), UnsupportedError, f"{SCALE}: scales of type int32"),
+    (SCALE, torch.ones(2, 3, dtype=torch.int32), UnsupportedError, rf"{SCALE} \(fp8\): scales of type int32"),
     (WEIGHT, torch.full((160, 288), torch.nan).to(torch.float8_e4m3fn), CheckpointError, f"{WEIGHT}.*have a NaN"),
     (WEIGHT, torch.ones(160, 288), CheckpointError, f"{SCALE}: wanted a weight {WEIGHT}"),
     (INPUT, torch.zeros(1), CheckpointError, f"{INPUT}: wanted a scale from"),
@@ -284,6 +285,18 @@ def test_malformed(make: Callable[..., Path], name: str, value: torch.Tensor | N
     if error is CheckpointError:
         assert caught.value.tensor in (WEIGHT, SCALE, INPUT)
         assert Path(caught.value.file or "").suffix == ".safetensors"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_changed_tensors(make: Callable[..., Path], layout: str) -> None:
+    path = make(layout, hidden_size=128, intermediate_size=320, num_hidden_layers=1, vocab_size=64) / "packed"
+    check_changes(path, "model.layers.0.mlp.down_proj", str(LAYOUTS[layout][2]["quant_method"]))
+
+
+@pytest.mark.parametrize("kind", ["blocks", "rows", "int8"])
+def test_changed_stacks(tiny, tmp_path: Path, kind: str) -> None:
+    source = tiny("granite_moe", hidden_size=128, intermediate_size=64, num_hidden_layers=1, vocab_size=64).directory
+    check_changes(quantise_stacked(source, tmp_path, kind) / "packed", UP, "compressed-tensors")
 
 
 @pytest.mark.parametrize(("scheme", "text"), [

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
+from malformed_files import check_changes
 
 from llmpy import _core
 
@@ -54,3 +55,19 @@ def test_blocks_and_scales(tiny, open_engine, prompts, tmp_path: Path) -> None:
     shifted = logits - logits.max(-1, keepdims=True)
     wanted = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     assert np.abs(answer.table(99) - wanted[: len(prompts[2]) - 1]).max() <= 2e-4 * np.abs(logits).max()
+
+
+def test_changed_tensors(tiny, tmp_path: Path) -> None:
+    source = tiny("gpt_oss", intermediate_size=64, vocab_size=64).directory
+    directory = tmp_path / "packed"
+    shutil.copytree(source, directory)
+    (file,) = directory.glob("*.safetensors")
+    tensors = safetensors.torch.load_file(file)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        blocks, scales, _ = packed(len(name), experts, rows, columns)
+        tensors |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+    safetensors.torch.save_file(tensors, file)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    check_changes(directory, "model.layers.0.mlp.experts.down_proj", "mxfp4", ignored=("_bias",))

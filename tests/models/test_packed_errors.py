@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from malformed_files import check_changes
 from packed_files import LAYOUTS, answers, change, configure, open_llm, quantise
 
 from llmpy import CheckpointError, LlmpyError, UnsupportedError, _core
@@ -31,6 +32,8 @@ def make(tiny, tmp_path: Path) -> Callable[..., Path]:
     ("gptq", ".scales", torch.full((3, 160), torch.nan, dtype=torch.float16), "wanted finite scales"),
     ("gptq", ".scales", torch.full((3, 160), torch.inf, dtype=torch.float16), "wanted finite scales"),
     ("gptq", ".qzeros", torch.ones(3, 21, dtype=torch.int32), r"wanted a shape of \[3, 20\].*have \[3, 21\]"),
+    ("gptq", ".g_idx", torch.zeros(289, dtype=torch.int32), r"wanted a shape of \[288\].*have \[289\]"),
+    ("gptq", ".g_idx", torch.full((288,), 3, dtype=torch.int32), "wanted groups from 0 to 2, have 3 to 3"),
     ("gptq", ".qweight", torch.ones(36, 160), "wanted type int32, have float32"),
     ("gptq", ".qweight", torch.ones(36, 160, 1, dtype=torch.int32), "wanted 2 dimensions, have 3"),
     ("awq", ".qzeros", torch.ones(3, 19, dtype=torch.int32), r"wanted a shape of \[3, 20\].*have \[3, 19\]"),
@@ -42,6 +45,7 @@ def make(tiny, tmp_path: Path) -> Callable[..., Path]:
     ("rows", ".weight_shape", torch.tensor([-160, 288]), "wanted rows and columns, have -160 and 288"),
     ("rows", ".weight_shape", torch.tensor([160]), r"wanted 2 integers, have int64 \[1\]"),
     ("rows", ".weight_scale", torch.full((160, 3), torch.nan), "wanted finite scales"),
+    ("rows-asym", ".weight_zero_point", None, "wanted a tensor MODULE.weight_zero_point beside it"),
     ("rows-asym", ".weight_zero_point", torch.ones(160, 3, dtype=torch.int32), r"wanted a shape of \[20, 3\]"),
     ("int8", ".weight_scale", None, "wanted a tensor MODULE.weight_scale, have none"),
     ("int8", ".weight_scale", torch.ones(160, 2), r"wanted a shape of \[2, 3\], \[160, 3\], \[160, 1\].*have \[160, 2\]"),
@@ -57,17 +61,27 @@ def test_malformed(make: Callable[..., Path], layout: str, ending: str, value: t
     assert Path(caught.value.file or "").suffix == ".safetensors"
 
 
+CHANGED = ["gptq", "gptq-8-32", "awq", "rows-asym", "rows-8-channel", "int8", "int8-tensor", "int8-group"]
+
+
+@pytest.mark.parametrize("layout", CHANGED)
+def test_changed_tensors(tiny, tmp_path: Path, layout: str) -> None:
+    model = tiny("llama", hidden_size=128, intermediate_size=320, num_hidden_layers=1, vocab_size=64)
+    path = quantise(model.directory, tmp_path, LAYOUTS[layout]) / "packed"
+    check_changes(path, "model.layers.0.mlp.down_proj", str(LAYOUTS[layout].config["quant_method"]))
+
+
 @pytest.mark.parametrize(("layout", "ending", "value", "text"), [
-    ("gptq", ".g_idx", torch.arange(288, dtype=torch.int32) % 3, "MODULE.g_idx: act-order .* unlike"),
-    ("rows", ".weight_g_idx", torch.arange(288, dtype=torch.int32) % 3, "MODULE.weight_g_idx: act-order .* unlike"),
-    ("gptq-8", ".qzeros", torch.full((3, 40), 5, dtype=torch.int32), "MODULE.qzeros: row \\d+ .*zeros of 8-bit numbers"),
-    ("rows", ".weight_scale", torch.full((160, 3), 0.1), "MODULE.weight_scale: row \\d+ .*more than 16 significant bits"),
-    ("int8", ".weight_scale", torch.ones(160, 1, dtype=torch.int32), "MODULE.weight_scale: scales of type int32"),
+    ("gptq", ".g_idx", torch.arange(288, dtype=torch.int32) % 3, r"\(gptq\): act-order .* unlike"),
+    ("rows", ".weight_g_idx", torch.arange(288, dtype=torch.int32) % 3, r"\(compressed-tensors\): act-order .* unlike"),
+    ("gptq-8", ".qzeros", torch.full((3, 40), 5, dtype=torch.int32), r"row \d+ .*\(gptq, 8 bits\): a zero other than 128"),
+    ("rows", ".weight_scale", torch.full((160, 3), 0.1), r"row \d+ .*\(compressed-tensors, 4 bits\): .* 16 signif"),
+    ("int8", ".weight_scale", torch.ones(160, 1, dtype=torch.int32), r"\(compressed-tensors\): scales of type int32"),
 ])  # fmt: skip
 def test_unsupported_tensors(make: Callable[..., Path], layout: str, ending: str, value: torch.Tensor, text: str) -> None:
     path = make(layout)
     change(path, lambda tensors: tensors.update({f"{MODULE}{ending}": value}))
-    with pytest.raises(UnsupportedError, match=text.replace("MODULE", MODULE)):
+    with pytest.raises(UnsupportedError, match=rf"\.safetensors: tensor {MODULE}{ending}.*{text}"):
         open_llm(path)
 
 

@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
+from malformed_files import check_changes
 from packed_files import answers, change, configure, is_packed, open_llm, words
 
 from llmpy import CheckpointError, UnsupportedError, _core
@@ -159,7 +160,7 @@ def state(**changes: object) -> torch.Tensor:
     ("squeezellm", LOOKUP, torch.ones(192, 8), CheckpointError, r"lookup_table: wanted .*\[192, 16\].*have \[192, 8\]"),
     ("squeezellm", LOOKUP, torch.full((192, 16), torch.nan), CheckpointError, r"lookup_table: row \d+ .*wanted finite values"),
     ("squeezellm", QWEIGHT, torch.ones(40, 192), CheckpointError, "qweight: wanted type int32, have float32"),
-    ("squeezellm", QWEIGHT.replace("qweight", "vals"), torch.ones(4), UnsupportedError, "down_proj.vals: .*sparse outliers"),
+    ("squeezellm", QWEIGHT.replace("qweight", "vals"), torch.ones(4), UnsupportedError, r"\(squeezellm\): sparse outliers"),
 ])  # fmt: skip
 def test_malformed(
     make: Callable[..., Path], layout: str, name: str, value: torch.Tensor | None, error: type[Exception], text: str
@@ -171,6 +172,12 @@ def test_malformed(
     if error is CheckpointError:
         assert str(caught.value.tensor).startswith(WEIGHT.removesuffix("weight"))
         assert Path(caught.value.file or "").suffix == ".safetensors"
+
+
+@pytest.mark.parametrize("layout", ["nf4", "nf4-nested", "int8", "squeezellm"])
+def test_changed_tensors(make: Callable[..., Path], layout: str) -> None:
+    path = make(layout, hidden_size=128, intermediate_size=320, num_hidden_layers=1, vocab_size=64) / "packed"
+    check_changes(path, "model.layers.0.mlp.down_proj", "squeezellm" if layout == "squeezellm" else "bitsandbytes")
 
 
 @pytest.mark.parametrize(("method", "changes"), [
