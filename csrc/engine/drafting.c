@@ -225,6 +225,8 @@ void drafter_observe(struct drafter *d, const struct step_record *record, double
 {
     struct step_costs *c = &d->costs;
     double rows = record->n_rows, us = (double)record->device_us;
+    if (!record->n_rows) /* images alone */
+        return;
     note_pace(d, record, period_us);
     if (record->n_prompt || record->n_redone || us <= 0)
         return;

@@ -523,7 +523,7 @@ static void show_events(struct engine *e, uint64_t upto)
     kv_events_show(e->scheduler.events, in_flight(e) ? upto : kv_events_count(e->scheduler.events));
 }
 
-/* Schedules a step and starts it. *has_rows is false if there was no row to compute. */
+/* Schedules a step and starts it. *has_rows is false if there was neither a row nor an image to compute. */
 static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
 {
     struct flight *flight = &e->flights[e->n_started % 2];
@@ -540,8 +540,8 @@ static enum rc start_flight(struct engine *e, bool *has_rows, struct err *err)
         return engine_poison(e, rc, &fault, err);
     }
     flight->n_states_owners = sampler_fill(&e->scheduler, flight->owners, flight->states);
-    *has_rows = b->n_rows > 0;
-    if (!b->n_rows)
+    *has_rows = b->n_rows || b->n_encodings;
+    if (!*has_rows)
         return e->scheduler.has_stalled ? err_set(err, RC_INTERNAL, "scheduler: no row was scheduled, although sequences wait")
                                         : RC_OK;
     flight->record = engine_describe_step(e, b, &before, begun);

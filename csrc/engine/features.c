@@ -5,11 +5,21 @@
 
 #define PAGE_FEATURES 16u /* rows of a page of the pool */
 #define NO_PAGE UINT32_MAX
+#define LEAST_SPLIT_ROWS 2048u /* of an item of one piece that is computed in parts, one a step */
+#define PART_ROWS 65536u       /* of a part, over the steps of the tower's plan: about 1.5 ms of an H200 in Qwen2.5-VL-7B's tower */
 
 struct entry {
     struct hash content;
     uint32_t first_page, n_pages;
     uint64_t used;          /* number of the last step that used it */
+    bool is_pending;        /* parts of its computation are left for later steps */
+};
+
+/* An item that is computed in parts. Its sequence keeps it in memory. */
+struct split {
+    const struct sequence *owner; /* NULL: there is none */
+    const struct prompt_item *item;
+    uint32_t next;          /* step of the tower's plan that the next part begins with */
 };
 
 struct features {
@@ -21,6 +31,8 @@ struct features {
     struct batch *batch;    /* of the step being built */
     uint32_t n_feature_rows; /* of the batch */
     bool holds;             /* the step being built computes no item */
+    uint32_t n_tower_steps; /* 0: no item is split */
+    struct split split;
     struct features_counts counts;
 };
 
@@ -31,16 +43,19 @@ static void free_all(struct features *f)
     f->free = f->n_pages ? 0 : NO_PAGE;
     f->n_free = f->n_pages;
     f->n_entries = 0;
+    f->split = (struct split){0};
 }
 
-enum rc features_create(uint32_t n_features, uint32_t max_rows, struct features **result, struct err *err)
+enum rc features_create(const struct runner *runner, struct features **result, struct err *err)
 {
+    uint32_t n_features = runner->n_features;
     struct features *f = mem_calloc(1, sizeof *f);
     *result = f;
     if (!f)
         return err_set(err, RC_MEMORY, "features: out of memory");
     f->n_pages = n_features / PAGE_FEATURES;
-    f->max_rows = max_rows;
+    f->max_rows = runner->max_encoder_rows;
+    f->n_tower_steps = runner->n_tower_steps;
     f->entries = mem_calloc(f->n_pages, sizeof *f->entries);
     f->next = mem_calloc(f->n_pages, sizeof *f->next);
     if (!f->entries || !f->next)
@@ -69,22 +84,6 @@ const struct features_counts *features_counts(const struct features *f)
     return &f->counts;
 }
 
-void features_release(struct features *f)
-{
-    f->holds = false;
-}
-
-void features_begin_step(struct features *f, struct batch *batch, bool holds)
-{
-    if (!f)
-        return;
-    f->n_steps++;
-    f->holds = holds;
-    f->batch = batch;
-    f->rows_left = f->max_rows;
-    f->n_feature_rows = batch->n_encodings = 0;
-}
-
 static struct entry *find(const struct features *f, const struct hash *content)
 {
     for (uint32_t i = 0; i < f->n_entries; i++)
@@ -103,6 +102,46 @@ static void evict(struct features *f, struct entry *entry)
     f->n_free += entry->n_pages;
     *entry = f->entries[--f->n_entries];
     f->counts.n_evictions++;
+}
+
+/* Lets the step compute the next part of the item that is split, and no other item. */
+static void split_go_on(struct features *f)
+{
+    struct split *split = &f->split;
+    uint32_t n = PART_ROWS / split->item->pieces[0].n_rows;
+    f->batch->tower_first = split->next;
+    split->next += n ? n : 1;
+    split->next = split->next < f->n_tower_steps ? split->next : f->n_tower_steps;
+    f->batch->tower_end = split->next;
+    f->batch->encodings[0] = (struct encoding){split->item, 0};
+    f->batch->n_encodings = 1;
+    f->rows_left = 0;
+    if (split->next == f->n_tower_steps) {
+        find(f, &split->item->content)->is_pending = false;
+        *split = (struct split){0};
+    }
+}
+
+void features_begin_step(struct features *f, struct batch *batch, bool holds)
+{
+    if (!f)
+        return;
+    f->n_steps++;
+    f->holds = holds;
+    f->batch = batch;
+    f->rows_left = f->max_rows;
+    f->n_feature_rows = batch->n_encodings = batch->tower_first = batch->tower_end = 0;
+    if (f->split.owner)
+        find(f, &f->split.item->content)->used = f->n_steps;
+    if (f->split.owner && !holds)
+        split_go_on(f);
+}
+
+void features_release(struct features *f)
+{
+    f->holds = false;
+    if (f->split.owner)
+        split_go_on(f);
 }
 
 /* Frees pages until there are n, from the entries that this step does not use; false if it uses too many. */
@@ -124,7 +163,7 @@ static struct entry *add(struct features *f, const struct hash *content, uint32_
 {
     struct entry *entry = &f->entries[f->n_entries++];
     uint32_t last = f->free;
-    *entry = (struct entry){*content, f->free, n_pages, f->n_steps};
+    *entry = (struct entry){*content, f->free, n_pages, f->n_steps, false};
     for (uint32_t i = 1; i < n_pages; i++)
         last = f->next[last];
     f->free = f->next[last];
@@ -146,23 +185,40 @@ static void list_rows(const struct features *f, const struct entry *entry, uint3
     }
 }
 
-/* Lets the step compute an item. The first item of a step may have more rows than a step should have. */
-static bool encode(struct features *f, const struct prompt_item *item)
+void features_forget(struct features *f, const struct sequence *q)
+{
+    if (!f || f->split.owner != q)
+        return;
+    evict(f, find(f, &f->split.item->content));
+    f->split = (struct split){0};
+}
+
+/* Lets the step compute an item, or the first part of one; NULL: it cannot. The first item of a step may have more rows than a
+ * step should have. */
+static struct entry *encode(struct features *f, const struct sequence *q, const struct prompt_item *item)
 {
     uint32_t n_pages = (item->n_features + PAGE_FEATURES - 1) / PAGE_FEATURES;
     uint64_t n_rows = 0;
     for (uint32_t i = 0; i < item->n_pieces; i++)
         n_rows += item->pieces[i].n_rows;
-    if (f->holds || (n_rows > f->rows_left && f->batch->n_encodings) || !make_room(f, n_pages))
-        return false;
+    bool is_split = f->n_tower_steps && item->n_pieces == 1 && n_rows >= LEAST_SPLIT_ROWS;
+    bool is_full = f->batch->n_encodings && (is_split || n_rows > f->rows_left);
+    if (f->holds || is_full || !make_room(f, n_pages))
+        return NULL;
     f->rows_left -= n_rows < f->rows_left ? (uint32_t)n_rows : f->rows_left;
     f->batch->encodings[f->batch->n_encodings++] = (struct encoding){item, f->n_feature_rows};
-    list_rows(f, add(f, &item->content, n_pages), 0, item->n_features, f->batch->feature_rows + f->n_feature_rows);
+    struct entry *entry = add(f, &item->content, n_pages);
+    list_rows(f, entry, 0, item->n_features, f->batch->feature_rows + f->n_feature_rows);
     f->n_feature_rows += item->n_features;
     f->counts.n_items++;
     f->counts.n_pieces += item->n_pieces;
     f->counts.n_rows += n_rows;
-    return true;
+    if (is_split) {
+        f->split = (struct split){q, item, 0};
+        entry->is_pending = true;
+        split_go_on(f);
+    }
+    return entry;
 }
 
 uint32_t features_take(struct features *f, const struct sequence *q, uint32_t n)
@@ -175,18 +231,19 @@ uint32_t features_take(struct features *f, const struct sequence *q, uint32_t n)
             break;
         if (item->first + item->n_tokens <= q->n_computed)
             continue;
-        struct entry *entry = find(f, &item->content);
+        struct entry *found = find(f, &item->content), *entry = found ? found : encode(f, q, item);
         bool is_first = i >= r->n_seen_items;
-        if (!entry && !encode(f, item)) {
+        if (entry) {
+            entry->used = f->n_steps;
+            f->counts.n_hits += found && is_first;
+            f->counts.n_again += !found && !is_first;
+            r->n_encoded_items += !found && is_first;
+            r->n_seen_items = is_first ? i + 1 : r->n_seen_items;
+        }
+        if (!entry || entry->is_pending) {
             n = item->first > q->n_computed ? item->first - q->n_computed : 0;
             break;
         }
-        if (entry)
-            entry->used = f->n_steps;
-        f->counts.n_hits += entry && is_first;
-        f->counts.n_again += !entry && !is_first;
-        r->n_encoded_items += !entry && is_first;
-        r->n_seen_items = is_first ? i + 1 : r->n_seen_items;
     }
     return f ? items_cut(q->request, q->n_computed, n) : n;
 }

@@ -1,11 +1,13 @@
 /* features.h: which rows of the model's feature pool hold the features of which item. The pool is a cache by content: an item
  * of a later prompt finds the features of an equal one. A step uses the entries of all items whose rows it computes. All other
  * entries may be evicted, the least recently used first. An evicted entry is computed again when a step needs it, with the same
- * bits. So no sequence keeps an entry, and a preemption has nothing to give back. Only the driver's thread calls these
+ * bits. So no sequence keeps an entry, and a preemption has nothing to give back. A large item is computed in parts, one a step,
+ * so that what arrives meanwhile does not wait for all of it; its entry is of use behind the last part. Only the driver's thread calls these
  * functions. Nothing is allocated after features_create. */
 #ifndef LLMPY_FEATURES_H
 #define LLMPY_FEATURES_H
 
+#include "../step/runner.h"
 #include "sequence.h"
 
 struct features;
@@ -16,8 +18,7 @@ struct features_counts {
     uint64_t n_hits, n_evictions;       /* items that a request's first look found; evictions */
 };
 
-/* n_features, max_rows: as in struct runner. */
-enum rc features_create(uint32_t n_features, uint32_t max_rows, struct features **features, struct err *err);
+enum rc features_create(const struct runner *runner, struct features **features, struct err *err);
 void features_destroy(struct features *features);
 /* holds: the step computes no item, until features_release. */
 void features_begin_step(struct features *features, struct batch *batch, bool holds);
@@ -27,6 +28,8 @@ uint32_t features_take(struct features *features, const struct sequence *sequenc
 /* Fills the pool's row of each position first .. first + n; -1: it stands for no feature. Returns whether one does. */
 bool features_fill(const struct features *features, const struct sequence *sequence, uint32_t first, uint32_t n,
                    int32_t *visual);
+/* The sequence has ended, and with it the memory of its items: none of them goes on. */
+void features_forget(struct features *features, const struct sequence *sequence);
 /* The features are of weights that no longer are. */
 void features_reset(struct features *features);
 const struct features_counts *features_counts(const struct features *features);

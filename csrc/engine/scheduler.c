@@ -655,6 +655,12 @@ static void store_ahead(struct scheduler *s)
     block_manager_store_ahead(s->pools[0].blocks, n);
 }
 
+/* True for a step with neither rows nor images. */
+static bool is_empty(const struct scheduler *s)
+{
+    return s->rows_left == config_of(s)->max_num_batched_tokens && !(s->features && s->batch->n_encodings);
+}
+
 void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_flight, double now)
 {
     s->batch = batch;
@@ -672,13 +678,12 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
         features_release(s->features);
         rows_spend(s, is_in_flight, now);
     }
-    while (s->rows_left == config_of(s)->max_num_batched_tokens && !is_in_flight && s->waiting.n && park_idle(s))
+    while (is_empty(s) && !is_in_flight && s->waiting.n && park_idle(s))
         rows_spend(s, is_in_flight, now);
     store_ahead(s);
     if (s->outer)
         scheduler_save_early(s);
-    bool is_empty = s->rows_left == config_of(s)->max_num_batched_tokens;
-    s->has_stalled = is_empty && !is_in_flight && s->waiting.n + s->n_running && !s->n_seeking;
+    s->has_stalled = is_empty(s) && !is_in_flight && s->waiting.n + s->n_running && !s->n_seeking;
 }
 
 void scheduler_end_step(struct scheduler *s)
@@ -687,7 +692,8 @@ void scheduler_end_step(struct scheduler *s)
         if (s->copy_owners[i].held)
             block_manager_unhold(s->pools[s->copy_owners[i].pool].blocks, s->copy_owners[i].held);
     s->batch->n_copies = 0;
-    page_tables_settle(&s->tables);
+    if (s->batch->n_rows) /* else the step with the next rows brings the changes */
+        page_tables_settle(&s->tables);
     adapter_slots_settle(&s->adapters);
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
@@ -718,5 +724,6 @@ void scheduler_remove(struct scheduler *s, struct sequence *q)
         swap_drop(s, q);
         queue_remove(&s->waiting, q);
     }
+    features_forget(s->features, q);
     q->state = SEQUENCE_FINISHED;
 }

@@ -69,7 +69,7 @@ enum rc scheduler_create(struct scheduler *s, const struct sequence_context *con
     if (!rc)
         rc = adapter_slots_create(&s->adapters, config->runner.adapters, err);
     if (!rc && config->runner.n_features)
-        rc = features_create(config->runner.n_features, config->runner.max_encoder_rows, &s->features, err);
+        rc = features_create(&config->runner, &s->features, err);
     if (!rc && s->tier)
         host_tier_tell(s->tier, s->events, layout->n_groups);
     for (uint32_t i = 0; i < s->n_pools && s->pools && !rc; i++) {

@@ -130,8 +130,10 @@ static enum rc wait_for(struct running *run, uint32_t i)
 enum rc program_run(struct running *run)
 {
     struct model *m = run->m;
-    enum rc rc = rope_tables_run(run);
-    for (uint32_t i = run->is_carried ? m->plan.first_carried : 0; i < m->plan.n_steps && !rc; i++) {
+    uint32_t first = run->is_carried ? m->plan.first_carried : run->first_step;
+    uint32_t end = run->end_step ? run->end_step : m->plan.n_steps;
+    enum rc rc = run->first_step ? RC_OK : rope_tables_run(run);
+    for (uint32_t i = first; i < end && !rc; i++) {
         const struct step *step = &m->plan.steps[i];
         if (!run->n_wanted_rows && (step->on_selected || step->code == STEP_SELECT))
             continue;
@@ -355,11 +357,12 @@ enum rc model_start(void *ctx, struct batch *whole, struct err *err)
     struct running run = {.m = m, .batch = batch, .err = err, .is_drawn_at_once = batch->n_logits_rows <= m->max_logits_rows,
                           .own_row = whole->n_parts ? whole->parts[m->options.rank].first_row : 0, .n_all_rows = whole->n_rows,
                           .row_part = whole->row_part};
-    const struct captured *captured = graph_for(m, batch);
+    bool has_rows = whole->n_rows; /* else a tower runs alone, and the next step brings changes of the page tables */
+    const struct captured *captured = has_rows ? graph_for(m, batch) : NULL;
     if (!m->options.rank && !whole->n_parts) /* the ranks share the batch; steps by data are not replayed */
         whole->is_replayed = captured != NULL;
     enum rc rc = ranks_meet(&run, m->program->is_by_data ? (struct meet_args){m->sampled.slot, 0, 0} : m->sampled);
-    if (!rc)
+    if (!rc && has_rows)
         rc = begin_batch(&run, captured);
     if (!rc && m->tower)
         rc = tower_begin(&run);
@@ -368,7 +371,7 @@ enum rc model_start(void *ctx, struct batch *whole, struct err *err)
     struct copy_pages_args copies = {m->pool, m->layout.page_bytes, batch->copies, batch->n_copies};
     if (!rc && batch->n_copies)
         rc = RUN_ENTRY(m, copy_pages, &copies, err);
-    if (!rc)
+    if (!rc && has_rows)
         rc = captured ? m->backend->graph_launch(m->ctx, captured->graph, err) : program_run(&run);
     return rc ? rc : end_start(&run, captured ? captured->n_rows : batch->n_logits_rows);
 }

@@ -24,6 +24,7 @@ struct running {
     const struct item_piece *piece;       /* of a tower: what it computes; its tables and bytes are in device memory */
     const struct item_piece *host_piece;  /* the same with host memory */
     const int32_t *feature_rows;     /* [piece->n_features] rows of the feature pool that the piece's features go to */
+    uint32_t first_step, end_step;   /* of the plan; end 0: all of it. Arena and rope tables keep what earlier steps left */
     uint32_t n_wanted_rows, n_logits_rows; /* wanted_rows: first for logits, then for states */
     uint32_t own_row, n_all_rows;    /* by data: the first row of this rank among those of all ranks, and their number */
     const int32_t *row_part;         /* by data: [n_all_rows] the rank of each row */

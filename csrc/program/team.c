@@ -634,6 +634,7 @@ void team_add_tower(const struct team *team, struct runner *runner)
     runner->spans = program_spans(m->program);
     runner->n_features = m->options.encoder_cache_tokens;
     runner->max_encoder_rows = m->options.max_encoder_rows;
+    runner->n_tower_steps = m->program->is_by_data ? 0 : tower_n_steps(m);
     runner->feature_id = m->program->feature_id;
     runner->check_piece = check_piece;
 }

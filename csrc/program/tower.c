@@ -14,7 +14,9 @@ struct tower {
     bool is_staged;            /* steps cannot read host memory */
     char *bytes;               /* device memory for what a run computes, if is_staged: its bytes, its tables, ... */
     int32_t *tables[PIECE_TABLES], *feature_rows;
-    struct piece_join join;    /* what the next run computes */
+    struct piece_join join;    /* what the next run computes, or the one at hand between its parts */
+    const struct item_piece *piece; /* of the run at hand: the joined pieces */
+    struct item_piece on_device;    /* ... with the places of their bytes and tables on the device */
     int32_t *placed;           /* [encoder_cache_tokens] in host memory: rows of its features */
     int32_t *visual, *visible_end, *rope_positions; /* ... and for the arrays of a step's rows */
     size_t bytes_size, table_values[PIECE_TABLES];
@@ -225,6 +227,11 @@ uint64_t tower_bytes(const struct model *text)
     return tower_planned_bytes(text);
 }
 
+uint32_t tower_n_steps(const struct model *text)
+{
+    return text->tower->m.plan.n_steps;
+}
+
 uint64_t tower_features_bytes(const struct model *text)
 {
     return text->tower ? pool_bytes(text->tower) : 0;
@@ -323,10 +330,12 @@ struct batch_view tower_segments(const struct running *run, uint32_t table, uint
     return view;
 }
 
-/* Brings joined pieces to the device: `on_device` gets the places of their bytes and tables there. */
-static enum rc stage(struct tower *t, const struct item_piece *piece, struct item_piece *on_device, struct err *err)
+/* Brings the joined pieces to the device, and the places of their features. */
+static enum rc stage(struct tower *t, struct err *err)
 {
     const struct backend *b = t->m.backend;
+    const struct item_piece *piece = t->piece = join_all(&t->join);
+    struct item_piece *on_device = &t->on_device;
     enum rc rc = RC_OK;
     *on_device = *piece;
     if (!t->is_staged)
@@ -339,27 +348,24 @@ static enum rc stage(struct tower *t, const struct item_piece *piece, struct ite
         if (piece->tables[i].n && t->tables[i]) /* the program reads the table */
             rc = b->upload(t->m.ctx, t->tables[i], piece->tables[i].values, piece->tables[i].n * sizeof(int32_t), err);
     }
-    return rc;
+    return rc ? rc : b->upload(t->m.ctx, t->feature_rows, t->placed, piece->n_features * sizeof *t->placed, err);
 }
 
-/* Computes the features of the joined pieces. */
-static enum rc encode(struct tower *t, struct err *err)
+/* Computes the features of the joined pieces, or does part first .. end of that; end 0: all. */
+static enum rc encode(struct tower *t, uint32_t first, uint32_t end, struct err *err)
 {
     if (!t->join.n_pieces)
         return RC_OK;
-    const struct item_piece *piece = join_all(&t->join);
-    struct item_piece on_device;
-    struct running run = {.m = &t->m, .err = err, .piece = &on_device, .host_piece = piece, .feature_rows = t->placed};
-    enum rc rc = stage(t, piece, &on_device, err);
-    if (!rc && t->is_staged) {
-        run.feature_rows = t->feature_rows;
-        rc = t->m.backend->upload(t->m.ctx, t->feature_rows, t->placed, piece->n_features * sizeof *t->placed, err);
-    }
+    enum rc rc = first ? RC_OK : stage(t, err);
+    const struct item_piece *piece = t->piece;
+    struct running run = {.m = &t->m, .err = err, .piece = &t->on_device, .host_piece = piece,
+                          .feature_rows = t->is_staged ? t->feature_rows : t->placed, .first_step = first, .end_step = end};
     run.view.n_rows = run.n_wanted_rows = piece->n_rows;
-    run.view.positions = run.rope_positions = on_device.tables[PIECE_POSITIONS].values;
+    run.view.positions = run.rope_positions = t->on_device.tables[PIECE_POSITIONS].values;
     run.axis_stride = piece->n_rows;
     rc = rc ? rc : program_run(&run);
-    join_end(&t->join);
+    if (rc || !end || end == t->m.plan.n_steps)
+        join_end(&t->join);
     return rc;
 }
 
@@ -369,7 +375,7 @@ static enum rc add_piece(struct tower *t, const struct item_piece *piece, const 
     enum rc rc = RC_OK;
     uint32_t first = t->join.all.n_features;
     if (!join_add(&t->join, piece)) {
-        rc = encode(t, err);
+        rc = encode(t, 0, 0, err);
         join_add(&t->join, piece);
         first = 0;
     }
@@ -418,7 +424,9 @@ enum rc tower_begin(struct running *run)
     struct tower *t = run->m->tower;
     const struct batch *b = run->batch;
     enum rc rc = RC_OK;
-    for (uint32_t i = 0; i < b->n_encodings && !rc; i++) {
+    if (b->n_encodings && !b->tower_first)
+        join_end(&t->join); /* of a run that ended before its last part */
+    for (uint32_t i = 0; i < b->n_encodings && !b->tower_first && !rc; i++) {
         const struct prompt_item *item = b->encodings[i].item;
         const int32_t *rows = b->feature_rows + b->encodings[i].first;
         for (uint32_t p = 0; p < item->n_pieces && !rc; p++) {
@@ -426,7 +434,7 @@ enum rc tower_begin(struct running *run)
             rows += item->pieces[p].tables[PIECE_PLACES].n ? 0 : item->pieces[p].n_features;
         }
     }
-    rc = rc ? rc : encode(t, run->err);
-    join_end(&t->join);
-    return rc ? rc : begin_rows(run);
+    if (!rc && b->n_encodings)
+        rc = encode(t, b->tower_first, b->tower_end, run->err);
+    return rc || !b->n_rows ? rc : begin_rows(run);
 }

@@ -22,7 +22,8 @@ uint64_t tower_features_bytes(const struct model *model); /* of the pool of feat
 
 /* Lets a step of the text read the arrays of a graph: rope positions, and no features. */
 void tower_use(struct running *run);
-/* Computes the features of a step's encodings and brings the arrays of its rows to the device. */
+uint32_t tower_n_steps(const struct model *model); /* of its plan */
+/* Computes the features of a step's encodings, or its part of that, and brings the arrays of its rows to the device. */
 enum rc tower_begin(struct running *run);
 /* RC_INVALID if a table of the piece is too short or names rows that do not exist. Any thread. */
 enum rc tower_check_piece(const struct model *model, const struct item_piece *piece, struct err *err);

@@ -158,7 +158,7 @@ void batch_destroy(struct batch *b)
 uint32_t batch_n_pieces(const struct batch *b)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < b->n_encodings; i++)
+    for (uint32_t i = 0; i < b->n_encodings && !b->tower_first; i++)
         n += b->encodings[i].item->n_pieces;
     return n;
 }
@@ -166,7 +166,7 @@ uint32_t batch_n_pieces(const struct batch *b)
 uint32_t batch_n_piece_rows(const struct batch *b)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < b->n_encodings; i++)
+    for (uint32_t i = 0; i < b->n_encodings && !b->tower_first; i++)
         for (uint32_t piece = 0; piece < b->encodings[i].item->n_pieces; piece++)
             n += b->encodings[i].item->pieces[piece].n_rows;
     return n;

@@ -64,6 +64,8 @@ struct batch {
     uint32_t n_axes;         /* of the model's ropes; 0: it has none, and no rope_positions */
     struct encoding *encodings; /* [n_encodings] whose features are computed before the rows */
     uint32_t n_encodings;
+    uint32_t tower_first, tower_end; /* the part of the tower's plan that the step runs for its only encoding; end 0: all of
+                                      * the plan for all encodings. The first part lists the encoding's features. */
     int32_t *feature_rows;   /* rows of the feature pool for the features of all encodings */
 
     struct page_copy *copies; /* [max_copies], done before the rows are computed */
@@ -92,7 +94,7 @@ struct batch {
 
 /* Allocates the arrays of a model with a tower: n_features: rows of the feature pool. */
 enum rc batch_add_tower(struct batch *batch, uint32_t n_axes, uint32_t n_features, struct err *err);
-uint32_t batch_n_pieces(const struct batch *batch); /* of the images whose features are computed before the rows */
+uint32_t batch_n_pieces(const struct batch *batch); /* of the images whose features the step begins */
 uint32_t batch_n_piece_rows(const struct batch *batch);
 /* Allocates all other arrays at their largest size; no other function of the batch allocates. */
 enum rc batch_create(struct batch *batch, const struct page_tables *tables, uint32_t max_rows, size_t n_top,

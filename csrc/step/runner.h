@@ -50,6 +50,7 @@ struct runner {
     bool is_head;                       /* batches need source_rows */
     uint32_t n_axes;                    /* axes of rope positions; 0: rows have one position */
     uint32_t n_features, max_encoder_rows; /* rows of the feature pool, and most rows of a piece; 0: the model has no tower */
+    uint32_t n_tower_steps;             /* of the tower's plan, which a batch may have a part of; 0: batches have all of it */
     uint32_t spans;                     /* enum spans */
     uint32_t feature_id;                /* token that stands for a feature */
     /* RC_INVALID if the model's tower cannot compute the piece; any thread. */

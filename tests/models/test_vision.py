@@ -1,8 +1,11 @@
 """Models that take images: against transformers, and equal bits however their prompts are computed."""
 
+import asyncio
 import dataclasses
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import torch
 import transformers
 from modules import load
 
-from llmpy import LLM, InvalidRequestError, NonFiniteLogitsError, SamplingParams, UnsupportedError, models
+from llmpy import LLM, AsyncEngine, InvalidRequestError, NonFiniteLogitsError, SamplingParams, UnsupportedError, models
 from llmpy.engine.images import tables_of
 from llmpy.inputs import Prompt
 from llmpy.models.interpret import Interpreter
@@ -376,6 +379,50 @@ def test_a_text_passes_images_that_wait_for_the_tower(vision):
         rows = [step.rows for step in llm.step_log()]
     one = len(prompts[0].ids)
     assert rows == [3, one, one, one]
+
+
+def test_a_large_image_is_computed_in_parts(vision):
+    """A text is in a step between two parts. Results keep their bits beside it, and behind an image that was aborted."""
+    model, random = vision("qwen3-vl"), np.random.default_rng(0)
+    images = [random.integers(0, 256, (32 * side, 1024, 3), dtype=np.uint8) for side in (34, 36)]
+    prompts, params = [], SamplingParams(temperature=0, max_tokens=3, logprobs=0)
+    for parts in ([3, images[0], 5], [4, images[1], 7], [8, *model.images(1), 9]):
+        ids, placed = model.prompt(parts)
+        prompts.append(Prompt(None, np.array(ids, np.int32)))
+        prompts[-1].images = placed
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "max_encoder_rows": 5000}
+    options |= {"max_model_len": 2048, "max_num_batched_tokens": 2048, "encoder_cache_tokens": 4096}
+    text = json.loads((model.directory / "config.json").read_text())["text_config"]
+    options |= {"hf_overrides": {"text_config": {**text, "max_position_embeddings": 2048}}}
+
+    def bits(output):
+        return list(output.outputs[0].token_ids), output.outputs[0].token_logprobs.tobytes()
+
+    async def beside() -> tuple[list[Any], list[Any], Any]:
+        async with AsyncEngine.create(model.directory, **options) as engine:
+            texts = [await engine.generate([5, 9, 77, 4], params)]
+            dropped = asyncio.ensure_future(engine.generate(prompts[0], params))
+            while not any(step.tower_rows for step in engine.step_log()):
+                await asyncio.sleep(0)
+            dropped.cancel()
+            tasks = [asyncio.ensure_future(engine.generate(each, params)) for each in prompts]
+            while not all(task.done() for task in tasks):
+                texts.append(await engine.generate([5, 9, 77, 4], params))
+            return [await task for task in tasks], texts, engine.step_log()
+
+    with LLM(model.directory, **options) as llm:
+        alone = [bits(llm.generate([each], params)[0]) for each in prompts]
+        steps = llm.step_log()
+    assert [step.tower_rows for step in steps if step.tower_rows] == [4 * 32 * 34, 4 * 32 * 36, 24]
+    assert sum(not step.rows for step in steps) >= 2  # parts of images that no row waits for
+    tokens = model.greedy(prompts[0].ids.tolist(), images[:1], 1)
+    assert alone[0][0][:1] == tokens
+    outputs, texts, steps = asyncio.run(beside())
+    assert [bits(each) for each in outputs] == alone
+    assert len({bits(each)[1] for each in texts}) == 1
+    begins = [i for i, step in enumerate(steps) if step.tower_rows > 1000]
+    ends = [i for i, step in enumerate(steps) if step.rows > 1000]
+    assert any(0 < step.rows < 1000 for step in steps[begins[-1] : ends[-1]])  # a text beside, or between, its parts
 
 
 def test_inspect_prints_towers(vision, capsys):
