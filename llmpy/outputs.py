@@ -496,8 +496,8 @@ class StepRecord(NamedTuple):
         blocks_used, blocks_cached: Number of blocks held by samples, and of free blocks in the prefix cache.
         in_flight: Number of steps in flight after the start, including this one; 2 if host and device overlap.
         replayed: 1 if a captured graph was replayed, else 0.
-        tower_pieces, tower_rows: Pieces of images whose features the step began, and their rows of patches. A large image goes on in
-            the next steps, which count none.
+        tower_pieces, tower_rows: Pieces of images whose features the step began, and their rows of patches. A large
+            image goes on in the next steps, which count none.
         replica: Number of the replica, whose steps `number` counts; 0 with data_parallel_size=1.
     """
 

@@ -6,7 +6,7 @@
 #define PAGE_FEATURES 16u /* rows of a page of the pool */
 #define NO_PAGE UINT32_MAX
 #define LEAST_SPLIT_ROWS 2048u /* of an item of one piece that is computed in parts, one a step */
-#define PART_ROWS 65536u       /* of a part, over the steps of the tower's plan: about 1.5 ms of an H200 in Qwen2.5-VL-7B's tower */
+#define PART_ROWS 65536u       /* of a part, summed over its steps of the tower's plan: a layer of an image of 1024 x 1024 */
 
 struct entry {
     struct hash content;

@@ -1,9 +1,9 @@
-/* features.h: which rows of the model's feature pool hold the features of which item. The pool is a cache by content: an item
- * of a later prompt finds the features of an equal one. A step uses the entries of all items whose rows it computes. All other
- * entries may be evicted, the least recently used first. An evicted entry is computed again when a step needs it, with the same
- * bits. So no sequence keeps an entry, and a preemption has nothing to give back. A large item is computed in parts, one a step,
- * so that what arrives meanwhile does not wait for all of it; its entry is of use behind the last part. Only the driver's thread calls these
- * functions. Nothing is allocated after features_create. */
+/* features.h: which rows of the model's feature pool hold the features of which item. The pool is a cache by content: an
+ * item of a later prompt finds the features of an equal one. A step uses the entries of all items whose rows it computes.
+ * All other entries may be evicted, the least recently used first. An evicted entry is computed again when a step needs it,
+ * with the same bits. So no sequence keeps an entry, and a preemption has nothing to give back. A large item is computed in
+ * parts, one a step, so that what arrives meanwhile does not wait for all of it; its entry is of use behind the last part.
+ * Only the driver's thread calls these functions. Nothing is allocated after features_create. */
 #ifndef LLMPY_FEATURES_H
 #define LLMPY_FEATURES_H
 

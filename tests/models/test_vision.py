@@ -417,6 +417,8 @@ def test_a_large_image_is_computed_in_parts(vision):
     assert sum(not step.rows for step in steps) >= 2  # parts of images that no row waits for
     tokens = model.greedy(prompts[0].ids.tolist(), images[:1], 1)
     assert alone[0][0][:1] == tokens
+    with LLM(model.directory, tensor_parallel_size=2, **options) as llm:
+        assert [bits(each)[0] for each in llm.generate(prompts[:1], params)] == [alone[0][0]]
     outputs, texts, steps = asyncio.run(beside())
     assert [bits(each) for each in outputs] == alone
     assert len({bits(each)[1] for each in texts}) == 1
