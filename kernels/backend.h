@@ -174,6 +174,7 @@ struct lora_args {
     const int32_t *token_ids;   /* an embedding's: A x is the column of A of the row's id, times factor. x has no data, and a
                                  * column for each id. NULL: a linear's */
     float factor;
+    int32_t first_id, end_id;   /* 0, 0, or the range of ids whose rows of y are written; those of other ids stay */
 };
 #define LORA_ROWS 1024u
 #define LORA_CHUNK 1024u

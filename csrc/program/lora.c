@@ -43,7 +43,13 @@ static bool use_of(const struct lora *l, const struct op *op, uint32_t weight, e
 static bool is_embedding(const struct lora *l, const struct op *op, const struct program *p)
 {
     return l->has_embeddings && op->code == OP_EMBED && op->embed.source == EMBED_TOKENS && !op->embed.first_row &&
-           !op->embed.end_id && p->weights[op->weight[0]].n_parts == 1;
+           p->weights[op->weight[0]].n_parts == 1;
+}
+
+/* Token ids of an embedding's factors; a rank that has the rows of some ids has the factors of all. */
+static uint32_t n_ids_of(const struct op *op, const struct weight *weight)
+{
+    return op->embed.end_id ? weight->parts[0].dims[0] : weight->rows;
 }
 
 /* Lays out a slot: the weights of all linears and, if there is room for them, of experts and of the head, each once; then those
@@ -64,7 +70,8 @@ static void lay(struct lora *l, const struct program *p)
     for (uint32_t i = 0; i < p->n_ops; i++) {
         uint32_t w = p->ops[i].weight[0];
         if (is_embedding(l, &p->ops[i], p) && !embedding_of(l, w))
-            lay_part(l, (struct lora_place){w, 0, LORA_EMBEDDING, p->weights[w].rows, {0}}, 0, p->weights[w].cols);
+            lay_part(l, (struct lora_place){w, 0, LORA_EMBEDDING, n_ids_of(&p->ops[i], &p->weights[w]), {0}}, 0,
+                     p->weights[w].cols);
     }
 }
 
@@ -319,7 +326,8 @@ enum rc lora_embedding(struct running *run, uint32_t weight, const struct embed_
     struct lora_args args = {
         .n_rows = embed->n_rows, .n_parts = 1, .max_rank = l->max_rank, .parts = &place->at, .slots = l->slots,
         .slot_bytes = l->slot_bytes, .row_slots = run->row_adapter, .x = {NULL, place->n_cols, 0}, .y = embed->out,
-        .scratch = l->scratch, .token_ids = embed->token_ids, .factor = embed->scale};
+        .scratch = l->scratch, .token_ids = embed->token_ids, .factor = embed->scale,
+        .first_id = embed->first_id, .end_id = embed->end_id};
     return m->backend->lora(m->ctx, &args, run->err);
 }
 

@@ -21,9 +21,12 @@ struct lora_head {
     uint64_t whole; /* address of the matrix that stands in place of the linear's; 0: none */
 };
 
-/* The slot of a row's adapter; NULL: the row has none. */
+/* The slot of a row's adapter; NULL: the row has none, or an id of another rank. */
 static const char *slot_of(const struct lora_args *args, uint32_t row)
 {
+    bool has_range = args->token_ids && args->end_id;
+    if (has_range && (args->token_ids[row] < args->first_id || args->token_ids[row] >= args->end_id))
+        return NULL;
     int32_t slot = args->row_slots[args->rows ? args->rows[row] : (int32_t)row];
     return slot < 0 ? NULL : (const char *)args->slots + (size_t)slot * args->slot_bytes;
 }

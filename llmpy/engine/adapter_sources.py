@@ -139,8 +139,8 @@ class Images:
     def _check_room(self, place: Place, what: str, where: str) -> None:
         """Refuses biases and whole matrices where the backend takes none."""
         has_room = place.bias or place.use == EMBEDDING
-        if not has_room or place.experts or self._config.tensor_parallel_size > 1:
-            how = f"on {self._config.device}" if not has_room else "for experts" if place.experts else "with several ranks"
+        if not has_room or place.experts:
+            how = "for experts" if has_room else f"on {self._config.device}"
             raise UnsupportedError(f"{where}: {what} is not supported yet {how}; merge the adapter into the checkpoint")
 
     def _put_whole(self, image: Any, places: Sequence[Place], found: Found, where: str) -> dict[int, npt.NDArray[np.float32]]:

@@ -161,7 +161,12 @@ def make_adapters(llm: LLM, to: Path) -> list[LoRARequest]:
     infos = [info for info in llm.weight_info() if len(info["shape"]) == 2 and "_proj" in info["name"]]
     infos = [info for info in infos if ".experts." not in info["name"] and "kv_b_proj" not in info["name"]]
     shapes = {info["name"].removesuffix(".weight"): tuple(info["shape"]) for info in infos}
-    found = [adapter_files.save(to / str(i), adapter_files.factors(shapes, 4, i)) for i in range(3)]
+    [(rows, columns)] = [info["shape"] for info in llm.weight_info() if info["name"] == "model.embed_tokens.weight"]
+    rng, each = np.random.default_rng(5), [adapter_files.factors(shapes, 4, i) for i in range(3)]
+    each[0]["model.embed_tokens.lora_embedding_A"] = rng.standard_normal((4, rows)).astype(np.float32)
+    each[0]["model.embed_tokens.lora_embedding_B"] = rng.standard_normal((columns, 4)).astype(np.float32)
+    each[1] |= adapter_files.factors({"lm_head": (rows, columns)}, 4, 7)
+    found = [adapter_files.save(to / str(i), tensors) for i, tensors in enumerate(each)]
     return [LoRARequest(f"adapter {i}", i + 1, path) for i, path in enumerate(found)]
 
 
@@ -183,7 +188,8 @@ def test_adapters(mixture: tuple[str, Path, LLM], tmp_path: Path) -> None:
     """Sequences of every rank have adapters of their own."""
     adapters, found = make_adapters(mixture[2], tmp_path), []
     for n_ranks in (1, 3):
-        with open_ranks(mixture[1], n_ranks, enable_lora=True, max_loras=2, max_num_batched_tokens=64) as llm:
+        options = {"enable_lora": True, "lora_embeddings": True, "max_loras": 2, "max_num_batched_tokens": 64}
+        with open_ranks(mixture[1], n_ranks, **options) as llm:
             found.append(adapted(llm, adapters))
             llm.check()
     assert found[0] == found[1] and found[0][0] != bits(mixture[2].generate([prompts()[0]], [params(0)], use_tqdm=False)[0])

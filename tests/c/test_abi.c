@@ -63,6 +63,7 @@ TEST(the_abi_has_its_number)
 #define OF lora_args
     AT(n_rows, 0) AT(n_parts, 4) AT(max_rank, 8) AT(parts, 16) AT(slots, 24) AT(slot_bytes, 32) AT(row_slots, 40) AT(rows, 48)
     AT(x, 56) AT(y, 72) AT(scratch, 88) AT(is_delta, 96) AT(first_row, 100) AT(base_bias, 104) AT(token_ids, 112) AT(factor, 120)
+    AT(first_id, 124) AT(end_id, 128)
 #undef OF
 #define OF upload_beside_args
     AT(target, 0) AT(host, 8) AT(size_bytes, 16)

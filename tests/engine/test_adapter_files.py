@@ -207,12 +207,6 @@ def test_biases_and_embeddings(tiny_model: Callable[[str, str], Path]) -> None:
             more = {f"base_model.model.{module}.weight": np.zeros(shape, np.float32)}
             with pytest.raises(error, match=text):
                 llm.load_adapter("a", files.factors(PLAIN) | more, config | {"modules_to_save": [module]})
-    with pytest.raises(UnsupportedError, match="lora_embeddings=True and several ranks"):
-        LLM(tiny_model("llama", "float32"), **both, tensor_parallel_size=2, **OPTIONS)
-    with LLM(tiny_model("llama", "float32"), enable_lora=True, tensor_parallel_size=2, **OPTIONS) as llm:
-        bias = {f"{name}.lora_B.bias": np.zeros(128, np.float32)}
-        with pytest.raises(UnsupportedError, match=r"an adapter's bias .* is not supported yet with several ranks"):
-            llm.load_adapter("a", files.factors(PLAIN) | bias, config)
 
 
 def test_requests_are_checked() -> None:

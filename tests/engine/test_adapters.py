@@ -410,6 +410,7 @@ def test_embeddings_heads_and_biases(dtype: str, isa: str, tiny_model: Make) -> 
         {"max_num_batched_tokens": 7, "max_num_seqs": 7},
         {"max_loras": 1},
         {"speculative_config": {"method": "ngram", "k": 3, "min": 1, "max": 3}},
+        {"tensor_parallel_size": 2},
     ):
         assert generate([*range(len(choices))], **options) == wanted
     with open_llm(path, f"cpu:{isa}", enable_lora=False) as llm:

@@ -104,6 +104,12 @@ def test_biases_and_embeddings(isa: str) -> None:
             backend.lora(given[row : row + 1], alone, slots, parts, chosen[row : row + 1], MAX_RANK, base_bias=base,
                          token_ids=own, factor=factor)  # fmt: skip
             assert alone.tobytes() == out[row : row + 1].tobytes()
+    shared = y.copy()  # the rows of an embedding that two ranks share
+    for own_ids in ((0, 11), (11, columns)):
+        backend.lora(given, shared, slots, parts, chosen, MAX_RANK, token_ids=ids, factor=factor, ids=own_ids)
+        others = ids >= own_ids[1]
+        assert shared[others].tobytes() == y[others].tobytes()
+    assert shared.tobytes() == out.tobytes() and {*(ids[chosen >= 0] < 11)} == {False, True}
 
 
 def test_whole_matrices(isa: str) -> None:
