@@ -1,7 +1,7 @@
 /* draft.c: the sources that find drafts in earlier text, by an index of tokens (token_index.h).
  *
  *   ngram   the newest place behind the longest match, of max to min tokens, in the sequence's own tokens; if the number of
- *           drafts adapts, a match of fewer than max tokens gives at most as many drafts as tokens match
+ *           drafts adapts, a match of fewer than max tokens gives fewer drafts (most_of_match)
  *   suffix  up to N_VOTES places behind the longest of SUFFIX_LENGTHS, in the sequence's own tokens and in finished outputs;
  *           every draft is the most frequent id there, as long as enough of the places agree */
 #include "draft.h"
@@ -62,6 +62,15 @@ static void text_accept(void *ctx, struct sequence *q, const int32_t *ids, uint3
 
 /* ---- ngram ---- */
 
+/* Most drafts of a match of fewer than the most tokens: as many as tokens match. While all drafts of the sequence were
+ * rejected, a match of the fewest tokens gives none. */
+static uint32_t most_of_match(const struct text_source *s, const struct sequence *q, uint32_t l)
+{
+    const struct draft_counts *counts = &q->draft_counts;
+    bool is_least = l + 1 == s->n_lengths, is_wrong = counts->proposed[0] && !counts->accepted[0];
+    return is_least && is_wrong ? 0 : s->lengths[l];
+}
+
 static uint32_t ngram_propose(void *ctx, struct sequence *q, uint32_t k, int32_t *ids)
 {
     const struct text_source *s = ctx;
@@ -71,9 +80,8 @@ static uint32_t ngram_propose(void *ctx, struct sequence *q, uint32_t k, int32_t
         l++;
     if (l == s->n_lengths)
         return 0;
-    if (s->adapts && l && k > s->lengths[l])
-        k = s->lengths[l];
-    uint32_t n;
+    uint32_t n, most = s->adapts && l ? most_of_match(s, q, l) : k;
+    k = k < most ? k : most;
     for (n = 0; n < k; n++, place++) /* behind the last token the drafts themselves go on */
         ids[n] = (int32_t)(index->n - place) > 0 ? keyed(q, token_index_id(index, place)) : ids[place - index->n];
     return n;

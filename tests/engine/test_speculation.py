@@ -157,7 +157,20 @@ def test_a_short_match_gives_few_drafts(tiny_model: Make) -> None:
         with open_llm(tiny_model("llama", "float32"), speculative_config={"method": "ngram", "k": k}) as llm:
             params = SamplingParams(max_tokens=9, allowed_token_ids=[20], ignore_eos=True)
             for n in (1, 2, 3):  # with the first output n + 1 tokens match those before 21
-                [output] = llm.generate([[*range(5, 40), 90, *range(20 - n, 20)]], params)
-                found[k, n] = len(output.metrics.drafts)
+                n_before = len(llm.step_log(100))
+                llm.generate([[*range(5, 40), 90, *range(20 - n, 20)]], params)
+                found[k, n] = next(step.draft_rows for step in llm.step_log(100)[n_before:] if step.draft_rows)
     assert found["auto", 1] <= 2 and found["auto", 2] <= 3  # fewer where they do not pay
     assert all(found[6, n] == 6 for n in (1, 2, 3))
+
+
+def test_after_a_rejected_draft_a_short_match_gives_none(tiny_model: Make) -> None:
+    """Where the number of drafts adapts; a longer match, and an accepted draft, give drafts again."""
+    found = {}
+    for k in ("auto", 1):
+        with open_llm(tiny_model("llama", "float32"), speculative_config={"method": "ngram", "k": k}) as llm:
+            params = SamplingParams(max_tokens=5, allowed_token_ids=[20], ignore_eos=True)
+            prompt = [5, 6, 20, 7, *range(30, 60), 6]  # with the first output "6 20" matches, and 7 is never drawn
+            [output] = llm.generate([prompt], params)
+            found[k] = output.metrics.drafts[0], output.metrics.accepted_drafts[0]
+    assert found["auto"][0] < found[1][0] and found[1][1]
