@@ -1,5 +1,5 @@
-/* lora_expand.cuh: delta of lora.cu, the products of t and B. Order: t is a chain over its chunks, delta one chain over the ranks,
- * then times scale. B comes in before the wait. */
+/* lora_expand.cuh: delta of lora.cu, the products of t and B. Order: t is a chain over its chunks, delta one chain over the
+ * ranks, then times scale. B comes in before the wait. */
 #ifndef LLMPY_CUDA_LORA_EXPAND_CUH
 #define LLMPY_CUDA_LORA_EXPAND_CUH
 
