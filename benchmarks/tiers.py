@@ -260,7 +260,8 @@ def measure_both(chosen: argparse.Namespace, source: Iterator[list[int]]) -> Non
     for name, way, i in (("in", "load", 0), ("out", "store", 1)):
         kind = f"host_{'loaded' if way == 'load' else 'stored'}_bytes"
         size, seconds = (getattr(after[i], field) - getattr(before[i], field) for field in (kind, f"host_{way}_s"))
-        print(f"both ways, {name}: {size / 1e9:.2f} GB at {size / seconds / 1e9:.1f} GB/s")
+        rate = f"{size / 1e9:.2f} GB at {size / seconds / 1e9:.1f} GB/s" if seconds else "no block had to be copied"
+        print(f"both ways, {name}: {rate}")
 
 
 def read_rate(folder: Path, size_bytes: int) -> float:
