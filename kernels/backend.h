@@ -177,7 +177,7 @@ struct lora_args {
     int32_t first_id, end_id;   /* 0, 0, or the range of ids whose rows of y are written; those of other ids stay */
 };
 #define LORA_ROWS 1024u
-#define LORA_CHUNK 1024u
+#define LORA_CHUNK 1024u /* columns of x */
 
 /* As `upload`, but another thread may call it while operations are enqueued: the copy begins after those enqueued so far, no
  * other one waits for it, and it has ended when the call returns. One call at a time. */

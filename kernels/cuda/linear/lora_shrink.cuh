@@ -1,7 +1,8 @@
 /* lora_shrink.cuh: t of lora.cu, the products of A and rows of x. Orders:
  *   bfloat16  chunk by chunk of LORA_CHUNK columns; lora_expand adds the chunks. Each element of A is the exact sum of three
- *             of bfloat16, with a chain of mma.sync m16n8k16 each: warp i of 16 has columns 32 i .. 32 i + 31 and those 512
- *             further, in steps of four neighbours of every eight. Then first + (second + third), then pairwise over warps
+ *             values of bfloat16. Each of the three has a chain of mma.sync m16n8k16: warp i of 16 has columns 32 i ..
+ *             32 i + 31 and those 512 further, in steps of four neighbours of every eight. Then first + (second + third),
+ *             then pairwise over warps
  *   others    thread i of T has a chain over the columns 4 i .. 4 i + 3, 4 (i + T) .. of x; then pairwise over lanes 16, 8, 4,
  *             2, 1 apart, then over warps 1, 2, 4, .. apart. T: 256, or 1024 for more than 4096 columns
  * A comes in before the wait. */
@@ -14,6 +15,22 @@
 
 #define SHRINK_LONG 4096u /* more columns take more threads */
 
+/* Stores elements first .. first + RANKS - 1 of t of a tile's rows: the sums of the warps, [row * RANKS + element] of each. */
+template <uint32_t RANKS, uint32_t N_WARPS, uint32_t N>
+static __device__ __forceinline__ void store_sums(const lora_work &w, const lora_tile &tile, uint32_t part, uint32_t chunk,
+                                                  uint32_t first, uint32_t rank, const float (&sums)[N_WARPS][N])
+{
+    __syncthreads();
+    const uint32_t r = threadIdx.x / RANKS, j = first + threadIdx.x % RANKS;
+    if (r >= tile.n_rows || j >= rank)
+        return;
+    float parts[N_WARPS];
+#pragma unroll
+    for (uint32_t i = 0; i < N_WARPS; i++)
+        parts[i] = sums[i][threadIdx.x];
+    w.t_of((uint32_t)w.list[tile.first + r], part, chunk)[j] = sum_pairs<N_WARPS>(parts);
+}
+
 /* ---- rows of bfloat16 ---------------------------------------------------------------------------------------------------- */
 
 #define CHUNK_THREADS 512u
@@ -21,7 +38,7 @@
 #define CHUNK_TURNS (LORA_CHUNK / 32 / CHUNK_WARPS) /* a warp takes 32 columns in a turn */
 #define CHUNK_RANKS 16u
 
-/* Two values as the exact sums of three of bfloat16: the largest parts first. */
+/* Splits two values into three pairs of bfloat16 that add up to them exactly; the largest pair is first. */
 static __device__ __forceinline__ void split(float a, float b, uint32_t (&parts)[3])
 {
 #pragma unroll
@@ -66,8 +83,8 @@ static __device__ __forceinline__ uint4 load_row(const __nv_bfloat16 *row, uint3
                  pair_at(from, column + 4, n_cols, false), pair_at(from, column + 6, n_cols, false)};
 }
 
-/* A block has CHUNK_RANKS elements of t of a chunk of columns, for a tile of up to ROWS rows. One row takes so little shared
- * memory that the block runs beside one of a linear. */
+/* A block has CHUNK_RANKS elements of t of a chunk of columns, for a tile of up to ROWS rows. The block of one row takes so
+ * little shared memory that it runs beside a block of the linear in front of it. */
 template <uint32_t ROWS, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(CHUNK_THREADS)
 lora_shrink_chunk(const __grid_constant__ lora_work w, rows<__nv_bfloat16> x)
@@ -113,15 +130,7 @@ lora_shrink_chunk(const __grid_constant__ lora_work w, rows<__nv_bfloat16> x)
     for (uint32_t i = 0; i < 4; i++)
         if (ROWS > 1 || 2 * q + i % 2 == 0)
             sums[warp][(2 * q + i % 2) * CHUNK_RANKS + g + 8 * (i / 2)] = sum[0][i] + (sum[1][i] + sum[2][i]);
-    __syncthreads();
-    const uint32_t r = threadIdx.x / CHUNK_RANKS, j = first + threadIdx.x % CHUNK_RANKS;
-    if (r >= tile.n_rows || j >= rank)
-        return;
-    float parts[CHUNK_WARPS];
-#pragma unroll
-    for (uint32_t i = 0; i < CHUNK_WARPS; i++)
-        parts[i] = sums[i][threadIdx.x];
-    w.t_of((uint32_t)w.list[tile.first + r], place.number, chunk)[j] = sum_pairs<CHUNK_WARPS>(parts);
+    store_sums<CHUNK_RANKS>(w, tile, place.number, chunk, first, rank, sums);
 }
 
 /* ---- rows of other types ------------------------------------------------------------------------------------------------- */
@@ -186,8 +195,7 @@ static __global__ void __launch_bounds__(THREADS) lora_shrink(const __grid_const
     const lora_place &place = w.places[blockIdx.y];
     const uint32_t first = blockIdx.x * RANKS;
     start_next();
-    const bool is_tile = w.has_tile(blockIdx.z);
-    const lora_tile tile = is_tile ? w.tile(blockIdx.z) : lora_tile{-1, 0, 0, 0};
+    const lora_tile tile = w.has_tile(blockIdx.z) ? w.tile(blockIdx.z) : lora_tile{-1, 0, 0, 0};
     const char *slot = tile.slot < 0 ? NULL : w.slot(tile);
     const uint32_t rank = slot ? *(const uint32_t *)(slot + place.head) : 0;
     if (first >= rank) {
@@ -219,15 +227,7 @@ static __global__ void __launch_bounds__(THREADS) lora_shrink(const __grid_const
     const float total = sum_lanes<N>(sum);
     if (threadIdx.x % 32 % (32 / N) == 0)
         sums[threadIdx.x / 32][sum_number<N>()] = total;
-    __syncthreads();
-    const uint32_t r = threadIdx.x / RANKS, j = first + threadIdx.x % RANKS;
-    if (r >= tile.n_rows || j >= rank)
-        return;
-    float parts[N_WARPS];
-#pragma unroll
-    for (uint32_t i = 0; i < N_WARPS; i++)
-        parts[i] = sums[i][threadIdx.x];
-    w.t_of((uint32_t)w.list[tile.first + r], place.number, 0)[j] = sum_pairs<N_WARPS>(parts);
+    store_sums<RANKS>(w, tile, place.number, 0, first, rank, sums);
 }
 
 #endif

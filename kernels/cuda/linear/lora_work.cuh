@@ -4,8 +4,8 @@
 
 #include "../core/launch.cuh"
 
-#define TILE 8u   /* rows, which an mma takes */
-#define PARTS 8u  /* of a launch */
+#define TILE 8u  /* rows, as many as an mma takes */
+#define PARTS 8u /* of a launch */
 
 /* A list on the device: LORA_ROWS rows in the order of their slots, the number of tiles, the tiles. */
 #define LIST_TILES (LORA_ROWS + 4)
@@ -26,7 +26,7 @@ struct lora_work {
     size_t slot_bytes;
     const int32_t *list;
     float *t, *delta;
-    uint32_t delta_stride, n_cols, n_chunks, max_rank, n_parts, n_here; /* n_here: in places */
+    uint32_t delta_stride, n_cols, n_chunks, max_rank, n_parts, n_here; /* n_chunks: of columns; n_here: in places */
     struct lora_place places[PARTS];
     __device__ __forceinline__ bool has_tile(uint32_t i) const { return i < (uint32_t)list[LORA_ROWS]; }
     __device__ __forceinline__ lora_tile tile(uint32_t i) const { return *(const lora_tile *)(list + LIST_TILES + 4 * i); }
