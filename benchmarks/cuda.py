@@ -19,7 +19,8 @@ rows that take seconds have separate rounds.
 
 "floor" is the time of the bytes and operations that the work needs at least, at the read bandwidth and the bf16 matmul rate
 that this script measures first; share = floor / measured. --out DIR writes results.csv. --merge adds such files to
-results_h200.csv and renews docs/develop/cuda-speed.md: a newer run of a row replaces the older one of the same commit.
+results_h200.csv, where a newer run of a row replaces the older one of the same commit, and renews docs/develop/cuda-speed.md and
+the pages of board.py, support.py and schemes.py.
 --profile prints the time of every kernel; with several ranks, of those on the first device.
 """
 
@@ -535,9 +536,11 @@ def merge_lines(paths: list[Path]) -> list[dict[str, object]]:
 
 
 def merge(paths: list[Path]) -> None:
-    """Adds results to the table, and the last ones to the page; those of rl.py and gather.py have other pages."""
+    """Adds results to the table and renews the pages made from it; results of rl.py and gather.py have other pages."""
     lines = merge_lines(paths)
     PAGE.write_text(page(PAGE.read_text(), lines))
+    for script in ("board.py", "support.py", "schemes.py"):
+        subprocess.run([sys.executable, TABLE.with_name(script)], check=True)
     print(f"{TABLE}: {len(lines)} rows; {PAGE}")
 
 
