@@ -1,6 +1,6 @@
 """Two servers behind `llmpy route`: conversations go back to the server that has cached them, until it is killed.
 
-Usage: python examples/route.py [MODEL]
+Usage: python examples/route.py [MODEL], with the extras server and kvevents (pip install ".[server,kvevents]")
 """
 
 import json
@@ -18,10 +18,11 @@ def start(*words: str) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "llmpy", *words, "--port", "0", "--log-level", "error"]
     program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert program.stderr is not None
+    line = ""
     for line in program.stderr:
         if line.startswith("http"):
             return program, line.strip().removesuffix("/v1")
-    raise RuntimeError(f"llmpy {words[0]} has ended")
+    raise RuntimeError(f"llmpy {words[0]} has ended: {line}")
 
 
 def ask(url: str, turns: list[dict[str, str]]) -> tuple[str, str, int]:

@@ -190,4 +190,4 @@ async def _later(request: Request) -> Response:
 
 
 async def _closed(request: Request) -> Response:
-    return refusal(HttpError(404, f"{request.url.path} is off; --control"), request.url.path)
+    return refusal(HttpError(404, f"{request.url.path} is off; start the server with --control"), request.url.path)
