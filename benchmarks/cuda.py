@@ -19,8 +19,8 @@ rows that take seconds have separate rounds.
 
 "floor" is the time of the bytes and operations that the work needs at least, at the read bandwidth and the bf16 matmul rate
 that this script measures first; share = floor / measured. --out DIR writes results.csv. --merge adds such files to
-results_h200.csv, where a newer run of a row replaces the older one of the same commit, and renews docs/develop/cuda-speed.md and
-the pages of board.py, support.py and schemes.py.
+results_h200.csv, where a newer run of a row replaces the older one of the same commit, and renews docs/develop/cuda-speed.md
+and the pages of board.py, support.py and schemes.py.
 --profile prints the time of every kernel; with several ranks, of those on the first device.
 """
 
