@@ -66,10 +66,12 @@ struct matrix_desc {
 };
 struct matrix; /* each backend defines it */
 /* Reads rows on demand: `read` stores rows first .. first + n_rows - 1 at `to`, in the file's format. Any thread may call it,
- * in any order. */
+ * in any order. is_computed: `read` rounds or makes values, far slower than a copy, so a backend with several threads shares
+ * even small matrices out. */
 struct row_source {
     enum rc (*read)(void *ctx, uint32_t first, uint32_t n_rows, void *to, struct err *err);
     void *ctx;
+    bool is_computed;
 };
 /* Rows first_row, first_row + 1, .. of a part come from rows source_row, source_row + step, .. of the source tensor. */
 struct row_run {

@@ -190,7 +190,7 @@ static enum rc write_spans(struct loader *l, uint32_t w, uint32_t part, const st
     for (uint32_t row = 0, n; row < run->n_rows && !rc; row += n) {
         struct checkpoint_span *span = NULL;
         struct span_source from = {NULL, run->source_row + row * run->step, run->step};
-        struct row_source source = {read_span, &from};
+        struct row_source source = {read_span, &from, false};
         n = run->n_rows - row < at_once ? run->n_rows - row : (uint32_t)at_once;
         rc = checkpoint_span_open(l->checkpoint, tensor, from.first, (n - 1) * run->step + 1, &span, err);
         from.span = span;
@@ -257,7 +257,7 @@ static enum rc write_part(struct loader *l, uint32_t w, uint32_t part, const str
             rc = write_spans(l, w, part, tensor, &run, most, err);
         } else if (((is_same && run.step == 1) || is_quantised) && backend->matrix_load) {
             struct run_source from = {l, tensor, run.source_row, run.step, stored->dtypes[part], weight->cols};
-            struct row_source source = {is_same ? read_run : read_quantised, &from};
+            struct row_source source = {is_same ? read_run : read_quantised, &from, !is_same};
             rc = backend->matrix_load(l->weights->ctx, stored->matrix, part, row, run.n_rows, &source, err);
         } else {
             run.n_rows = run.n_rows < most ? run.n_rows : most;
@@ -322,7 +322,7 @@ enum rc weights_fill(const struct backend *backend, void *ctx, struct matrix *ma
                      const struct row_run *rows, uint32_t cols, uint64_t key, struct err *err)
 {
     struct dummy_source from = {key, rows->source_row, rows->step, dtype, cols};
-    struct row_source source = {read_dummies, &from};
+    struct row_source source = {read_dummies, &from, true};
     if (backend->matrix_fill && !quantise_has(dtype))
         return backend->matrix_fill(ctx, matrix, part, rows, key, err);
     if (backend->matrix_load)

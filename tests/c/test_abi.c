@@ -35,7 +35,7 @@ TEST(the_abi_has_its_number)
     AT(parts, 0) AT(n_parts, 8) AT(n_cols, 12) AT(use, 16) AT(arithmetic, 20) AT(n_experts, 24)
 #undef OF
 #define OF row_source
-    AT(read, 0) AT(ctx, 8)
+    AT(read, 0) AT(ctx, 8) AT(is_computed, 16)
 #undef OF
 #define OF row_run
     AT(first_row, 0) AT(n_rows, 4) AT(source_row, 8) AT(step, 16)

@@ -523,10 +523,28 @@ static enum rc matrix_write(void *ctx, struct matrix *matrix, uint32_t part, uin
         });
 }
 
+/* Computed rows that are packed: the lanes compute them and copy them to the device, which packs them. */
+static enum rc load_computed(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows,
+                             const struct row_source *source, struct err *err)
+{
+    size_t row_bytes = matrix->parts[0].file_row_bytes;
+    enum rc rc = RC_OK;
+    for (uint32_t row = 0, n; row < n_rows && !rc; row += n) {
+        char *room;
+        n = n_rows - row;
+        rc = cuda_packed_room(cuda, row_bytes, &n, &room, err);
+        rc = rc ? rc : cuda_upload_source(cuda, room, row_bytes, source, row, row_bytes, n, err);
+        rc = rc ? rc : cuda_packed_store(cuda, matrix, first_row + row, n, err);
+    }
+    return rc;
+}
+
 /* Reads packed rows into a buffer of the host, then packs them on the device. */
 static enum rc load_packed(struct cuda *cuda, struct matrix *matrix, uint32_t first_row, uint32_t n_rows,
                            const struct row_source *source, struct err *err)
 {
+    if (source->is_computed)
+        return load_computed(cuda, matrix, first_row, n_rows, source, err);
     size_t row_bytes = matrix->parts[0].file_row_bytes;
     uint32_t at_once = row_bytes < LOAD_BYTES ? (uint32_t)(LOAD_BYTES / row_bytes) : 1;
     char *rows = (char *)mem_alloc(at_once * row_bytes);
@@ -548,7 +566,7 @@ static enum rc matrix_load(void *ctx, struct matrix *matrix, uint32_t part, uint
         ctx, matrix, part, first_row, n_rows,
         [&](struct cuda *cuda, uint32_t row) { return load_packed(cuda, matrix, row, n_rows, source, err); },
         [&](struct cuda *cuda, const struct cuda_part *p, char *to) {
-            return cuda_upload_source(cuda, to - p->lead_bytes, p->row_bytes, source, p->file_row_bytes, n_rows, err,
+            return cuda_upload_source(cuda, to - p->lead_bytes, p->row_bytes, source, 0, p->file_row_bytes, n_rows, err,
                                       fp8_cols(matrix, p));
         });
 }

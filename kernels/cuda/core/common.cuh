@@ -173,9 +173,9 @@ enum rc cuda_upload_beside(void *ctx, const struct upload_beside_args *args, str
  * of FP8, of fp8_cols columns, are split (fp8_rows.cuh); target is then the first row's first scale. */
 enum rc cuda_upload_rows(struct cuda *cuda, char *target, size_t row_bytes, const void *rows, size_t file_row_bytes,
                          uint32_t n_rows, struct err *err, uint32_t fp8_cols = 0);
-/* The same for rows that the lanes read themselves. */
+/* The same for rows that the lanes read themselves; source_row: the first of them. */
 enum rc cuda_upload_source(struct cuda *cuda, char *target, size_t row_bytes, const struct row_source *source,
-                           size_t file_row_bytes, uint32_t n_rows, struct err *err, uint32_t fp8_cols = 0);
+                           uint32_t source_row, size_t file_row_bytes, uint32_t n_rows, struct err *err, uint32_t fp8_cols = 0);
 void cuda_uploads_close(struct cuda *cuda);
 /* The number in "cuda:N". Fails if the device does not exist. */
 enum rc cuda_find_device(const char *name, int *device, struct err *err);
