@@ -138,7 +138,7 @@ def load(
     if not found.build.__module__.startswith(f"{__name__}."):
         code = getattr(found.build, "__code__", None)
         model.function = f"{code.co_filename if code else found.build.__module__}: {getattr(found.build, '__name__', '')}"
-    model.orders = {} if checkpoint is None else _orders(checkpoint)
+    model.scheme, model.orders = quantized.method_of(raw), {} if checkpoint is None else _orders(checkpoint)
     if checkpoint is not None and kv_cache_dtype.startswith("fp8"):
         model.cache_scales = cache_scales.read(raw.get("quantization_config"), checkpoint, where)
     found.build(config, model)

@@ -501,7 +501,7 @@ class Model(Writer, Block):
             feature_id: The token that stands for a feature.
         """
         tower = Model(config, self._tensors, self.source, self._file)
-        tower.prefix, tower.function, tower.orders = prefix, self.function, self.orders
+        tower.prefix, tower.function, tower.scheme, tower.orders = prefix, self.function, self.scheme, self.orders
         tower._used, tower._matrices, tower._ignored = self._used, self._matrices, self._ignored
         tower.spec["weights"] = self.spec["weights"]
         tower.spec["rows"], tower.spec["feature_id"] = [], feature_id

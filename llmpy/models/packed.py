@@ -83,7 +83,7 @@ def check(way: Way, scheme: str, options_of: Callable[[str], Options], tensors: 
         ending = next((ending for ending in way.endings if name.endswith(ending)), None)
         stem = name.removesuffix(ending or "")
         if ending and ending != ".weight_scale" and f"{stem}{way.numbers}" not in tensors:
-            fail(name, file, f"wanted a tensor {stem}{way.numbers} that it belongs to, have none")
+            fail(name, file, f"wanted a tensor {stem}{way.numbers} that it belongs to, have none", scheme)
 
 
 def _check_module(way: Way, scheme: str, module: str, options: Options, tensors: Tensors, read: Read) -> None:
@@ -92,7 +92,7 @@ def _check_module(way: Way, scheme: str, module: str, options: Options, tensors:
     wanted = [way.numbers, way.scales, *([way.zeros] if needs_zeros else []), *([way.shape] if way.shape else [])]
     for ending in wanted:
         if f"{module}{ending}" not in tensors:
-            fail(numbers, tensors[numbers][2], f"wanted a tensor {module}{ending} beside it, have none")
+            fail(numbers, tensors[numbers][2], f"wanted a tensor {module}{ending} beside it, have none", scheme)
     for ending in way.refused:
         if f"{module}{ending}" in tensors:
             why = "sparse outliers are not supported; use a checkpoint that is dense only"
@@ -101,12 +101,12 @@ def _check_module(way: Way, scheme: str, module: str, options: Options, tensors:
         name = f"{module}{ending}"
         types = {way.scales: FLOATS, way.order: ("int32", "int64")}.get(ending, ("int32",))
         if name in tensors and tensors[name][0] not in types:
-            fail(name, tensors[name][2], f"wanted type {' or '.join(types)}, have {tensors[name][0]}")
+            fail(name, tensors[name][2], f"wanted type {' or '.join(types)}, have {tensors[name][0]}", scheme)
     for ending, shape in _shapes(way, scheme, module, options, tensors, read).items():
         name = f"{module}{ending}"
         if name in tensors and tensors[name][1] != shape:
             have = list(tensors[name][1])
-            fail(name, tensors[name][2], f"wanted a shape of {list(shape)} by quantization_config, have {have}")
+            fail(name, tensors[name][2], f"wanted a shape of {list(shape)} by quantization_config, have {have}", scheme)
     if f"{module}.weight" not in tensors:
         _explain_order(way, scheme, module, tensors, read)
 
@@ -116,13 +116,13 @@ def _shapes(way: Way, scheme: str, module: str, options: Options, tensors: Tenso
     name = f"{module}{way.numbers}"
     stored = tensors[name][1]
     if len(stored) != 2:
-        fail(name, tensors[name][2], f"wanted 2 dimensions, have {len(stored)}")
+        fail(name, tensors[name][2], f"wanted 2 dimensions, have {len(stored)}", scheme)
     if way == TABLES:
         return {way.scales: (stored[1], 16)}
     bits, group = (_number(options, key, scheme, module) for key in ("bits", "group_size"))
     per_word = 32 // bits
     if way.shape:
-        rows, cols = _stated_shape(f"{module}{way.shape}", tensors, read)
+        rows, cols = _stated_shape(f"{module}{way.shape}", scheme, tensors, read)
     elif scheme == "awq":
         rows, cols = stored[1] * per_word, stored[0]
     else:
@@ -141,14 +141,14 @@ def _number(options: Options, key: str, scheme: str, module: str) -> int:
     return value
 
 
-def _stated_shape(name: str, tensors: Tensors, read: Read) -> tuple[int, int]:
+def _stated_shape(name: str, scheme: str, tensors: Tensors, read: Read) -> tuple[int, int]:
     """The rows and columns of a tensor such as weight_shape."""
     dtype, shape, file = tensors[name]
     if dtype not in ("int32", "int64") or shape != (2,):
-        fail(name, file, f"wanted 2 integers, have {dtype} {list(shape)}")
+        fail(name, file, f"wanted 2 integers, have {dtype} {list(shape)}", scheme)
     rows, cols = array("i" if dtype == "int32" else "q", read(name))
     if rows < 1 or cols < 1:
-        fail(name, file, f"wanted rows and columns, have {rows} and {cols}")
+        fail(name, file, f"wanted rows and columns, have {rows} and {cols}", scheme)
     return rows, cols
 
 
@@ -156,11 +156,11 @@ def _explain_order(way: Way, scheme: str, module: str, tensors: Tensors, read: R
     """Raises the error for tensors that fit but were not joined."""
     name, numbers, scales = (f"{module}{ending}" for ending in (way.order, way.numbers, way.scales))
     if name not in tensors:
-        fail(numbers, tensors[numbers][2], "wanted tensors that form one matrix")
+        fail(numbers, tensors[numbers][2], "wanted tensors that form one matrix", scheme)
     dtype, _, file = tensors[name]
     groups, n = array("i" if dtype == "int32" else "q", read(name)), tensors[scales][1][1 if way.shape else 0]
     if min(groups, default=0) < 0 or max(groups, default=0) >= n:
-        fail(name, file, f"wanted groups from 0 to {n - 1}, have {min(groups)} to {max(groups)}")
+        fail(name, file, f"wanted groups from 0 to {n - 1}, have {min(groups)} to {max(groups)}", scheme)
     why = "act-order (desc_act or actorder) with groups of unlike numbers of columns is not supported"
     refuse(name, tensors, scheme, f"{why}; use a checkpoint with desc_act=false or actorder 'weight', or GGUF")
 
@@ -175,9 +175,10 @@ def matches(pattern: str, module: str) -> bool:
     return module == pattern or module.endswith(f".{pattern}")
 
 
-def fail(name: str, file: str, why: str) -> NoReturn:
-    """Raises a CheckpointError about a tensor."""
-    raise CheckpointError(f"{file}: tensor {name}: {why}", file=file, tensor=name)
+def fail(name: str, file: str, why: str, scheme: str = "") -> NoReturn:
+    """Raises a CheckpointError about a tensor, of a scheme or, without one, of a cache."""
+    of = f" ({scheme})" if scheme else ""
+    raise CheckpointError(f"{file}: tensor {name}{of}: {why}", file=file, tensor=name)
 
 
 def refuse(name: str, tensors: Tensors, scheme: str, why: str) -> NoReturn:

@@ -164,6 +164,7 @@ class Writer:
         Attributes:
             function: File and name of an architecture function from outside the package, for messages.
             renames: Prefixes of names in the function -> prefixes in the checkpoint.
+            scheme: The checkpoint's `quant_method`, for messages.
             orders: For tensors whose columns the core sorts when it reads them: the number in the file of each column.
     """
 
@@ -173,6 +174,7 @@ class Writer:
         self.function: str | None = None
         self.source = source
         self._ropes: dict[tuple[bytes, float, bool, bytes], int] = {}
+        self.scheme = ""
         self.orders: Mapping[str, Floats] = {}
         self._matrices: dict[tuple[Piece, ...], int] = {}
         self._taken: dict[tuple[int, bytes], Value] = {}
@@ -331,9 +333,10 @@ class Writer:
         key = tuple(piece._replace(name=self.named(piece.name)) for piece in wholes)
         for piece in key:
             if order is None and piece.name in self.orders:
+                file = (self._tensors or {})[piece.name][2]
                 raise UnsupportedError(
-                    f"tensor {piece.name}: act-order (desc_act or actorder), which gives adjacent columns to different "
-                    f"groups, is not supported in {op}; use a checkpoint with desc_act=false or actorder 'weight', or GGUF"
+                    f"{file}: tensor {piece.name} ({self.scheme}): wanted groups of adjacent columns in {op}, have others by "
+                    "act-order (desc_act or actorder); use a checkpoint with desc_act=false or actorder 'weight', or GGUF"
                 )
         if key not in self._matrices:
             self._matrices[key] = len(self.spec["weights"])

@@ -321,7 +321,7 @@ def _check_scales(tensors: Tensors, method: str) -> None:
             weight = name.removesuffix(ending)
             is_packed = f"{weight}_packed" in tensors
             if name.endswith(f".weight{ending}") and not is_packed and _type_of(weight, tensors) not in _SCALED:
-                _fail_scale(name, weight, file, tensors)
+                _fail_scale(name, weight, file, method, tensors)
 
 
 _SCALED = ("fp8", "int8_g128", "f8_e4m3", "int8")
@@ -336,22 +336,23 @@ def _type_of(name: str, tensors: Tensors) -> str:
     return tensors[name][0] if name in tensors else "none"
 
 
-def _fail_scale(name: str, weight: str, file: str, tensors: Tensors) -> NoReturn:
-    fail(name, file, f"wanted a weight {weight} of type f8_e4m3 or int8 that it scales, have {_type_of(weight, tensors)}")
+def _fail_scale(name: str, weight: str, file: str, method: str, tensors: Tensors) -> NoReturn:
+    have = _type_of(weight, tensors)
+    fail(name, file, f"wanted a weight {weight} of type f8_e4m3 or int8 that it scales, have {have}", method)
 
 
 def _explain(name: str, method: str, tensors: Tensors) -> NoReturn:
     """Raises the error for a weight that the reader could not join with its scale."""
     kind, shape, file = tensors[name]
     if len(shape) < 2:
-        fail(name, file, f"wanted 2 or 3 dimensions of {kind} weights, have {len(shape)}")
+        fail(name, file, f"wanted 2 or 3 dimensions of {kind} weights, have {len(shape)}", method)
     if len(shape) > 3:
         packed.refuse(name, tensors, method, f"{kind} weights of {len(shape)} dimensions are not supported; wanted 2 or 3")
     endings = _SCALES if kind == "f8_e4m3" else _SCALES[1:]
     scales = [f"{name}{ending}" for ending in endings]
     found = [scale for scale in scales if scale in tensors]
     if not found:
-        fail(name, file, f"wanted a tensor {' or '.join(scales)}, have none")
+        fail(name, file, f"wanted a tensor {' or '.join(scales)}, have none", method)
     dtype, have, file = tensors[found[0]]
     if dtype not in FLOATS:
         packed.refuse(found[0], tensors, method, f"scales of type {dtype} are not supported; wanted {', '.join(FLOATS)}")
@@ -360,4 +361,4 @@ def _explain(name: str, method: str, tensors: Tensors) -> NoReturn:
     groups = f"{[shape[0], blocks[-1]]}, " if len(shape) == 2 else ""
     stack = f", {[*shape[:-2], 1, shape[-1]]}, {[shape[0]]}" if len(shape) == 3 else ""
     wanted = f"{blocks}, {groups}{rows}{stack} or [1] for the weight of {list(shape)}"
-    fail(found[0], file, f"wanted a shape of {wanted}, have {list(have)}")
+    fail(found[0], file, f"wanted a shape of {wanted}, have {list(have)}", method)

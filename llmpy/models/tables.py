@@ -8,10 +8,11 @@ import math
 from typing import NoReturn
 
 from ..errors import UnsupportedError
-from .packed import Options, fail
+from .packed import Options, fail, refuse
 from .program import Reader, Tensors
 
-_STATE = ".quant_state.bitsandbytes__"
+_SCHEME = "bitsandbytes"
+_STATE = f".quant_state.{_SCHEME}__"
 PATTERNS = (
     "*.weight.absmax", "*.weight.quant_map", "*.weight.nested_absmax", "*.weight.nested_quant_map", f"*.weight{_STATE}*",
     "*.SCB", "*.weight_format",
@@ -43,16 +44,16 @@ def check(reader: Reader) -> None:
         if name.endswith(".weight") and dtype == "int8":
             scale = f"{name.removesuffix('weight')}SCB"
             have = f"{tensors[scale][0]} {list(tensors[scale][1])}" if scale in tensors else "none"
-            fail(scale if scale in tensors else name, file, f"wanted a tensor {scale}, float32 {list(shape[:1])}, have {have}")
+            _fail(scale if scale in tensors else name, file, f"wanted a tensor {scale}, float32 {list(shape[:1])}, have {have}")
         weight = name.partition(".weight.")[0] + ".weight" if ".weight." in name else name.removesuffix("SCB") + "weight"
         if name.endswith((".weight.absmax", ".SCB")) and (weight not in tensors or tensors[weight][0] not in _STORED):
-            fail(name, file, f"wanted a quantised weight {weight} that it scales, have none")
+            _fail(name, file, f"wanted a quantised weight {weight} that it scales, have none")
 
 
 def _explain(name: str, shape: tuple[int, ...], file: str, tensors: Tensors, reader: Reader) -> NoReturn:
     found = [each for each in tensors if each.startswith(f"{name}{_STATE}")]
     if not found:
-        fail(name, file, f"wanted a tensor {name}{_STATE}nf4 or ...fp4 beside it, have none")
+        _fail(name, file, f"wanted a tensor {name}{_STATE}nf4 or ...fp4 beside it, have none")
     (text, kind) = found[0], found[0].removeprefix(f"{name}{_STATE}")
     try:
         state = json.loads(reader.read(text))
@@ -60,12 +61,13 @@ def _explain(name: str, shape: tuple[int, ...], file: str, tensors: Tensors, rea
         block, nested_block = state["blocksize"], state.get("nested_blocksize", NESTED)
         n = rows * cols
     except (ValueError, KeyError, TypeError, AttributeError):
-        fail(text, tensors[text][2], "wanted JSON with shape [rows, columns] and blocksize")
+        _fail(text, tensors[text][2], "wanted JSON with shape [rows, columns] and blocksize")
     if kind not in ("nf4", "fp4") or (block, nested_block) != (BLOCK, NESTED) or cols % BLOCK:
-        raise UnsupportedError(
-            f"tensor {name}: {kind} of {rows} x {cols} numbers in blocks of {block}, nested {nested_block}, is not supported; "
-            f"wanted nf4 or fp4 in blocks of {BLOCK}, nested {NESTED}, and columns that are a multiple of {BLOCK}"
+        why = (
+            f"wanted nf4 or fp4 in blocks of {BLOCK}, nested {NESTED}, and columns that are a multiple of {BLOCK}; "
+            f"have {kind} of {rows} x {cols} numbers in blocks of {block}, nested {nested_block}"
         )
+        refuse(name, tensors, _SCHEME, why)
     n_scales = n // BLOCK
     is_nested = f"{name}.nested_absmax" in tensors
     wanted = {".absmax": ("uint8" if is_nested else "float32", (n_scales,)), ".quant_map": ("float32", (16,))}
@@ -74,9 +76,13 @@ def _explain(name: str, shape: tuple[int, ...], file: str, tensors: Tensors, rea
     for ending, (dtype, size) in wanted.items():
         each = f"{name}{ending}"
         if each not in tensors:
-            fail(name, file, f"wanted a tensor {each} beside it, have none")
+            _fail(name, file, f"wanted a tensor {each} beside it, have none")
         if tensors[each][:2] != (dtype, size):
-            fail(each, tensors[each][2], f"wanted {dtype} {list(size)}, have {tensors[each][0]} {list(tensors[each][1])}")
+            _fail(each, tensors[each][2], f"wanted {dtype} {list(size)}, have {tensors[each][0]} {list(tensors[each][1])}")
     if math.prod(shape) != n // 2:
-        fail(name, file, f"wanted {n // 2} bytes for {rows} x {cols} numbers, have {list(shape)}")
-    fail(f"{name}.quant_map", file, f"wanted the 16 values of {kind}, have others")
+        _fail(name, file, f"wanted {n // 2} bytes for {rows} x {cols} numbers, have {list(shape)}")
+    _fail(f"{name}.quant_map", file, f"wanted the 16 values of {kind}, have others")
+
+
+def _fail(name: str, file: str, why: str) -> NoReturn:
+    fail(name, file, why, _SCHEME)

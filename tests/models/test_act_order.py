@@ -1,5 +1,6 @@
 """GPTQ and pack-quantized checkpoints whose groups have columns that are not adjacent (act-order)."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,8 +111,12 @@ def test_unlike_orders_of_one_input(make: Callable[..., Path], prompts) -> None:
 def test_experts(make: Callable[..., Path]) -> None:
     """Each expert has an order of its own, but all experts read one input."""
     path = make("rows", "mixtral", lambda name, value: is_linear(name, value) and ".gate.weight" not in name)
-    with pytest.raises(UnsupportedError, match=r"experts\.\d+\.w\d\.weight: act-order .* is not supported in experts"):
+    with pytest.raises(UnsupportedError) as caught:
         open_llm(path / "packed")
+    file, _, rest = str(caught.value).partition(": tensor ")
+    assert file == str(next((path / "packed").glob("*.safetensors")))
+    wanted = r"model\.layers\.0\..*experts\.\d\.w\d\.weight \(compressed-tensors\): wanted groups of adjacent columns"
+    assert re.match(rf"{wanted} in experts, have others by act-order .*desc_act=false", rest)
 
 
 def test_unlike_groups(make: Callable[..., Path]) -> None:

@@ -169,8 +169,8 @@ UP = "model.layers.0.block_sparse_moe.input_linear.weight"  # [4, 128, 128]
 
 
 @pytest.mark.parametrize(("value", "error", "text"), [
-    (None, CheckpointError, f"{UP}: wanted a tensor {UP}_scale"),
-    (torch.ones(4, 3, 1), CheckpointError, rf"{UP}_scale: wanted a shape of .*\[4, 128, 1\].* have \[4, 3, 1\]"),
+    (None, CheckpointError, rf"{UP} \(compressed-tensors\): wanted a tensor {UP}_scale"),
+    (torch.ones(4, 3, 1), CheckpointError, rf"{UP}_scale \(c.*\): wanted a shape of .*\[4, 128, 1\].* have \[4, 3, 1\]"),
     (torch.ones(4, 1, 128), CheckpointError, f"{UP}_scale.*wanted a scale for each row"),
     (torch.full((4, 128, 1), torch.nan), CheckpointError, f"{UP}_scale.*wanted finite scales"),
     (torch.ones(4, dtype=torch.int32), UnsupportedError, rf"{UP}_scale \(compressed-tensors\): scales of type int32"),
@@ -267,13 +267,13 @@ INPUT = WEIGHT.replace("weight", "input_scale")
 
 
 @pytest.mark.parametrize(("name", "value", "error", "text"), [
-    (SCALE, None, CheckpointError, f"{WEIGHT}: wanted a tensor {SCALE}"),
-    (SCALE, torch.ones(3, 2), CheckpointError, rf"{SCALE}: wanted a shape of \[2, 3\], .* have \[3, 2\]"),
+    (SCALE, None, CheckpointError, rf"{WEIGHT} \(fp8\): wanted a tensor {SCALE}"),
+    (SCALE, torch.ones(3, 2), CheckpointError, rf"{SCALE} \(fp8\): wanted a shape of \[2, 3\], .* have \[3, 2\]"),
     (SCALE, torch.full((2, 3), torch.nan), CheckpointError, f"{SCALE}.*wanted finite scales"),
     (SCALE, torch.full((2, 3), torch.inf), CheckpointError, f"{SCALE}.*wanted finite scales"),
     (SCALE, torch.ones(2, 3, dtype=torch.int32), UnsupportedError, rf"{SCALE} \(fp8\): scales of type int32"),
     (WEIGHT, torch.full((160, 288), torch.nan).to(torch.float8_e4m3fn), CheckpointError, f"{WEIGHT}.*have a NaN"),
-    (WEIGHT, torch.ones(160, 288), CheckpointError, f"{SCALE}: wanted a weight {WEIGHT}"),
+    (WEIGHT, torch.ones(160, 288), CheckpointError, rf"{SCALE} \(fp8\): wanted a weight {WEIGHT}"),
     (INPUT, torch.zeros(1), CheckpointError, f"{INPUT}: wanted a scale from"),
     (INPUT, torch.ones(1, dtype=torch.int32), CheckpointError, f"{INPUT}: wanted one number of type"),
 ], ids=range(9))  # fmt: skip

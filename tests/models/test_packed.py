@@ -171,7 +171,7 @@ def test_dynamic(tiny, tmp_path: Path, prompts) -> None:
     packed, plain = twice(tiny("llama").directory, tmp_path, "gptq-column", "gptq-8-32", config)
     assert answers(packed, prompts, dtype="float32") == answers(plain, prompts, dtype="float32")
     configure(packed, quantization_config={**config, "dynamic": {}})
-    with pytest.raises(CheckpointError, match=r"mlp.*scales: wanted a shape of .* by quantization_config"):
+    with pytest.raises(CheckpointError, match=r"mlp.*scales \(gptq\): wanted a shape of .* by quantization_config"):
         open_llm(packed)
 
 
