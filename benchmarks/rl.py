@@ -9,6 +9,7 @@ of update_weights(), from Python to the end of the commit; every update is check
 
 - device: from tensors on the same device, in bfloat16 as stored; f32: from float32 tensors; transposed: from bfloat16 tensors
   with matrices in column order.
+- fp8: as device, into an engine with quantization="fp8".
 - iterator: from model.named_parameters(), one tensor after the other.
 - pinned: from pinned host memory, as a share of the link's rate, that of one copy of 1 GiB (rl.machine.link). pageable, f32:
   the same from plain memory, and from pinned float32.
@@ -60,10 +61,11 @@ for line in sys.stdin:
 class Bench:
     """An engine and the tensors of a trainer."""
 
-    def __init__(self, layers: int = 0) -> None:
+    def __init__(self, layers: int = 0, model: str = "8b") -> None:
         import torch
 
-        self.torch, self.engine = torch, table.Engine("8b", layers, gpu_memory_utilization=0.4)
+        self.torch, self.model = torch, model
+        self.engine = table.Engine(model, layers, gpu_memory_utilization=0.4)
         self.llm = self.engine.llm
         self.shapes = {info["name"]: info["shape"] for info in self.llm.weight_info()}
         self.num_values = sum(int(torch.Size(shape).numel()) for shape in self.shapes.values())
@@ -298,7 +300,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: `job` returns a value per round, `floor` the least time on this machine."""
+    """One line of the table: `job` returns a value per round, `floor` the least time on this machine. model: of cuda.MODELS."""
 
     unit: str
     job: Callable[[Bench, int], list[float]]
@@ -306,6 +308,7 @@ class Row:
     aim: float | None = None
     floor: Callable[[Bench], float] | None = None
     devices: int = 1
+    model: str = "8b"
 
 
 def moved_ms(bytes_a_value: int) -> Callable[[Bench], float]:
@@ -337,6 +340,7 @@ ROWS = {
     "rl.pool.remap.at_once": Row("ms", lambda b, n: b.pool(n, True, 0)),
     "rl.sleep.freed": Row("x", lambda b, n: b.freed(n), 0.99, 1),
     "rl.sleep.2": Row("ms", lambda b, n: b.deep_sleep(n), 300, 100),
+    "rl.update.fp8": Row("ms", lambda b, n: b.from_device(n), 25, None, moved_ms(3), model="8b-fp8"),
 }
 
 
@@ -361,9 +365,13 @@ def measure(names: list[str], args: argparse.Namespace) -> None:
     }
     print(f"{known['device']}, {known['date']}, commit {args.commit or 'unknown'}")
     print(f"{'row':<28}{'measured':>10} {'unit':<8}{'must':>7}{'aim':>7}{'floor':>9}{'share':>7}")
-    bench = Bench(args.layers)
+    bench: Bench | None = None
     for name in names:
         row = ROWS[name]
+        if bench is None or bench.model != row.model:
+            if bench is not None:
+                bench.close()
+            bench = Bench(args.layers, row.model)
         values = row.job(bench, args.rounds)
         bench.torch.cuda.empty_cache()
         value, floor = statistics.median(values), row.floor(bench) if row.floor else None
@@ -380,7 +388,8 @@ def measure(names: list[str], args: argparse.Namespace) -> None:
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             table.write_table(path, lines)
-    bench.close()
+    if bench is not None:
+        bench.close()
 
 
 def merge(paths: list[Path]) -> None:
