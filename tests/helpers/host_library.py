@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FLAGS = ["-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+FLAGS = ["-O1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"]
 
 
 def build(folder: Path, source: str | None, *parts: str) -> ctypes.CDLL:

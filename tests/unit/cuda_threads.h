@@ -21,7 +21,7 @@ using std::min;
 struct place {
     uint32_t x;
 };
-static place threadIdx, blockIdx, blockDim;
+static place threadIdx, blockIdx, blockDim, gridDim;
 
 struct host_thread {
     ucontext_t context;
@@ -74,6 +74,11 @@ static uint32_t __shfl_down_sync(uint32_t, uint32_t value, uint32_t lanes)
     return exchange(value, threadIdx.x % 32 + lanes);
 }
 
+template <class T> static void atomicAdd(T *to, T value)
+{
+    *to += value;
+}
+
 static void host_entry(void)
 {
     host_kernel();
@@ -85,6 +90,7 @@ static void run_blocks(uint32_t n_blocks, uint32_t n_threads, const std::functio
 {
     host_kernel = kernel;
     blockDim.x = n_threads;
+    gridDim.x = n_blocks;
     for (blockIdx.x = 0; blockIdx.x < n_blocks; blockIdx.x++) {
         host_threads = std::vector<host_thread>(n_threads);
         for (host_thread &thread : host_threads) {

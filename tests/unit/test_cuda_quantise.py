@@ -56,8 +56,30 @@ def test_bits(library: ctypes.CDLL, name: str, n_cols: int) -> None:
         for stored in (rows, np.asfortranarray(rows)):
             have = np.zeros_like(laid)
             strides = [ctypes.c_int64(stride // 4) for stride in stored.strides]
-            library.quantise_by_kernel(
+            library.quantise_by_kernel.restype = ctypes.c_bool
+            is_dense = library.quantise_by_kernel(
                 number, pointer(stored), *strides, len(rows), n_cols, ctypes.c_void_p(have.ctypes.data + lead),
                 ctypes.c_uint64(laid.shape[1]), is_split,
             )  # fmt: skip
+            assert is_dense == (stored is rows and (n_values == 32 or n_cols % 4 == 0))
             assert have.tobytes() == laid.tobytes()
+
+
+@pytest.mark.parametrize(("n_rows", "n_cols", "stride", "n_blocks"), [
+    (1, 8, 8, 3), (3, 8200, 8208, 2), (1, 40000, 40000, 4), (5, 64, 72, 1), (4, 12, 12, 1), (4, 16, 18, 1)
+])  # fmt: skip
+def test_counts(library: ctypes.CDLL, n_rows: int, n_cols: int, stride: int, n_blocks: int) -> None:
+    """Values beyond 2^100 and NaNs of dense rows; what lies between the rows is not counted."""
+    rows = np.full((n_rows, stride), np.nan, np.float32)
+    rows[:, :n_cols] = np.random.default_rng(n_cols).standard_normal((n_rows, n_cols))
+    rows[0, 0] = -(2.0**100)
+    library.count_by_kernel.restype = ctypes.c_uint64
+    call = (pointer(rows), ctypes.c_int64(stride), n_rows, n_cols, n_blocks)
+    if n_cols % 8 or stride % 4:
+        assert library.count_by_kernel(*call) == 2**64 - 1
+        return
+    assert library.count_by_kernel(*call) == 0
+    bad = [(0, 1, np.inf), (n_rows - 1, n_cols - 1, np.nan), (n_rows // 2, n_cols // 2, 1.0000001 * 2.0**100)]
+    for row, column, value in bad:
+        rows[row, column] = value
+    assert library.count_by_kernel(*call) == len(bad)

@@ -21,6 +21,7 @@ extern "C" {
 #define EIGHTS 4u /* of a thread of tensor_write_eights */
 #define TILE 32u
 #define TILE_ROWS 8u /* rows of threads of tensor_write_tiles */
+#define COUNT_BLOCKS 1024u /* of tensor_count_beyond: seven for each of 132 processors */
 
 /* ---- on the device ------------------------------------------------------------------------------------------------------- */
 
@@ -512,7 +513,10 @@ static enum rc round_rows(struct cuda *cuda, const struct tensor_view &view, uin
             using S = decltype(x);
             const struct float_rows<S> from = {(const S *)view.data + first_row * view.row_stride, view.row_stride,
                                                view.col_stride, view.n_cols};
-            tensor_write_rounded<S, type()><<<n_rows, QUANTISE_THREADS, 0, cuda->stream>>>(from, to);
+            constexpr uint32_t dtype = type();
+            auto *kernel = are_dense<rounding<dtype>::n_each>(from) ? tensor_write_rounded<S, dtype, true>
+                                                                    : tensor_write_rounded<S, dtype, false>;
+            kernel<<<n_rows, QUANTISE_THREADS, 0, cuda->stream>>>(from, to);
         });
     });
     return has_type ? launched(err, "tensor_write")
@@ -684,6 +688,24 @@ static enum rc sum_rounded(struct cuda *cuda, const struct tensor_view &view, co
     return rc;
 }
 
+/* Counts values of a view on the device that cannot be rounded. False: its rows are not dense. */
+static bool count_beyond(cudaStream_t stream, const struct tensor_view &view, struct tensor_sum *total)
+{
+    const uint64_t n_values = (uint64_t)view.n_rows * view.n_cols;
+    const bool is_one = view.row_stride == (int64_t)view.n_cols && n_values <= INT32_MAX; /* one long row */
+    const uint32_t n_rows = is_one ? 1 : view.n_rows, n_cols = is_one ? (uint32_t)n_values : view.n_cols;
+    bool is_dense = false;
+    visit_type(view.dtype, [&](auto x) {
+        using S = decltype(x);
+        const struct float_rows<S> from = {(const S *)view.data, is_one ? 0 : view.row_stride, view.col_stride, n_cols};
+        is_dense = are_dense<8>(from);
+        if (is_dense)
+            tensor_count_beyond<<<COUNT_BLOCKS, QUANTISE_THREADS, 0, stream>>>(
+                from, n_rows, ROUND_MOST, (unsigned long long *)&total->n_non_finite);
+    });
+    return is_dense;
+}
+
 /* Sums a view as the weight would hold it; for a quantised weight and a view of the host, or a check, as given. */
 static enum rc sum_view(struct cuda *cuda, const struct work &work, const struct tensor_sum_args *args, struct target of,
                         struct err *err)
@@ -697,6 +719,8 @@ static enum rc sum_view(struct cuda *cuda, const struct work &work, const struct
         [&](const struct tensor_view &piece, uint32_t first_row) {
             struct target rows = of;
             rows.number.first += first_row * of.number.row_step;
+            if (is_quantised && args->is_check && count_beyond(work.stream, piece, total))
+                return;
             if (is_quantised && !args->is_check && !args->from->is_host) {
                 rounded = rounded ? rounded : sum_rounded(cuda, piece, rows, total, err);
                 return;
