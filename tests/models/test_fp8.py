@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
 from malformed_files import check_changes
 from packed_files import LAYOUTS as LAYOUTS_OF_ROWS
@@ -240,6 +241,28 @@ def test_refused_arithmetic(make: Callable[..., Path], cuda: str) -> None:
 def test_the_cpu_rounds_no_activations_to_fp8(make: Callable[..., Path]) -> None:
     with pytest.raises(UnsupportedError, match="have fp8; set activation_dtype to 'auto'"):
         open_llm(make("blocks") / "packed", activation_dtype="fp8")
+
+
+@pytest.mark.parametrize("option", ["modules_to_not_convert", "ignored_layers"])
+def test_modules_in_floats(make: Callable[..., Path], option: str, prompts, device: str) -> None:
+    """Any module may stay in float, also one of several that are multiplied at once; dummies have the types of the modules."""
+    path, left = make(), ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp"]
+    plain = safetensors.torch.load_file(next((path / "plain").glob("*.safetensors")))
+
+    def restore(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_scale_inv") and name.startswith(tuple(left))]:
+            del tensors[name]
+            tensors[name.removesuffix("_scale_inv")] = plain[name.removesuffix("_scale_inv")]
+
+    change(path / "packed", restore)
+    configure(path / "packed", quantization_config={**BLOCKS, option: ["lm_head", *left]})
+    options: dict[str, object] = {"dtype": "float32", "device": device}
+    assert answers(path / "packed", prompts, **options) == answers(path / "plain", prompts, **options)
+    for load_format in ("auto", "dummy"):
+        with open_llm(path / "packed", load_format=load_format, **options) as llm:
+            types = {info["name"].split(".", 2)[-1]: info["dtype"] for info in llm.weight_info()}
+        assert types["0.self_attn.q_proj.weight"] == types["1.mlp.down_proj.weight"] == "float32"
+        assert types["1.self_attn.q_proj.weight"] == types["0.mlp.down_proj.weight"] == "fp8"
 
 
 @pytest.mark.parametrize("case", ["llama", "mixtral"])
