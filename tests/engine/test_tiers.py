@@ -11,7 +11,10 @@ from llmpy import LLM, ConfigError, EngineStats, RequestOutput, SamplingParams, 
 
 Make = Callable[[str, str], Path]
 # Model, type, type of the cache, blocks of the pool.
-MODELS = [("llama", "float32", "auto", 20), ("qwen3", "bfloat16", "int8", 20), ("qwen2-mixed", "float16", "auto", 40)]
+MODELS = [
+    ("llama", "float32", "auto", 20), ("qwen3", "bfloat16", "int8", 20), ("qwen3", "float32", "fp8", 20),
+    ("qwen2-mixed", "float16", "auto", 40),
+]  # fmt: skip
 OPTIONS = {"skip_tokenizer_init": True, "max_model_len": 144, "max_num_batched_tokens": 96, "max_num_seqs": 4}
 OPTIONS["cache_loads"] = "always"
 
