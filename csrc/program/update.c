@@ -140,8 +140,9 @@ enum rc update_begin_of(struct model *const *models, const struct program *const
                        first->backend->name);
     if (first->program->is_reordered || reorders_rows(first->program))
         return err_set(err, RC_UNSUPPORTED,
-                       "weight update: this GGUF file orders the rows of q and k differently, or this checkpoint stores "
-                       "weights in another form (act-order is one); load the model's safetensors of floats");
+                       "weights by name (updates, comparisons, checksums): this GGUF file orders the rows of q and k "
+                       "differently, or this checkpoint stores weights in another form (act-order is one); load the model's "
+                       "safetensors of floats");
     struct update *u = mem_calloc(1, sizeof *u);
     if (!u)
         return out_of_memory(err);
