@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("llmpy")
 
 INDEX = "model.safetensors.index.json"
+SCHEME_FILES = ("quantize_config.json", "quant_config.json")
+"""Of older files of GPTQ, and of AWQ and SqueezeLLM, whose config.json has no quantization_config."""
 TEXT_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model"),
     *("tokenizer.jsonl", "llmpy_program.json", "preprocessor_config.json", "processor_config.json"),
-    *("modules.json", INDEX),
+    *("modules.json", INDEX, *SCHEME_FILES),
 )
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")
 DEMO = "demo"
@@ -152,7 +154,21 @@ def _from_directory(directory: Path, weights: bool) -> ModelFiles:
         from .vision.internvl_chat import translated
 
         config = translated(config, directory)
+    if config and config.get("quantization_config") is None and (scheme := _older_scheme(config, directory)):
+        config = {**config, "quantization_config": scheme}
     return ModelFiles("hf", directory, shards, config, generation, _short_name(directory))
+
+
+def _older_scheme(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """What older files have in place of quantization_config; {}: nothing."""
+    by_gptq, by_others = (read_json(directory / name, absent=dict) for name in SCHEME_FILES)
+    if isinstance(config.get("compression_config"), dict):
+        return {"quant_method": "compressed-tensors", **config["compression_config"]}
+    if by_gptq:
+        return {"quant_method": "gptq", **by_gptq}
+    if "w_bit" in by_others:
+        return {"quant_method": "awq", "bits": by_others["w_bit"], "group_size": by_others.get("q_group_size"), **by_others}
+    return {"quant_method": "squeezellm", **by_others} if "wbits" in by_others else by_others
 
 
 def _holds_gguf(names: list[str], weights: bool) -> bool:

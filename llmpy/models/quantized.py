@@ -166,7 +166,7 @@ def _refuse(where: str, option: str, value: object, wanted: str) -> NoReturn:
 
 
 def _among(scheme: Options, where: str, option: str, wanted: tuple[object, ...], default: object = None) -> None:
-    value = scheme.get(option, default)
+    value = default if scheme.get(option) is None else scheme[option]
     if value not in wanted:
         _refuse(where, option, value, " or ".join(repr(each) for each in wanted))
 
@@ -186,6 +186,7 @@ def _check_fp8(scheme: Options, where: str) -> None:
 def _check_gptq(scheme: Options, where: str) -> None:
     """Options of quant_method "gptq"; `dynamic` may change bits and group_size of some modules."""
     _among(scheme, where, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    _among(scheme, where, "is_marlin_format", (False,), False)
     dynamic = scheme.get("dynamic")
     changes = dynamic if isinstance(dynamic, Mapping) else {}
     for pattern, change in ({"": {}} | dict(changes)).items():

@@ -1,5 +1,6 @@
 """GPTQ, AWQ, pack-quantized and INT8 checkpoints, written here, against the same model with the exact values in float32."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,6 +174,22 @@ def test_dynamic(tiny, tmp_path: Path, prompts) -> None:
     configure(packed, quantization_config={**config, "dynamic": {}})
     with pytest.raises(CheckpointError, match=r"mlp.*scales \(gptq\): wanted a shape of .* by quantization_config"):
         open_llm(packed)
+
+
+@pytest.mark.parametrize(("layout", "file", "scheme"), [
+    ("gptq", "quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "checkpoint_format": None}),
+    ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}),
+    ("rows", "", {}),
+])  # fmt: skip
+def test_older_files(make: Callable[..., Path], layout: str, file: str, scheme: dict[str, object], prompts) -> None:
+    """A scheme in a file beside config.json; or in config.json, called compression_config."""
+    path = make(layout)
+    wanted = answers(path / "plain", prompts, dtype="float32")
+    own = None if file else {key: value for key, value in LAYOUTS[layout].config.items() if key != "quant_method"}
+    configure(path / "packed", quantization_config=None, compression_config=own)
+    if file:
+        (path / "packed" / file).write_text(json.dumps(scheme))
+    assert answers(path / "packed", prompts, dtype="float32") == wanted
 
 
 @pytest.mark.parametrize("layout", ["gptq-32", "awq", "rows", "int8"])

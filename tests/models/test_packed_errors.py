@@ -92,6 +92,7 @@ GROUP = LAYOUTS["rows"].config["config_groups"]["group_0"]  # type: ignore[index
     ("gptq", {"bits": 3}, r"\(gptq\): bits 3 is not supported; wanted 4 or 8"),
     ("gptq", {"group_size": 48}, r"\(gptq\): group_size 48"),
     ("gptq", {"checkpoint_format": "marlin"}, r"\(gptq\): checkpoint_format 'marlin'"),
+    ("gptq", {"is_marlin_format": True}, r"\(gptq\): is_marlin_format True is not supported; wanted False"),
     ("gptq", {"dynamic": {"+:.*mlp.*": {"bits": 2}}}, r"dynamic\['\+:\.\*mlp\.\*'\]: bits 2"),
     ("gptq", {"dynamic": {"+:(": {"bits": 4}}}, r"wanted a regular expression, have '\('"),
     ("gptq", {"quant_method": {"a": 1}}, r"quant_method \{'a': 1\} is not supported"),

@@ -122,6 +122,14 @@ def test_families(
     assert answers(path / "packed", prompts, **options) == answers(path / "plain", prompts, **options)
 
 
+def test_a_scheme_in_its_own_file(make: Callable[..., Path], prompts) -> None:
+    """SqueezeLLM's quant_config.json beside config.json."""
+    path = make("squeezellm")
+    configure(path / "packed", quantization_config=None)
+    (path / "packed/quant_config.json").write_text(json.dumps({"wbits": 4}))
+    assert answers(path / "packed", prompts, dtype="float32") == answers(path / "plain", prompts, dtype="float32")
+
+
 WEIGHT = "model.layers.1.mlp.down_proj.weight"  # [192, 320]
 STATE = f"{WEIGHT}.quant_state.bitsandbytes__nf4"
 SCB = WEIGHT.replace("weight", "SCB")
