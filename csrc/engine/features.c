@@ -6,6 +6,7 @@
 #define PAGE_FEATURES 16u /* rows of a page of the pool */
 #define NO_PAGE UINT32_MAX
 #define LEAST_SPLIT_ROWS 2048u /* of an item of one piece that is computed in parts, one a step */
+#define LEAST_EARLY_ROWS 64u   /* in front of a split item; fewer wait for it, because a step reads all weights for any rows */
 #define PART_ROWS 65536u       /* of a part, summed over its steps of the tower's plan: a layer of an image of 1024 x 1024 */
 
 struct entry {
@@ -242,6 +243,7 @@ uint32_t features_take(struct features *f, const struct sequence *q, uint32_t n)
         }
         if (!entry || entry->is_pending) {
             n = item->first > q->n_computed ? item->first - q->n_computed : 0;
+            n = entry && n < LEAST_EARLY_ROWS ? 0 : n;
             break;
         }
     }

@@ -71,7 +71,7 @@ def start(llm, prompts):
     """Queues prompts and computes two parts of the first one's image; the names."""
     names = [llm.add_request(each, PARAMS) for each in prompts]
     assert llm.step() == [] == llm.step()
-    assert not llm.step_log(1)[0].rows  # a part that no row waits for
+    assert [step.rows for step in llm.step_log(2)] == [0, 0]  # the token in front of the image waits, too
     return names
 
 
