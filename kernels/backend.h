@@ -149,10 +149,11 @@ struct linear_args {
 /* Adapters (LoRA): for each row that has one, y += scale * B (A x), part by part of a matrix. x is the input of the matrix's
  * linear. With is_delta y is set instead: to scale * B (A x), and to -0.0 for rows without an adapter, because x + -0.0 has the
  * bits of x. A slot of the adapters' memory holds one adapter. A part's head, a, b are offsets in bytes inside a slot:
- *   head   uint32 rank, then float32 scale; rank 0: the adapter has no factors for the part. FUSION_LORA_WHOLE: then uint32
- *          enum lora_bias; at 16 uint64, 0 or where host memory has float32 [n_rows][n_cols] in place of the base matrix
+ *   head   uint32 rank, then float32 scale; rank 0: the adapter has no factors for the part. FUSION_LORA_BIASES: then uint32
+ *          enum lora_bias. FUSION_LORA_WHOLE: at 16 uint64, 0 or where host memory has float32 [n_rows][n_cols] in place of the
+ *          base matrix
  *   a      float32 [max_rank][n_cols], of which rank rows are used
- *   b      float32 [max_rank][n_rows], the transpose of B; FUSION_LORA_WHOLE: [max_rank + 1][n_rows], the last row is a bias
+ *   b      float32 [max_rank][n_rows], the transpose of B; FUSION_LORA_BIASES: [max_rank + 1][n_rows], the last row is a bias
  * t = A x and B t are sums in float32 whose order the part alone decides. Rows without an adapter keep their bits. */
 struct lora_part {
     uint32_t first_row, n_rows; /* of the matrix */
@@ -168,11 +169,12 @@ struct lora_args {
     const int32_t *row_slots;   /* a row's slot; -1: the row has no adapter. NULL: `begin` has brought row_adapters */
     const int32_t *rows;        /* [n_rows] where row_slots has the slot of each row; NULL: at 0, 1, ... */
     struct view x, y;           /* y holds the linear's result */
-    float *scratch;             /* [n_rows][n_parts][columns of x / LORA_CHUNK, rounded up][max_rank] */
+    float *scratch;             /* [n_rows][n_parts][columns of x / LORA_CHUNK, rounded up][max_rank]; without is_delta
+                                 * [n_rows][n_parts][max_rank] */
     bool is_delta;              /* y is float32 for every type of activations; FUSION_LINEAR_DELTA */
     uint32_t first_row;         /* without row_slots: rows first_row, first_row + 1, ... of the step, or of the rows that `rows`
-                                 * lists, a multiple of LORA_ROWS; n_rows is at most LORA_ROWS then */
-    const float *base_bias;     /* of the linear, or NULL; this and what follows: FUSION_LORA_WHOLE */
+                                 * lists; is_delta: a multiple of LORA_ROWS, and n_rows is at most LORA_ROWS */
+    const float *base_bias;     /* of the linear, or NULL; this and what follows: FUSION_LORA_BIASES */
     const int32_t *token_ids;   /* an embedding's: A x is the column of A of the row's id, times factor. x has no data, and a
                                  * column for each id. NULL: a linear's */
     float factor;
@@ -629,7 +631,8 @@ enum fusion {
     FUSION_EXPERTS_LORA = 16384, /* `experts` has lora */
     FUSION_LINEAR_ADD_GATHER = 32768, /* LINEAR_ADD only where the sum is gathered */
     FUSION_GATHER_COMBINE = 65536, /* `gather` has combine */
-    FUSION_LORA_WHOLE = 131072 /* `lora` has biases and token_ids */
+    FUSION_LORA_WHOLE = 131072, /* FUSION_LORA_BIASES, and matrices in place of the base matrix */
+    FUSION_LORA_BIASES = 262144 /* `lora` has biases and token_ids, and changes logits: y is float32 then */
 };
 
 struct backend_options {

@@ -108,6 +108,29 @@ static uint32_t experts_width(const struct lora *l, const struct program *p)
     return n_chosen * 2 * l->max_rank;
 }
 
+/* The same for embeddings and the head. */
+static uint32_t vocabulary_width(const struct lora *l, const struct program *p)
+{
+    uint32_t most = l->has_embeddings;
+    for (uint32_t i = 0; i < p->n_ops && l->has_embeddings; i++)
+        if (p->ops[i].code == OP_LOGITS && p->weights[p->ops[i].weight[0]].n_parts > most)
+            most = p->weights[p->ops[i].weight[0]].n_parts;
+    return most * l->max_rank;
+}
+
+/* n_rows: of linears at a time. */
+static size_t scratch_values(const struct model *m, uint32_t n_rows)
+{
+    const struct lora *l = &m->lora;
+    size_t n_of_step = m->options.max_num_batched_tokens,
+           n_of_vocabulary = m->max_logits_rows > n_of_step ? m->max_logits_rows : n_of_step,
+           each[] = {n_rows * (size_t)linears_width(l, m->program), n_of_step * experts_width(l, m->program),
+                     n_of_vocabulary * vocabulary_width(l, m->program)}, most = 0;
+    for (uint32_t i = 0; i < 3; i++)
+        most = each[i] > most ? each[i] : most;
+    return most;
+}
+
 uint32_t lora_fusions(const struct model_options *options, uint32_t fusions)
 {
     uint32_t hide = FUSION_NORM_LINEAR | FUSION_GATED_LINEAR | FUSION_SSM_INPUTS;
@@ -137,7 +160,8 @@ enum rc lora_create(struct model *m, struct err *err)
         return refuse(m, "adapters of a model on several hosts (nnodes) are", err);
     if (m->options.has_lora_experts && !(m->backend->fusions(m->ctx) & FUSION_EXPERTS_LORA))
         return refuse(m, "adapters of experts (lora_experts=True) are", err);
-    l->has_biases = m->backend->fusions(m->ctx) & FUSION_LORA_WHOLE;
+    l->has_biases = m->backend->fusions(m->ctx) & FUSION_LORA_BIASES;
+    l->has_whole = m->backend->fusions(m->ctx) & FUSION_LORA_WHOLE;
     l->has_embeddings = m->options.has_lora_embeddings;
     if (l->has_embeddings && !l->has_biases)
         return refuse(m, "adapters of embeddings and of the head (lora_embeddings=True) are", err);
@@ -153,7 +177,6 @@ enum rc lora_create(struct model *m, struct err *err)
     if (!l->places || !l->parts || !l->first)
         return err_set(err, RC_MEMORY, "adapters: out of memory");
     uint32_t n_rows = m->options.max_num_batched_tokens;
-    n_rows = l->has_embeddings && m->max_logits_rows > n_rows ? m->max_logits_rows : n_rows;
     lay(l, p);
     void *slots = NULL, *scratch = NULL, *delta = NULL;
     enum rc rc = m->backend->buffer_create(m->ctx, l->n_slots * l->slot_bytes, &slots, err);
@@ -165,9 +188,7 @@ enum rc lora_create(struct model *m, struct err *err)
         rc = rc ? rc : m->backend->buffer_create(m->ctx, l->delta_bytes, &delta, err);
         l->delta = delta;
     }
-    size_t n_values = (size_t)n_rows * linears_width(l, p),
-           n_of_experts = (size_t)m->options.max_num_batched_tokens * experts_width(l, p);
-    l->scratch_bytes = (n_values > n_of_experts ? n_values : n_of_experts) * sizeof(float);
+    l->scratch_bytes = scratch_values(m, n_rows) * sizeof(float);
     if (!rc)
         rc = m->backend->buffer_create(m->ctx, l->scratch_bytes, &scratch, err);
     l->scratch = scratch;
@@ -261,6 +282,7 @@ static enum rc add_in_linear(struct running *run, const struct step *step, uint3
     linear.n_rows = lora.n_rows = n;
     linear.x = lora.x = view_from(m, whole->x, first);
     lora.y = (struct view){l->delta, m->program->weights[weight].rows, l->delta_stride};
+    lora.base_bias = whole->bias;
     enum rc rc = m->backend->lora(m->ctx, &lora, run->err);
     linear.y = view_from(m, whole->y, first);
     linear.mid = view_from(m, whole->mid, first);
@@ -335,9 +357,10 @@ enum rc lora_head(struct running *run, const struct step *step, uint32_t row, co
 {
     const struct lora *l = &run->m->lora;
     uint32_t weight = step->ops[ROLE_MAIN]->weight[0];
-    struct lora_args args = args_of(run, step, weight, 0);
+    struct lora_args args = args_of(run, step, weight, row);
     if (!l->has_embeddings || l->first[weight] == l->first[weight + 1])
         return RC_OK;
+    args.is_delta = false;
     args.n_rows = linear->n_rows;
     args.x = linear->x;
     args.y = linear->y;

@@ -29,6 +29,7 @@ struct lora {
     bool has_experts;            /* slots have room for experts */
     bool has_embeddings;         /* and for embeddings and the head */
     bool has_biases;             /* and for a bias of each part */
+    bool has_whole;              /* an adapter's matrix may stand in place of a part's */
     size_t slot_bytes;
     size_t image_offset;         /* of this rank's slot in an image, which has a slot of each rank */
     uint32_t n_places;

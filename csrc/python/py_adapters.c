@@ -16,7 +16,8 @@ static uint32_t n_experts_of(const struct program *p, uint32_t weight)
 }
 
 /* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a, b and bias, number of the matrix, its
- * experts, use); struct weight_part has the meaning of base, inner and stride. Offset of bias 0: there is no room for one. */
+ * experts, use, whether a matrix may stand in its place); struct weight_part has the meaning of base, inner and stride. Offset
+ * of bias 0: there is no room for one. */
 static PyObject *place_of(const struct program *p, const struct lora *lora, const struct lora_place *place)
 {
     Py_ssize_t at = (Py_ssize_t)lora->image_offset, b = at + (Py_ssize_t)place->at.b;
@@ -31,10 +32,10 @@ static PyObject *place_of(const struct program *p, const struct lora *lora, cons
         base = stride = 0;
     }
     bool has_bias = lora->has_biases && place->use != LORA_EMBEDDING;
-    return Py_BuildValue("(sIIIIIInnnnIII)", part->name, tensor_rows, place->at.n_rows, place->n_cols, base, inner, stride,
+    return Py_BuildValue("(sIIIIIInnnnIIIi)", part->name, tensor_rows, place->at.n_rows, place->n_cols, base, inner, stride,
                          at + (Py_ssize_t)place->at.head, at + (Py_ssize_t)place->at.a, b,
                          has_bias ? b + (Py_ssize_t)(lora->max_rank * place->at.n_rows * sizeof(float)) : 0, place->weight,
-                         n_experts_of(p, place->weight), (uint32_t)place->use);
+                         n_experts_of(p, place->weight), (uint32_t)place->use, lora->has_whole);
 }
 
 static const struct lora *lora_of(PyObject *object, struct team **team)

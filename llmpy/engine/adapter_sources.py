@@ -29,7 +29,8 @@ class Place(NamedTuple):
     """Where an image has rows of one tensor; row r is the tensor's row first + r // inner * stride + r % inner.
 
     `matrix` numbers the matrices of the program; `experts` is 0 for those of linears. Of an embedding `rows` are its columns,
-    and A has a column for each id. `bias` is 0 if the device takes none.
+    and A has a column for each id. `bias` is 0 if the device takes none, `has_whole` if it takes no matrix in place of the
+    model's.
     """
 
     tensor: str
@@ -46,6 +47,7 @@ class Place(NamedTuple):
     matrix: int
     experts: int
     use: int
+    has_whole: int
 
     def source_rows(self) -> npt.NDArray[np.int64]:
         """The tensor's row of each row."""
@@ -80,7 +82,7 @@ class Images:
         size_bytes, tuples = self._model.adapter_places()
         places = [Place(*each) for each in tuples]
         found, where = _read(name, source, config, device is not None)
-        if found.experts and device is not None:
+        if device is not None and any(found._replace(matrices={}, embeddings={}, copies={})):
             found, where = _read(name, source, config)
             device = None
         stacks = [each for parameters in found.experts.values() for each in parameters]
@@ -128,7 +130,7 @@ class Images:
         linears, _ = _by_tensor(places)
         for name in {**found.biases, **found.added}:
             for place in self._places_of(name, linears, where):
-                self._check_room(place, f"an adapter's bias ({name})", where)
+                self._check_room(place, place.bias, f"an adapter's bias ({name})", where)
                 each = [one[name] for one in (found.biases, found.added) if name in one]
                 if any(bias.shape != (place.tensor_rows,) for bias in each):
                     message = f"{where}: a bias of {name}: wanted [{place.tensor_rows}], have {list(each[-1].shape)}"
@@ -136,9 +138,8 @@ class Images:
                 image.view("uint32")[place.head // 4 + 2] = 2 if name in found.biases else 1
                 image[place.bias // 4 :][: place.rows] = sum(bias[place.source_rows()] for bias in each)
 
-    def _check_room(self, place: Place, what: str, where: str) -> None:
+    def _check_room(self, place: Place, has_room: int, what: str, where: str) -> None:
         """Refuses biases and whole matrices where the backend takes none."""
-        has_room = place.bias or place.use == EMBEDDING
         if not has_room or place.experts:
             how = "for experts" if has_room else f"on {self._config.device}"
             raise UnsupportedError(f"{where}: {what} is not supported yet {how}; merge the adapter into the checkpoint")
@@ -152,7 +153,7 @@ class Images:
             by_tensor = _either(name, places)
             self._check_whole(name, matrix.shape, by_tensor, where)
             for place in self._places_of(name, by_tensor, where):
-                self._check_room(place, f"modules_to_save of an adapter ({name})", where)
+                self._check_room(place, place.has_whole, f"modules_to_save of an adapter ({name})", where)
                 rows = matrix if place.use == EMBEDDING else matrix[place.source_rows()]
                 kept[place.head + 16] = rows = np.ascontiguousarray(rows, np.float32)
                 image.view(np.uint64)[place.head // 8 + 2] = rows.ctypes.data

@@ -122,9 +122,10 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
     adapter = Found({}, {}, {}, {}, {}, {}, {})
     found: dict[str, dict[str, Any]] = {}
     embeddings: dict[str, dict[str, Any]] = {}
+    read = _checked if on_device else array
     for name, tensor in tensors.items():
         if match := _EMBEDDING.fullmatch(name):
-            embeddings.setdefault(match[1], {}).update({match[2]: array(name, tensor, where), f"name {match[2]}": name})
+            embeddings.setdefault(match[1], {}).update({match[2]: read(name, tensor, where), f"name {match[2]}": name})
             continue
         if (match := _FACTOR.fullmatch(name)) is None:
             _read_other(adapter, name, tensor, config, where)
@@ -133,7 +134,7 @@ def factors(tensors: Mapping[str, Any], config: Mapping[str, Any], where: str, o
         if match[2] in pair:
             message = f"{where}: tensor {name}: wanted one lora_{match[2]} of {match[1]}, have several"
             raise CheckpointError(message, file=where, tensor=name)
-        pair |= {match[2]: _checked(name, tensor, where) if on_device else array(name, tensor, where), f"name {match[2]}": name}
+        pair |= {match[2]: read(name, tensor, where), f"name {match[2]}": name}
     for module, pair in embeddings.items():
         adapter.embeddings[f"{module}.weight"] = _pair(module, module, pair, config, where)
     wrappers = Counter(_NESTED.sub("", module) for module in found)

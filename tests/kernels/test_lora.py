@@ -71,30 +71,44 @@ def test_threads_change_no_bit(isa: str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+def make_biased(columns: int, widths: tuple[int, int]) -> tuple[Array, list[tuple[int, int, int, int, int]]]:
+    """Slots with adapters of a matrix of two parts, and with biases of every kind."""
+    rng, b = np.random.default_rng(columns), 16 + MAX_RANK * columns
+    second = b + (MAX_RANK + 1) * widths[0]
+    parts = [(0, widths[0], 0, 4 * 16, 4 * b), (widths[0], widths[1], 4 * second, 4 * (second + 16), 4 * (second + b))]
+    slots = rng.standard_normal((SLOTS, second + b + (MAX_RANK + 1) * widths[1])).astype(np.float32)
+    for slot, (ranks, kinds) in enumerate([([8, 0], [1, 2]), ([0, 5], [2, 0]), ([3, 3], [0, 1])]):
+        for i, at in enumerate((0, second)):
+            slots.view(np.uint32)[slot, at : at + 6] = ranks[i], slots.view(np.uint32)[slot, at + 1], kinds[i], 0, 0, 0
+    return slots, parts
+
+
+def wanted_with_biases(
+    x: Array, y: Array, slots: Array, parts: list[tuple[int, int, int, int, int]], chosen: Array, base: Array | None
+) -> Array:
+    found = wanted(x, y, slots, parts, chosen)
+    for row, slot in enumerate(chosen):
+        for first, rows, head, _, b in parts if slot >= 0 else []:
+            kind = slots.view(np.uint32)[slot, head // 4 + 2]
+            bias = slots[slot, b // 4 + MAX_RANK * rows :][:rows].astype(np.float64)
+            if kind == 2 and base is not None:
+                bias = bias - base[first : first + rows]
+            found[row, first : first + rows] += bias * (kind > 0)
+    return found
+
+
 def test_biases_and_embeddings(isa: str) -> None:
     """A bias is added, or replaces the linear's; an embedding reads a column of A."""
-    backend, rng = Backend("cpu", isa, num_threads=2), np.random.default_rng(3)
-    columns, widths, n_slots = 21, [16, 7], 3
-    head, a, b = 0, 16, 16 + MAX_RANK * columns
-    second = b + (MAX_RANK + 1) * widths[0]
-    parts = [(0, 16, 0, 4 * a, 4 * b), (16, 7, 4 * second, 4 * (second + a), 4 * (second + b))]
-    slots = rng.standard_normal((n_slots, second + b + (MAX_RANK + 1) * widths[1])).astype(np.float32)
-    kinds = np.array([[1, 2], [2, 0], [0, 1]], np.uint32)
-    for slot, ranks in enumerate([[8, 0], [0, 5], [3, 3]]):
-        for i, at in enumerate((head, second)):
-            slots.view(np.uint32)[slot, at : at + 6] = ranks[i], slots.view(np.uint32)[slot, at + 1], kinds[slot, i], 0, 0, 0
+    backend, rng, columns = Backend("cpu", isa, num_threads=2), np.random.default_rng(3), 21
+    slots, parts = make_biased(columns, (16, 7))
     ids, base = rng.integers(0, columns, 8).astype(np.int32), rng.standard_normal(23).astype(np.float32)
     chosen = np.array([0, 1, -1, 2, 0, 2, 1, -1], np.int32)
     x, y = rng.standard_normal((8, columns)).astype(np.float32), rng.standard_normal((8, 23)).astype(np.float32)
     for token_ids, factor in ((None, 1.0), (ids, 2.5)):
         given = x if token_ids is None else np.eye(columns, dtype=np.float32)[ids] * np.float32(factor)
-        want = wanted(given, y, slots, parts, chosen)
-        for row, slot in enumerate(chosen):
-            for i, (first, rows, _, _, at) in enumerate(parts if slot >= 0 and token_ids is None else []):
-                bias = slots[slot, at // 4 + MAX_RANK * rows :][:rows] - (kinds[slot, i] == 2) * base[first : first + rows]
-                want[row, first : first + rows] += bias * (kinds[slot, i] > 0)
         if token_ids is not None:
-            slots.view(np.uint32)[:, [2, second + 2]] = 0
+            slots.view(np.uint32)[:, [parts[0][2] // 4 + 2, parts[1][2] // 4 + 2]] = 0
+        want = wanted_with_biases(given, y, slots, parts, chosen, base)
         out = y.copy()
         backend.lora(given, out, slots, parts, chosen, MAX_RANK, base_bias=base, token_ids=token_ids, factor=factor)
         assert np.abs(out - want).max() <= 1e-5 * np.abs(want).max()
