@@ -61,7 +61,7 @@ class RowOperations(Opened):
         table = (header().structs["lora_part"] * len(parts))(*parts)
         args.parts = ctypes.addressof(table)
         stage.view(args.x, "x", x)
-        stage.item_bytes = 4
+        stage.item_bytes = stage.item_bytes if token_ids is not None else 4
         stage.view(args.y, "y", y, True)
         stage.array(args, "slots", slots)
         stage.array(args, "row_slots", row_slots, "i")

@@ -373,16 +373,17 @@ def test_experts(dtype: str, isa: str, tiny_model: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_embeddings_heads_and_biases(dtype: str, isa: str, tiny_model: Make) -> None:
+def test_embeddings_heads_and_biases(dtype: str, each_device: str, tiny_model: Make) -> None:
     """Mixed, in chunks, cached, preempted and drafted as alone; a request without an adapter as without adapters."""
     path, rng = tiny_model("llama", dtype), np.random.default_rng(1)
     shapes = linears(tiny_model("llama", "float32"))
     config = {"r": 4, "lora_alpha": 6, "lora_bias": True, "bias": "all"}
+    has_whole = "cpu" in each_device
 
     def factors(seed: int) -> dict[str, Any]:
         rows, columns = 131, 64
         found = files.factors(shapes | {"lm_head": (rows, columns)} if seed else {"lm_head": (rows, columns)}, 4, seed)
-        if seed:
+        if seed and has_whole:
             found["model.embed_tokens.weight"] = rng.standard_normal((rows, columns), np.float32)
         else:
             found["model.embed_tokens.lora_embedding_A"] = rng.standard_normal((4, rows), np.float32)
@@ -394,9 +395,9 @@ def test_embeddings_heads_and_biases(dtype: str, isa: str, tiny_model: Make) -> 
     choices = [None, "0", "1", None, "0", "1", None, "1"]
 
     def generate(numbers: list[int], **options: Any) -> list[Any]:
-        with open_llm(path, f"cpu:{isa}", lora_embeddings=True, **options) as llm:
+        with open_llm(path, each_device, lora_embeddings=True, **options) as llm:
             for name in "01":
-                saved = {"modules_to_save": ["embed_tokens"]} if name == "1" else {}
+                saved = {"modules_to_save": ["embed_tokens"]} if name == "1" and has_whole else {}
                 llm.load_adapter(name, tensors[int(name)], config | saved)
             given = [prompts()[i] for i in numbers], [params(i) for i in numbers]
             chosen = [choices[i] for i in numbers]
@@ -410,10 +411,10 @@ def test_embeddings_heads_and_biases(dtype: str, isa: str, tiny_model: Make) -> 
         {"max_num_batched_tokens": 7, "max_num_seqs": 7},
         {"max_loras": 1},
         {"speculative_config": {"method": "ngram", "k": 3, "min": 1, "max": 3}},
-        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2} | ({} if has_whole else {"device_ids": (0, 0)}),
     ):
         assert generate([*range(len(choices))], **options) == wanted
-    with open_llm(path, f"cpu:{isa}", enable_lora=False) as llm:
+    with open_llm(path, each_device, enable_lora=False) as llm:
         for i, choice in enumerate(choices):
             assert (bits(llm.generate([prompts()[i]], params(i))[0]) == wanted[i]) == (choice is None)
 

@@ -115,6 +115,83 @@ def test_padding_alone(backend: Backend) -> None:
     assert delta.tobytes() == np.full_like(delta, -0.0).tobytes()
 
 
+def small(backend: Backend, n_rows: int, columns: int, width: int) -> tuple[Array, Array, Array, Array]:
+    """Rows of x, their slots, ids below `columns`, and biases of a matrix."""
+    rng = np.random.default_rng(n_rows)
+    x, chosen = stored(backend, rng.standard_normal((n_rows, columns))), rng.integers(-1, SLOTS, n_rows, dtype=np.int32)
+    return x, chosen, rng.integers(0, columns, n_rows, dtype=np.int32), rng.standard_normal(width).astype(np.float32)
+
+
+@pytest.mark.parametrize(("columns", "widths"), [(21, (16, 7)), (1100, (520, 64))])
+@pytest.mark.parametrize("n_rows", [1, 19])
+def test_biases(columns: int, widths: tuple[int, int], n_rows: int, backend: Backend) -> None:
+    """A bias is part of delta; a row with a bias and no factors has it, too."""
+    slots, parts = plain.make_biased(columns, widths)
+    x, chosen, _, base = small(backend, n_rows, columns, sum(widths))
+    chosen[0] = 1  # no factors of the first part
+    for base_bias in (None, base):
+        begin(backend, chosen)
+        delta = np.full((n_rows, sum(widths)), np.nan, np.float32)
+        backend.lora(x, delta, slots, parts, None, MAX_RANK, None, True, base_bias=base_bias)
+        want = plain.wanted_with_biases(read(backend, x), np.zeros(delta.shape), slots, parts, chosen, base_bias)
+        assert np.abs(delta - want).max() <= 1e-5 * np.abs(want).max()
+        zeros = delta[chosen < 0]
+        assert zeros.tobytes() == np.full_like(zeros, -0.0).tobytes()
+        for row in range(n_rows):
+            begin(backend, chosen[row : row + 1])
+            alone = np.full((1, sum(widths)), np.nan, np.float32)
+            backend.lora(x[row : row + 1], alone, slots, parts, None, MAX_RANK, None, True, base_bias=base_bias)
+            assert alone.tobytes() == delta[row : row + 1].tobytes()
+
+
+@pytest.mark.parametrize(("columns", "widths"), [(21, (16, 7)), (1100, (520, 64))])
+def test_heads(columns: int, widths: tuple[int, int], backend: Backend) -> None:
+    """Logits are float32 for every type of activations, and changed where they lie; the rows are a step's wanted ones."""
+    slots, parts = plain.make_biased(columns, widths)
+    x, chosen, _, base = small(backend, 19, columns, sum(widths))
+    logits = np.random.default_rng(1).standard_normal((19, sum(widths))).astype(np.float32)
+    begin(backend, chosen)
+    out = logits.copy()
+    backend.lora(x, out, slots, parts, None, MAX_RANK, base_bias=base)
+    want = plain.wanted_with_biases(read(backend, x), logits, slots, parts, chosen, base)
+    assert np.abs(out - want).max() <= 1e-5 * np.abs(want).max()
+    assert out[chosen < 0].tobytes() == logits[chosen < 0].tobytes()
+    picked = np.array([1, 4, 5, 11, 18], np.int32)
+    begin(backend, chosen, picked)
+    for first in (0, 2):  # the logits of a step come in slices
+        some = logits[picked[first:]]
+        backend.lora(x[picked[first:]], some, slots, parts, None, MAX_RANK, picked[first:], first_row=first, base_bias=base)
+        assert some.tobytes() == out[picked[first:]].tobytes()
+
+
+@pytest.mark.parametrize(("columns", "widths"), [(21, (16, 7)), (1100, (520, 64))])
+def test_embeddings(columns: int, widths: tuple[int, int], backend: Backend) -> None:
+    """A x is a column of A; the sum with the base row is rounded once."""
+    slots, parts = plain.make_biased(columns, widths)
+    slots.view(np.uint32)[:, [part[2] // 4 + 2 for part in parts]] = 0
+    x, chosen, ids, _ = small(backend, 19, columns, sum(widths))
+    before = stored(backend, np.random.default_rng(1).standard_normal((19, sum(widths))))
+    begin(backend, chosen)
+    out = before.copy()
+    backend.lora(x, out, slots, parts, None, MAX_RANK, token_ids=ids, factor=2.5)
+    want = wanted(np.eye(columns)[ids] * 2.5, read(backend, before), slots, parts, chosen)
+    epsilon = float(ml_dtypes.finfo(backend.kind).eps)  # type: ignore[attr-defined]
+    assert (np.abs(read(backend, out) - want) <= epsilon / 2 * np.abs(want) + 1e-5 * np.abs(want).max()).all()
+    assert out[chosen < 0].tobytes() == before[chosen < 0].tobytes() and out.tobytes() != before.tobytes()
+    for row in range(19):
+        begin(backend, chosen[row : row + 1])
+        alone = before[row : row + 1].copy()
+        backend.lora(x[:1], alone, slots, parts, None, MAX_RANK, token_ids=ids[row : row + 1], factor=2.5)
+        assert alone.tobytes() == out[row : row + 1].tobytes()
+    begin(backend, chosen)
+    shared, middle = before.copy(), columns // 2
+    for own in ((0, middle), (middle, columns)):  # of two ranks
+        backend.lora(x, shared, slots, parts, None, MAX_RANK, token_ids=ids, factor=2.5, ids=own)
+        others = ids >= own[1]
+        assert shared[others].tobytes() == before[others].tobytes()
+    assert shared.tobytes() == out.tobytes()
+
+
 def matrices(backend: Backend, rng: np.random.Generator, n: int, k: int) -> list[object]:
     """A matrix of each kind of weights."""
     name = {value: key for key, value in KINDS.items()}[backend.kind]  # type: ignore[attr-defined]

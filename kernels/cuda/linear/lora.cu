@@ -1,11 +1,13 @@
 /* Adapters: delta[r][n] = scale * sum over j of t[r][j] * B[n][j], t[r][j] = sum over k of A[j][k] * x[r][k], part by part of
- * a matrix; -0.0 for rows without an adapter. linear.cuh adds delta to the sums of the linear. A and B are float32, x has the
- * type of activations. lora_shrink.cuh (t) and lora_expand.cuh (delta) tell the orders, the same for every number of rows.
+ * a matrix, and a bias; -0.0 for rows without an adapter. linear.cuh adds delta to the sums of the linear. A and B are float32,
+ * x has the type of activations. lora_shrink.cuh (t) and lora_expand.cuh (delta) tell the orders, the same for every number of
+ * rows; lora_plain.cuh has embeddings and the head.
  * Once a step lora_sort puts the rows in the order of their slots, in tiles of up to TILE rows of one slot; a block of
  * lora_shrink or lora_expand takes one tile, so it reads A or B once for them. Bound by latency for few rows (two kernels,
  * while the linear behind them fetches its weights), else by the bytes of delta: 256 rows of 28672 columns are 29 MB. */
 #include "lora.cuh"
 #include "lora_expand.cuh"
+#include "lora_plain.cuh"
 #include "lora_shrink.cuh"
 
 #define MAX_SLOTS 1024u
@@ -171,19 +173,46 @@ static auto expand_kernel(uint32_t n_rows, bool is_aligned)
     return is_aligned ? lora_expand<TILE, true> : lora_expand<TILE, false>;
 }
 
+/* Adds to y where it lies. */
+static enum rc run_plain(void *ctx, const struct lora_args *args, struct err *err)
+{
+    return run_rows(ctx, args->n_rows, "lora", err, [&](struct cuda *cuda, auto value) {
+        using T = decltype(value);
+        struct lora_plain w = {(const char *)args->slots, args->slot_bytes,
+                               cuda_lora_row_slots(cuda, args->rows) + args->first_row, args->token_ids, args->scratch,
+                               args->base_bias, args->factor, args->first_id, args->end_id, args->x.width, args->n_parts,
+                               args->max_rank, 0, {}};
+        for (uint32_t i = 0; i < args->n_parts; i++) {
+            const dim3 grid(args->n_rows, ceil_div(args->parts[i].n_rows, PLAIN_THREADS));
+            w.number = i;
+            w.part = args->parts[i];
+            if (args->token_ids) {
+                launch(cuda, lora_plain_expand<T>, grid, PLAIN_THREADS, 0, w, rows<T>(args->y));
+                continue;
+            }
+            launch(cuda, lora_plain_shrink<T>, dim3(args->n_rows, ceil_div(args->max_rank, PLAIN_WARPS)), 32 * PLAIN_WARPS, 0,
+                   w, rows<T>(args->x));
+            launch(cuda, lora_plain_expand<float>, grid, PLAIN_THREADS, 0, w, rows<float>(args->y));
+        }
+    });
+}
+
 enum rc cuda_lora(void *ctx, const struct lora_args *args, struct err *err)
 {
     const struct lora_rows *sorted = ((struct cuda *)ctx)->lora_rows;
-    if (!sorted || !args->is_delta || args->row_slots || args->first_row % LORA_ROWS || args->n_rows > LORA_ROWS ||
-        args->first_row >= sorted->n_chunks * LORA_ROWS)
-        return err_set(err, RC_INTERNAL, "lora: wanted is_delta and at most %u rows that begin has sorted", LORA_ROWS);
+    if (!sorted || args->row_slots || args->first_row >= sorted->n_chunks * LORA_ROWS)
+        return err_set(err, RC_INTERNAL, "lora: wanted rows that begin has sorted");
+    if (!args->is_delta)
+        return run_plain(ctx, args, err);
+    if (args->first_row % LORA_ROWS || args->n_rows > LORA_ROWS)
+        return err_set(err, RC_INTERNAL, "lora: wanted at most %u rows from a multiple of that on", LORA_ROWS);
     const uint32_t chunk = (args->rows ? sorted->n_chunks : 0) + args->first_row / LORA_ROWS;
     return run_rows(ctx, args->n_rows, "lora", err, [&](struct cuda *cuda, auto value) {
         using T = decltype(value);
         const uint32_t n_of_x = std::is_same<T, __nv_bfloat16>::value ? ceil_div(args->x.width, LORA_CHUNK) : 1;
         struct lora_work w = {(const char *)args->slots, args->slot_bytes,
                               sorted->lists + (size_t)chunk * sorted->list_values, args->scratch, (float *)args->y.data,
-                              args->y.stride, args->x.width, n_of_x, args->max_rank, args->n_parts, 0, {}};
+                              args->base_bias, args->y.stride, args->x.width, n_of_x, args->max_rank, args->n_parts, 0, {}};
         const uint32_t n_tiles = most_tiles(sorted, args->n_rows);
         for (uint32_t first = 0; first < args->n_parts; first += PARTS) {
             const uint32_t n_blocks = fill_places(args, first, &w);

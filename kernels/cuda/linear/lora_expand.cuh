@@ -1,8 +1,9 @@
 /* lora_expand.cuh: delta of lora.cu, the products of t and B. Order: t is a chain over its chunks, delta one chain over the
- * ranks, then times scale. B comes in before the wait. */
+ * ranks, then times scale, then plus a bias. B comes in before the wait. */
 #ifndef LLMPY_CUDA_LORA_EXPAND_CUH
 #define LLMPY_CUDA_LORA_EXPAND_CUH
 
+#include "lora.cuh"
 #include "lora_work.cuh"
 
 #define EXPAND_THREADS 128u
@@ -52,6 +53,18 @@ static __device__ __forceinline__ float sum_chunks(const lora_work &w, uint32_t 
             sum += v[i];
     }
     return sum;
+}
+
+/* What an adapter's bias adds to four columns of delta. */
+static __device__ __forceinline__ void load_bias(const lora_work &w, const lora_place &place, const char *slot, uint32_t kind,
+                                                 uint32_t column, float (&bias)[4])
+{
+    const float *from = (const float *)(slot + place.b) + (size_t)w.max_rank * place.n_rows;
+    for (uint32_t i = 0; i < 4; i++)
+        if (column + i < place.n_rows)
+            bias[i] = lora_bias_of(kind, from[column + i], w.base_bias, place.first_row + column + i);
+        else
+            bias[i] = 0;
 }
 
 /* A block has EXPAND_COLUMNS columns of a part for a tile of up to ROWS rows. */
@@ -111,6 +124,10 @@ static __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(const __gri
     }
     if (!is_tile || column >= place.n_rows)
         return;
+    const uint32_t kind = slot ? *(const uint32_t *)(slot + place.head + 8) : LORA_BIAS_NONE;
+    float bias[4];
+    if (kind)
+        load_bias(w, place, slot, kind, column, bias);
 #pragma unroll
     for (uint32_t r = 0; r < ROWS; r++) {
         if (r >= tile.n_rows)
@@ -118,7 +135,7 @@ static __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(const __gri
         float v[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-            v[i] = scale * sum[r][i];
+            v[i] = kind ? scale * sum[r][i] + bias[i] : scale * sum[r][i];
         store_four<IS_ALIGNED>(w.delta + (size_t)row_of[r] * w.delta_stride + place.first_row, column, place.n_rows, v);
     }
 }

@@ -26,6 +26,7 @@ struct lora_work {
     size_t slot_bytes;
     const int32_t *list;
     float *t, *delta;
+    const float *base_bias; /* of the linear, or NULL */
     uint32_t delta_stride, n_cols, n_chunks, max_rank, n_parts, n_here; /* n_chunks: of columns; n_here: in places */
     struct lora_place places[PARTS];
     __device__ __forceinline__ bool has_tile(uint32_t i) const { return i < (uint32_t)list[LORA_ROWS]; }
