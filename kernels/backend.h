@@ -632,6 +632,7 @@ enum fusion {
     FUSION_LINEAR_ADD_GATHER = 32768, /* LINEAR_ADD only where the sum is gathered */
     FUSION_GATHER_COMBINE = 65536, /* `gather` has combine */
     FUSION_LORA_WHOLE = 131072, /* FUSION_LORA_BIASES, and matrices in place of the base matrix */
+    FUSION_EXPERTS_LORA_RANKS = 524288, /* FUSION_EXPERTS_LORA also for the experts of a rank */
     FUSION_LORA_BIASES = 262144 /* `lora` has biases and token_ids, and changes logits: y is float32 then */
 };
 

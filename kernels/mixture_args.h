@@ -50,7 +50,7 @@ enum experts_half {
 };
 
 /* What adapters add to the products of experts before they are rounded: scale * B (A x), as `lora`. Part p of expert e lies at
- * parts[p] + e * step. */
+ * parts[p] + e * step; expert 0 is the first that is held. */
 struct experts_lora_parts {
     struct lora_part parts[2]; /* of an expert's rows; up: gate, up, or the one matrix of both; down: one */
     uint32_t n_parts;
@@ -86,7 +86,8 @@ struct experts_args {
     bool is_by_route;           /* y has n_chosen equal parts a row. Part j gets the result of route j before the sum, if the
                                  * route's expert is held, and stays as it is if not. Only backends with `combine` get this */
     uint32_t half, first_column; /* half: enum experts_half */
-    const struct experts_lora *lora; /* FUSION_EXPERTS_LORA; NULL: no row has an adapter. EXPERTS_WHOLE of all experts alone */
+    const struct experts_lora *lora; /* FUSION_EXPERTS_LORA; NULL: no row has an adapter. Without FUSION_EXPERTS_LORA_RANKS
+                                      * EXPERTS_WHOLE of all experts alone */
     bool is_mirrored;           /* struct comm says that it can: parts of y also go to the same places of all other ranks */
 };
 

@@ -29,6 +29,19 @@ static const struct lora_place *embedding_of(const struct lora *l, uint32_t weig
     return NULL;
 }
 
+struct held_experts lora_held(const struct op *op)
+{
+    const struct experts_attributes *given = &op->experts;
+    if (op->code == OP_EXPERTS)
+        return (struct held_experts){given->n_experts, given->first, given->n_local ? given->n_local : given->n_experts,
+                                     given->n_chosen};
+    if (op->code == OP_EXPERTS_UP)
+        return (struct held_experts){op->experts_up.n_experts, 0, op->experts_up.n_experts, op->experts_up.n_chosen};
+    if (op->code == OP_EXPERTS_DOWN)
+        return (struct held_experts){op->experts_down.n_experts, 0, op->experts_down.n_experts, op->experts_down.n_chosen};
+    return (struct held_experts){0};
+}
+
 /* How the linears of a program use a weight, if adapters may change them. */
 static bool use_of(const struct lora *l, const struct op *op, uint32_t weight, enum lora_use *use)
 {
@@ -37,7 +50,7 @@ static bool use_of(const struct lora *l, const struct op *op, uint32_t weight, e
     if (op->weight[0] != weight)
         return false;
     *use = op->code == OP_LOGITS ? LORA_HEAD : LORA_LINEAR;
-    return op->code == OP_LINEAR || (*use == LORA_HEAD ? l->has_embeddings : op->code == OP_EXPERTS && l->has_experts);
+    return op->code == OP_LINEAR || (*use == LORA_HEAD ? l->has_embeddings : l->has_experts && lora_held(op).n);
 }
 
 static bool is_embedding(const struct lora *l, const struct op *op, const struct program *p)
@@ -103,8 +116,8 @@ static uint32_t experts_width(const struct lora *l, const struct program *p)
 {
     uint32_t n_chosen = 0;
     for (uint32_t i = 0; i < p->n_ops && l->has_experts; i++)
-        if (p->ops[i].code == OP_EXPERTS && p->ops[i].experts.n_chosen > n_chosen)
-            n_chosen = p->ops[i].experts.n_chosen;
+        if (lora_held(&p->ops[i]).n_chosen > n_chosen)
+            n_chosen = lora_held(&p->ops[i]).n_chosen;
     return n_chosen * 2 * l->max_rank;
 }
 
@@ -147,6 +160,30 @@ static enum rc refuse(const struct model *m, const char *what, struct err *err)
     return RC_UNSUPPORTED;
 }
 
+/* Whether struct experts_lora_parts has room for the parts of an expert. */
+static bool has_few_parts(const struct program *p)
+{
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *op = &p->ops[i];
+        uint32_t n_held = lora_held(op).n_held, n_matrices = op->code == OP_EXPERTS ? 2 : 1;
+        for (uint32_t j = 0; n_held && j < n_matrices; j++)
+            if (p->weights[op->weight[j]].n_parts > 2 * n_held)
+                return false;
+    }
+    return true;
+}
+
+/* Refuses adapters of experts where they cannot be served. */
+static enum rc check_experts_of(const struct model *m, struct err *err)
+{
+    uint32_t fusions = m->backend->fusions(m->ctx);
+    if (!(fusions & FUSION_EXPERTS_LORA))
+        return refuse(m, "adapters of experts (lora_experts=True) are", err);
+    if (m->options.n_ranks > 1 && !(fusions & FUSION_EXPERTS_LORA_RANKS))
+        return refuse(m, "adapters of experts (lora_experts=True) with several ranks (tensor_parallel_size) are", err);
+    return has_few_parts(m->program) ? RC_OK : refuse(m, "adapters of experts of more than two tensors are", err);
+}
+
 enum rc lora_create(struct model *m, struct err *err)
 {
     const struct program *p = m->program;
@@ -158,8 +195,9 @@ enum rc lora_create(struct model *m, struct err *err)
         return refuse(m, "adapters are", err);
     if (m->options.n_here && m->options.n_here < m->options.n_ranks)
         return refuse(m, "adapters of a model on several hosts (nnodes) are", err);
-    if (m->options.has_lora_experts && !(m->backend->fusions(m->ctx) & FUSION_EXPERTS_LORA))
-        return refuse(m, "adapters of experts (lora_experts=True) are", err);
+    enum rc rc = m->options.has_lora_experts ? check_experts_of(m, err) : RC_OK;
+    if (rc)
+        return rc;
     l->has_biases = m->backend->fusions(m->ctx) & FUSION_LORA_BIASES;
     l->has_whole = m->backend->fusions(m->ctx) & FUSION_LORA_WHOLE;
     l->has_embeddings = m->options.has_lora_embeddings;
@@ -179,7 +217,7 @@ enum rc lora_create(struct model *m, struct err *err)
     uint32_t n_rows = m->options.max_num_batched_tokens;
     lay(l, p);
     void *slots = NULL, *scratch = NULL, *delta = NULL;
-    enum rc rc = m->backend->buffer_create(m->ctx, l->n_slots * l->slot_bytes, &slots, err);
+    rc = m->backend->buffer_create(m->ctx, l->n_slots * l->slot_bytes, &slots, err);
     l->slots = slots;
     if (m->backend->fusions(m->ctx) & FUSION_LINEAR_DELTA) {
         l->delta_rows = n_rows = n_rows < LORA_ROWS ? n_rows : LORA_ROWS;
@@ -296,22 +334,24 @@ static enum rc add_in_linear(struct running *run, const struct step *step, uint3
 }
 
 /* The parts of an expert's matrix. */
-static struct experts_lora_parts parts_of(const struct lora *l, uint32_t weight, uint32_t n_experts)
+static struct experts_lora_parts parts_of(const struct lora *l, uint32_t weight, uint32_t n_held)
 {
+    if (weight == NO_INDEX)
+        return (struct experts_lora_parts){0};
     const struct lora_part *parts = l->parts + l->first[weight];
-    uint32_t n = (l->first[weight + 1] - l->first[weight]) / n_experts;
-    struct experts_lora_parts found = {.n_parts = n, .step = n_experts > 1 ? parts[n].head - parts[0].head : 0};
+    uint32_t n = (l->first[weight + 1] - l->first[weight]) / n_held;
+    struct experts_lora_parts found = {.n_parts = n, .step = n_held > 1 ? parts[n].head - parts[0].head : 0};
     for (uint32_t p = 0; p < n; p++)
         found.parts[p] = parts[p];
     return found;
 }
 
 const struct experts_lora *lora_experts(const struct running *run, const struct step *step, uint32_t up, uint32_t down,
-                                        uint32_t n_experts, struct experts_lora *args)
+                                        uint32_t n_held, struct experts_lora *args)
 {
     const struct lora *l = &run->m->lora;
     *args = (struct experts_lora){
-        .up = parts_of(l, up, n_experts), .down = parts_of(l, down, n_experts), .max_rank = l->max_rank, .slots = l->slots,
+        .up = parts_of(l, up, n_held), .down = parts_of(l, down, n_held), .max_rank = l->max_rank, .slots = l->slots,
         .slot_bytes = l->slot_bytes, .row_slots = run->row_adapter, .rows = step->on_selected ? run->wanted_rows : NULL,
         .scratch = l->scratch};
     return args;

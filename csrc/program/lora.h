@@ -47,6 +47,12 @@ struct lora {
     uint32_t n_ranks;
 };
 
+/* The experts of an operation: all of them, the first that is held here, how many are, how many a row has. */
+struct held_experts {
+    uint32_t n, first, n_held, n_chosen;
+};
+struct held_experts lora_held(const struct op *op); /* zeros: it has none */
+
 /* The fusions that a model with adapters can have: no fusion hides the input of a linear, and none its output unless linears
  * add `delta`. A step with FUSION_ADD_NORM_LINEAR runs in two parts if rows have adapters (ops_rows.c). */
 uint32_t lora_fusions(const struct model_options *options, uint32_t fusions);
@@ -57,9 +63,10 @@ void lora_destroy(struct model *model);
 void lora_join(struct model *const *ranks, uint32_t n_ranks);
 /* Loads the adapters that the batch brings. */
 enum rc lora_load(struct running *run);
-/* What the adapters of some rows add to experts; has_experts. up, down: weights. Fills `args` and returns it. */
+/* What the adapters of some rows add to the experts that are held; has_experts. up, down: weights, of which one may be
+ * NO_INDEX. Fills `args` and returns it. */
 const struct experts_lora *lora_experts(const struct running *run, const struct step *step, uint32_t up, uint32_t down,
-                                        uint32_t n_experts, struct experts_lora *args);
+                                        uint32_t n_held, struct experts_lora *args);
 /* What adapters add to the rows of an embedding of tokens. */
 enum rc lora_embedding(struct running *run, uint32_t weight, const struct embed_args *embed);
 /* What adapters add to logits that the head has computed for the wanted rows from `row` on. */

@@ -72,13 +72,21 @@ const char *check_experts(const struct program *p, const struct op *op)
                : "the routes are of as many experts, and the scratch has its width";
 }
 
+/* What adapters add to the experts that are held; NULL: nothing. lora: storage, which must outlive the result. */
+static const struct experts_lora *added_to(const struct running *run, const struct step *step, uint32_t up, uint32_t down,
+                                           uint32_t n_held, struct experts_lora *lora)
+{
+    bool has_lora = run->has_adapters && run->m->lora.has_experts;
+    return has_lora ? lora_experts(run, step, up, down, n_held, lora) : NULL;
+}
+
 enum rc run_experts(struct running *run, const struct step *step, const struct views *v)
 {
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN];
     const struct experts_attributes *given = &op->experts;
     struct experts_lora lora;
-    bool has_lora = run->has_adapters && m->lora.has_experts;
+    uint32_t n_held = given->n_local ? given->n_local : given->n_experts;
     struct experts_args args = {
         .n_rows = v->n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen, .form = given->form, .act = given->act,
         .limit = given->limit, .is_input_scaled = given->is_input_scaled, .up = matrix_of(m, op, 0),
@@ -86,7 +94,7 @@ enum rc run_experts(struct running *run, const struct step *step, const struct v
         .down_bias = vector_of(m, op, 3), .routes = v->in[1].data,
         .route_stride = route_stride(m, v->in[1]), .x = v->in[0], .y = v->out, .scratch = v->mid, .first = given->first,
         .n_local = given->n_local, .is_by_route = given->is_by_route,
-        .lora = has_lora ? lora_experts(run, step, op->weight[0], op->weight[1], given->n_experts, &lora) : NULL,
+        .lora = added_to(run, step, op->weight[0], op->weight[1], n_held, &lora),
     };
     run->is_stored = args.is_mirrored = step->is_gathered_next && ranks_mirror_parts(m, &args);
     return m->backend->experts(m->ctx, &args, run->err);
@@ -127,11 +135,13 @@ enum rc run_experts_up(struct running *run, const struct step *step, const struc
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN];
     const struct experts_up_attributes *given = &op->experts_up;
+    struct experts_lora lora;
     struct experts_args args = {
         .n_rows = v->n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen, .form = given->form, .act = given->act,
         .limit = given->limit, .is_input_scaled = given->is_input_scaled, .up = matrix_of(m, op, 0),
         .up_bias = vector_of(m, op, 1), .routes = v->in[1].data, .route_stride = route_stride(m, v->in[1]), .x = v->in[0],
         .y = v->out, .scratch = v->mid, .half = EXPERTS_UP, .first_column = given->first,
+        .lora = added_to(run, step, op->weight[0], NO_INDEX, given->n_experts, &lora),
     };
     run->is_stored = args.is_mirrored = step->is_gathered_next && ranks_mirror_parts(m, &args);
     return m->backend->experts(m->ctx, &args, run->err);
@@ -159,11 +169,12 @@ enum rc run_experts_down(struct running *run, const struct step *step, const str
     const struct model *m = run->m;
     const struct op *op = step->ops[ROLE_MAIN];
     const struct experts_down_attributes *given = &op->experts_down;
+    struct experts_lora lora;
     struct experts_args args = {
         .n_rows = v->n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen,
         .is_input_scaled = given->is_input_scaled, .down = matrix_of(m, op, 0), .down_bias = vector_of(m, op, 1),
         .routes = v->in[1].data, .route_stride = route_stride(m, v->in[1]), .x = v->in[0], .y = v->out, .scratch = v->mid,
-        .half = EXPERTS_DOWN,
+        .half = EXPERTS_DOWN, .lora = added_to(run, step, NO_INDEX, op->weight[0], given->n_experts, &lora),
     };
     return m->backend->experts(m->ctx, &args, run->err);
 }

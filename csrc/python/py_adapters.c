@@ -6,18 +6,20 @@
 #include "../program/lora.h"
 #include "../program/team.h"
 
-/* Experts of a matrix; 0: the matrix is a linear's. */
-static uint32_t n_experts_of(const struct program *p, uint32_t weight)
+/* The experts of a matrix; zeros: the matrix is a linear's. */
+static struct held_experts experts_of(const struct program *p, uint32_t weight)
 {
-    for (uint32_t i = 0; i < p->n_ops; i++)
-        if (p->ops[i].code == OP_EXPERTS && (p->ops[i].weight[0] == weight || p->ops[i].weight[1] == weight))
-            return p->ops[i].experts.n_experts;
-    return 0;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const struct op *op = &p->ops[i];
+        if (lora_held(op).n && (op->weight[0] == weight || (op->code == OP_EXPERTS && op->weight[1] == weight)))
+            return lora_held(op);
+    }
+    return (struct held_experts){0};
 }
 
 /* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a, b and bias, number of the matrix, its
- * experts, use, whether a matrix may stand in its place); struct weight_part has the meaning of base, inner and stride. Offset
- * of bias 0: there is no room for one. */
+ * experts, that of the part, use, whether a matrix may stand in its place); struct weight_part has the meaning of base, inner
+ * and stride. Offset of bias 0: there is no room for one. */
 static PyObject *place_of(const struct program *p, const struct lora *lora, const struct lora_place *place)
 {
     Py_ssize_t at = (Py_ssize_t)lora->image_offset, b = at + (Py_ssize_t)place->at.b;
@@ -32,10 +34,12 @@ static PyObject *place_of(const struct program *p, const struct lora *lora, cons
         base = stride = 0;
     }
     bool has_bias = lora->has_biases && place->use != LORA_EMBEDDING;
-    return Py_BuildValue("(sIIIIIInnnnIIIi)", part->name, tensor_rows, place->at.n_rows, place->n_cols, base, inner, stride,
+    struct held_experts held = experts_of(p, place->weight);
+    return Py_BuildValue("(sIIIIIInnnnIIIIi)", part->name, tensor_rows, place->at.n_rows, place->n_cols, base, inner, stride,
                          at + (Py_ssize_t)place->at.head, at + (Py_ssize_t)place->at.a, b,
                          has_bias ? b + (Py_ssize_t)(lora->max_rank * place->at.n_rows * sizeof(float)) : 0, place->weight,
-                         n_experts_of(p, place->weight), (uint32_t)place->use, lora->has_whole);
+                         held.n, held.n ? held.first + place->part / (weight->n_parts / held.n_held) : 0,
+                         (uint32_t)place->use, lora->has_whole);
 }
 
 static const struct lora *lora_of(PyObject *object, struct team **team)

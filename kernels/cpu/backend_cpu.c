@@ -240,7 +240,7 @@ static uint32_t cpu_fusions(void *ctx)
 {
     uint32_t of_ranks = cpu_n_ranks(ctx) > 1 ? FUSION_GATHER_NORM | FUSION_LINEAR_ADD_GATHER : 0;
     return FUSION_NORM_LINEAR | FUSION_GATED_LINEAR | FUSION_LINEAR_ADD | FUSION_VISIBLE_END | FUSION_EXPERTS_LORA |
-           FUSION_LORA_WHOLE | FUSION_LORA_BIASES | of_ranks;
+           FUSION_LORA_WHOLE | FUSION_LORA_BIASES | FUSION_EXPERTS_LORA_RANKS | of_ranks;
 }
 
 static bool cpu_supports(void *ctx, uint32_t dtype, uint32_t use)

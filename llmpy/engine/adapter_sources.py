@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,9 +29,9 @@ EMBEDDING, HEAD = 1, 2
 class Place(NamedTuple):
     """Where an image has rows of one tensor; row r is the tensor's row first + r // inner * stride + r % inner.
 
-    `matrix` numbers the matrices of the program; `experts` is 0 for those of linears. Of an embedding `rows` are its columns,
-    and A has a column for each id. `bias` is 0 if the device takes none, `has_whole` if it takes no matrix in place of the
-    model's.
+    `matrix` numbers the matrices of the program; `experts` is 0 for those of linears, else `expert` is one of them. Of an
+    embedding `rows` are its columns, and A has a column for each id. `bias` is 0 if the device takes none, `has_whole` if it
+    takes no matrix in place of the model's.
     """
 
     tensor: str
@@ -46,6 +47,7 @@ class Place(NamedTuple):
     bias: int
     matrix: int
     experts: int
+    expert: int
     use: int
     has_whole: int
 
@@ -168,8 +170,7 @@ class Images:
         self._check_rank(module, rank, where)
         have, shapes = (len(factors), rows, columns), {}
         for parts in matrices:
-            of_expert = parts[: len(parts) // parts[0].experts]
-            shapes[parts[0].experts, sum(part.rows for part in of_expert), parts[0].columns] = parts
+            shapes[parts[0].experts, sum(part.rows for part in parts if not part.expert), parts[0].columns] = parts
         if have not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
             raise CheckpointError(
@@ -177,14 +178,9 @@ class Images:
                 file=where,
                 tensor=f"{module}.lora_B.weight",
             )
-        parts, per_expert = shapes[have], len(shapes[have]) // len(factors)
-        for i, place in enumerate(parts):
-            expert, of_expert = i // per_expert, parts[i // per_expert * per_expert :][:per_expert]
-            of_tensor = [part.rows for part in of_expert if part.tensor == place.tensor]
-            is_stacked = len(factors) > 1 and parts[0].tensor == parts[per_expert].tensor
-            before = expert * sum(of_tensor) if is_stacked else 0
-            above = sum(part.rows for part in of_expert[: i % per_expert] if part.tensor != place.tensor)
-            _put(image, place, factors[expert], place.source_rows() - before + above)
+        offsets = _offsets(shapes[have])
+        for place in shapes[have]:
+            _put(image, place, factors[place.expert], place.source_rows() + offsets[place.expert, place.tensor])
 
     def _refuse(self, tensor: str, where: str) -> None:
         if ".experts" in tensor and not self._config.lora_experts:
@@ -252,12 +248,27 @@ def _put(image: Any, place: Place, factors: Factors, rows: npt.NDArray[np.int64]
 
 
 def _experts_of(layer: str, places: Sequence[Place]) -> list[list[Place]]:
-    """The places of each matrix of a layer's experts."""
+    """The places of each matrix of a layer's experts, in all ranks."""
     found: dict[int, list[Place]] = {}
     for place in places:
         if place.experts and _layer(place.tensor) == layer:
             found.setdefault(place.matrix, []).append(place)
     return [*found.values()]
+
+
+def _offsets(parts: Sequence[Place]) -> dict[tuple[int, str], int]:
+    """By expert and tensor: the distance of a row of the tensor to the same row of the expert's matrix."""
+    rows: Counter[tuple[int, str]] = Counter()
+    for part in parts:
+        rows[part.expert, part.tensor] += part.rows
+    before: Counter[str] = Counter()
+    above: Counter[int] = Counter()
+    offsets = {}
+    for (expert, tensor), n in sorted(rows.items(), key=lambda item: item[0][0]):
+        offsets[expert, tensor] = above[expert] - before[tensor]
+        before[tensor] += n
+        above[expert] += n
+    return offsets
 
 
 def _layer(name: str) -> str:

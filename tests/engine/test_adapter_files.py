@@ -217,8 +217,9 @@ def test_requests_are_checked() -> None:
 
 
 def test_engines_without(tiny_model: Callable[[str, str], Path]) -> None:
-    with pytest.raises(UnsupportedError, match="not supported yet with lora_experts=True and several ranks"):
-        LLM(tiny_model("llama", "float32"), enable_lora=True, lora_experts=True, tensor_parallel_size=2, **OPTIONS)
+    ranks: dict[str, Any] = {"tensor_parallel_size": 2, "enable_dp_attention": True}
+    with pytest.raises(UnsupportedError, match="not supported yet with lora_experts=True and enable_dp_attention=True"):
+        LLM(tiny_model("mixtral", "float32"), enable_lora=True, lora_experts=True, **ranks, **OPTIONS)
     with LLM(tiny_model("llama", "float32"), **OPTIONS) as llm, pytest.raises(InvalidRequestError, match="enable_lora=True"):
         llm.load_adapter("a", "x")
 

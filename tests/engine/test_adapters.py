@@ -363,7 +363,13 @@ def test_experts(dtype: str, isa: str, tiny_model: Make) -> None:
     with open_llm(path, f"cpu:{isa}", lora_experts=True, enable_prefix_caching=False) as llm:
         load(llm)
         wanted = [generate(llm, [i])[0] for i in range(len(chosen))]
-    for options in ({"max_num_batched_tokens": 9, "max_num_seqs": 4}, {"max_loras": 1}):
+    for options in (
+        {"max_num_batched_tokens": 9, "max_num_seqs": 4},
+        {"max_loras": 1},
+        {"tensor_parallel_size": 2, "experts": "rank"},
+        {"tensor_parallel_size": 2, "experts": "width"},
+        {"tensor_parallel_size": 3, "max_num_batched_tokens": 9},
+    ):
         with open_llm(path, f"cpu:{isa}", lora_experts=True, **options) as llm:
             load(llm)
             assert [generate(llm, [*range(len(chosen))]) for _ in range(2)] == [wanted, wanted]

@@ -134,7 +134,8 @@ def test_projections_of_experts_of_peft(case, tiny, prompts, tmp_path) -> None:
     """PEFT makes gate_proj and up_proj one parameter of twice the rank."""
     model, ids = tiny(case), prompts[2]
     changed = made_by_peft(model.model, tmp_path, target_modules=["gate_proj", "up_proj", "down_proj"])
-    check(model.directory, tmp_path, ids, logprobs(changed, ids), lora_experts=True)
+    for options in ({}, {"tensor_parallel_size": 2}):
+        check(model.directory, tmp_path, ids, logprobs(changed, ids), lora_experts=True, **options)
 
 
 @pytest.mark.parametrize("case", ["qwen3_moe", "mixtral", "gpt_oss"])
@@ -143,6 +144,9 @@ def test_experts_of_peft(case, tiny, prompts, tmp_path, isa) -> None:
     model, ids = tiny(case), prompts[2]
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     changed = made_by_peft(model.model, tmp_path, target_modules=["q_proj", "o_proj"], target_parameters=parameters)
+    for sharing in ("rank", "width"):
+        check(model.directory, tmp_path, ids, logprobs(changed, ids), f"cpu:{isa}", lora_experts=True, experts=sharing,
+              tensor_parallel_size=2)  # fmt: skip
     check(model.directory, tmp_path, ids, logprobs(changed, ids), f"cpu:{isa}", lora_experts=True)
     options = {"skip_tokenizer_init": True, "device": f"cpu:{isa}", "kv_cache_memory_bytes": 16 << 20}
     with LLM(model.directory, enable_lora=True, **options) as llm, pytest.raises(ValueError, match="lora_experts=True"):
