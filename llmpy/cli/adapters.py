@@ -1,4 +1,4 @@
-"""--lora-modules: adapters that a server loads before it listens."""
+"""--lora-modules: adapters that a server loads before it listens, or a benchmark before it measures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..async_engine import AsyncEngine
+    from ..llm import LLM
 
 
 def modules(chosen: Namespace) -> dict[str, str]:
@@ -41,7 +42,7 @@ def _module(word: str) -> tuple[str, str]:
     return str(given.get("name") or ""), str(given.get("path") or "")
 
 
-def load(engine: AsyncEngine, wanted: dict[str, str], names: tuple[str, ...]) -> None:
+def load(engine: AsyncEngine | LLM, wanted: dict[str, str], names: tuple[str, ...]) -> None:
     """Loads adapters.
 
     Args:

@@ -10,11 +10,15 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from . import adapters
 from .common import model_path
 from .engine_options import engine_options
+
+if TYPE_CHECKING:
+    from ..outputs import EngineStats
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 STARTUP = """
@@ -87,15 +91,31 @@ def _prompts(vocab_size: int, count: int, length: int, seed: int) -> list[list[i
 def _open(chosen: Namespace, **defaults: Any) -> Any:
     from .. import LLM
 
-    return LLM(model_path(chosen), **{**defaults, **engine_options(chosen)})
+    wanted = adapters.modules(chosen)
+    llm = LLM(model_path(chosen), **{**defaults, **engine_options(chosen)})
+    adapters.load(llm, wanted, (llm.name,))
+    return llm
+
+
+def _by_turns(chosen: Namespace, count: int) -> list[str] | None:
+    """The adapter of each of several prompts."""
+    names = [*adapters.modules(chosen)]
+    return [names[i % len(names)] for i in range(count)] if names else None
+
+
+def _drafts(before: EngineStats, after: EngineStats) -> dict[str, Any]:
+    """What speculation did, if there was any."""
+    drafted, accepted = after.draft_rows - before.draft_rows, after.accepted_rows - before.accepted_rows
+    drawn = after.generation_tokens - before.generation_tokens
+    return {"draft_tokens": drafted, "tokens_per_step": drawn / (drawn - accepted)} if drafted else {}
 
 
 def _throughput(chosen: Namespace) -> dict[str, Any]:
     """Measures throughput with all requests queued at once."""
     with _open(chosen, max_model_len=chosen.input_len + chosen.output_len) as llm:
         prompts = _prompts(llm._frontend.vocab_size, chosen.num_prompts, chosen.input_len, int(time.time()))
-        begun = time.perf_counter()
-        outputs = llm.generate(prompts, max_tokens=chosen.output_len, ignore_eos=True, detokenize=False)
+        lora, before, begun = _by_turns(chosen, len(prompts)), llm.stats(), time.perf_counter()
+        outputs = llm.generate(prompts, max_tokens=chosen.output_len, ignore_eos=True, detokenize=False, lora_request=lora)
         took = time.perf_counter() - begun
         tokens = outputs.num_generation_tokens
         return {
@@ -107,6 +127,7 @@ def _throughput(chosen: Namespace) -> dict[str, Any]:
             "output_tokens_per_s": tokens / took,
             "total_tokens_per_s": (tokens + outputs.num_prompt_tokens) / took,
             "cached_tokens": sum(output.num_cached_tokens for output in outputs),
+            **_drafts(before, llm.stats()),
         }
 
 
@@ -115,10 +136,10 @@ def _latency(chosen: Namespace) -> dict[str, Any]:
     length = chosen.input_len + chosen.output_len
     with _open(chosen, max_model_len=length, enable_prefix_caching=False) as llm:
         prompts = _prompts(llm._frontend.vocab_size, chosen.batch_size, chosen.input_len, 0)
-        times = []
+        times, options = [], {"lora_request": _by_turns(chosen, len(prompts)), "detokenize": False, "use_tqdm": False}
         for _ in range(chosen.warmups + chosen.runs):
             begun = time.perf_counter()
-            llm.generate(prompts, max_tokens=chosen.output_len, ignore_eos=True, detokenize=False, use_tqdm=False)
+            llm.generate(prompts, max_tokens=chosen.output_len, ignore_eos=True, **options)
             times.append(time.perf_counter() - begun)
         return {
             "model": llm.name,

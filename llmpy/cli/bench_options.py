@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, BooleanOptionalAction
 from pathlib import Path
 
-from .engine_options import add_engine_options, add_model
+from .engine_options import add_engine_options, add_lora_modules, add_model
 from .parser import Parser, count, count_or_zero, positive
 
 LOCAL = {
@@ -26,6 +26,8 @@ def add_bench_options(parser: Parser) -> None:
         made = commands.add_parser(name, help=text, description=text)
         add_model(made)
         _local(made)
+        if name != "startup":
+            add_lora_modules(made, "adapters that the prompts have by turns, with --enable-lora")
         add_engine_options(made)
     for name, text in REMOTE.items():
         made = commands.add_parser(name, help=text, description=text)
@@ -48,6 +50,9 @@ def _remote(parser: ArgumentParser) -> None:
     parser.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="default http://127.0.0.1:8000")
     parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
     parser.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    parser.add_argument(
+        "--lora-modules", nargs="+", default=[], metavar="NAME", help="the server's adapters that requests name by turns"
+    )
     kinds = ("random", "prefix-repetition", "custom", "sharegpt")
     parser.add_argument("--dataset", choices=kinds, default="random", help="default random")
     parser.add_argument("--dataset-path", type=Path, metavar="FILE", help="of custom (JSON lines) and sharegpt")

@@ -169,8 +169,10 @@ async def measure(client: HttpClient, model: str, asks: Sequence[Ask], chosen: N
     """Sends all requests and reads their answers."""
     limit = asyncio.Semaphore(chosen.max_concurrency or len(asks))
 
-    async def one(ask: Ask) -> Answer:
-        body, answer = _body(ask, model, chosen), Answer(ask.input_tokens)
+    names = chosen.lora_modules or [model]
+
+    async def one(ask: Ask, name: str) -> Answer:
+        body, answer = _body(ask, name, chosen), Answer(ask.input_tokens)
         async with limit:
             answer.sent = time.perf_counter()
             try:
@@ -180,10 +182,10 @@ async def measure(client: HttpClient, model: str, asks: Sequence[Ask], chosen: N
         return answer
 
     tasks, due = [], time.perf_counter()
-    for ask, gap in zip(asks, arrival_gaps(len(asks), chosen, seed), strict=True):
+    for i, (ask, gap) in enumerate(zip(asks, arrival_gaps(len(asks), chosen, seed), strict=True)):
         due += gap
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(one(ask)))
+        tasks.append(asyncio.create_task(one(ask, names[i % len(names)])))
     return await asyncio.gather(*tasks)
 
 

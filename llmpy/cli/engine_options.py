@@ -114,11 +114,9 @@ def _batch(parser: ArgumentParser) -> None:
     parser.add_argument("--window", type=count, default=512, metavar="N", help="most requests in flight (default 512)")
 
 
-def add_lora_modules(parser: ArgumentParser) -> None:
+def add_lora_modules(parser: ArgumentParser, text: str = "adapters to load, with --enable-lora") -> None:
     """Adds the adapters to load at the start."""
-    parser.add_argument(
-        "--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help="adapters to load, with --enable-lora"
-    )
+    parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help=text)
 
 
 def add_engine_options(parser: Parser) -> None:

@@ -1,6 +1,7 @@
 """Adapters over HTTP: names of models that load, answer and go; the metric by which routers find them."""
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
 
 from llmpy import AsyncEngine
+from llmpy.cli import bench_serve, main
 from llmpy.cli.adapters import load as load_modules
 from llmpy.cli.adapters import modules
 from llmpy.errors import ConfigError
@@ -197,3 +199,15 @@ def test_modules_of_the_command_line(lora):
         modules(Chosen("a=x", enable_lora=False))
     with pytest.raises(ConfigError, match="is a name of the model"):
         load_modules(engine, {"tiny": paths[0]}, ("tiny",))
+
+
+def test_a_benchmark_names_adapters_by_turns(lora, trainer, clean, capsys, monkeypatch):
+    asked = []
+    own = bench_serve._body
+    monkeypatch.setattr(bench_serve, "_body", lambda ask, name, chosen: asked.append(name) or own(ask, name, chosen))
+    for name, path in zip("ab", lora[1], strict=True):
+        add(trainer, name, path)
+    words = ["--num-prompts", "4", "--input-len", "8", "--output-len", "2", "--lora-modules", "a", "b", "--json"]
+    assert main(["bench", "serve", "--base-url", str(trainer.base_url), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["completed"] == 4
+    assert asked == ["a", "b", "a", "b"]

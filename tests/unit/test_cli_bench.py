@@ -1,10 +1,15 @@
 """`llmpy bench` and `llmpy run-batch`, as a user runs them, on a tiny model."""
 
 import json
+from pathlib import Path
 
 import pytest
+from modules import load
 
+from llmpy import _core
 from llmpy.cli import main
+
+files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,22 @@ def test_ranks(model, capsys):
     assert found["requests"] == 6 and found["output_tokens_per_s"] == pytest.approx(30 / found["seconds"])
     found = figures(capsys, "latency", model, "--batch-size", "2", "--output-len", "4", "--warmups", "1", "--runs", "2", *RANKS)
     assert 0 < found["p10_s"] <= found["p99_s"]
+
+
+def test_adapters_and_drafts(model, capsys, tmp_path):
+    """Prompts have the adapters by turns; drafts are counted."""
+    module = "model.layers.0.mlp.down_proj"
+    shape = _core.Checkpoint([f"{model}/model.safetensors"]).tensors()[f"{module}.weight"][1]
+    files.save(tmp_path, files.factors({module: tuple(shape)}))
+    lora = ["--enable-lora", "--max-loras", "2", "--lora-modules", f"a={tmp_path}", f"b={tmp_path}"]
+    small = ["--num-prompts", "4", "--input-len", "8", "--output-len", "24"]
+    found = figures(capsys, "throughput", model, *small, *lora, "--speculative-config", '{"method": "ngram", "k": 3, "min": 1}')
+    assert found["requests"] == 4 and found["draft_tokens"] > 0 and found["tokens_per_step"] >= 1
+    assert "draft_tokens" not in figures(capsys, "throughput", model, *small, *lora)
+    words = ["--batch-size", "2", "--output-len", "4", "--warmups", "1", "--runs", "2"]
+    assert figures(capsys, "latency", model, *words, *lora)["batch_size"] == 2
+    assert main(["bench", "throughput", model, *small, *OPTIONS, *lora[3:]]) == 1
+    assert "wanted --enable-lora" in capsys.readouterr().err
 
 
 def test_latency(model, capsys):
