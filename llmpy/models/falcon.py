@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from ..weights import bfloat16
 from . import alibi, heads
 from .blocks import Model
 from .config import ModelConfig
 from .registry import architecture
-from .rope import Floats
 
 CHECKPOINTS = "Falcon 7B, 40B and 180B, Falcon 2 11B, Falcon-RW 1B and 7B"
 
@@ -40,7 +40,7 @@ def falcon(cfg: ModelConfig, m: Model) -> None:
     kv_width, inner = n_kv_heads * cfg.head_dim, cfg.size("intermediate_size", 4 * width)
     slopes = None
     if cfg.get("alibi", False):  # the scale applies to the sum of score and ALiBi term
-        slopes = m.constant(_bfloat16(alibi.slopes(n_heads)) * np.float32(cfg.head_dim**-0.5))
+        slopes = m.constant(bfloat16.rounded(alibi.slopes(n_heads)) * np.float32(cfg.head_dim**-0.5))
     stem = m.stem("transformer.", "word_embeddings")
     x = m.embed(f"{stem}word_embeddings")
     for layer in m.layers(f"{stem}h", cfg.num_layers):
@@ -54,9 +54,3 @@ def falcon(cfg: ModelConfig, m: Model) -> None:
             h = layer.layer_norm(y, "post_attention_layernorm", eps)
         x = y + layer.mlp(h, "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", inner, act=cfg.hidden_act, bias=bias)
     heads.head(cfg, m, m.layer_norm(x, f"{stem}ln_f", eps), stem, embedding="word_embeddings")
-
-
-def _bfloat16(x: Floats) -> Floats:
-    """float32 values rounded to bfloat16, as the model was trained with."""
-    bits = x.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedError
 from ..json_files import read_json
+from ..weights.bfloat16 import rounded
 from . import cuts, prompts
 from .fields import Fields, merged
 from .pages import PageTower, make_page
@@ -281,16 +282,9 @@ def normalisation(fields: Fields) -> npt.NDArray[np.float32]:
 
 def _in_bfloat16(fields: Fields) -> npt.NDArray[np.float32]:
     """The same with every result rounded to bfloat16, as Llama 4's processor does."""
-    scaled = _bfloat16(np.arange(256, dtype=np.float32) * np.float32(fields.number("rescale_factor")))
-    means, deviations = (_bfloat16(np.array(fields.numbers(name), np.float32))[:, None] for name in ("image_mean", "image_std"))
-    return _bfloat16(_bfloat16(scaled - means) / deviations)
-
-
-def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Rounds to the nearest bfloat16, half to even; the values are finite."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded: npt.NDArray[np.float32] = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-    return rounded
+    scaled = rounded(np.arange(256, dtype=np.float32) * np.float32(fields.number("rescale_factor")))
+    means, deviations = (rounded(np.array(fields.numbers(name), np.float32))[:, None] for name in ("image_mean", "image_std"))
+    return rounded(rounded(scaled - means) / deviations)
 
 
 def stored(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
