@@ -1,6 +1,7 @@
 """The time of a step with adapters on one GPU, against the same step without: 8B shape, random weights, adapters of rank 16.
 
-    python benchmarks/adapters_cuda.py [--rounds 3] [--sequences 1,32,256] [--profile N] [--loads] [--update]
+    python benchmarks/adapters_cuda.py [--rounds 3] [--sequences 1,32,256] [--lora-dtype bfloat16]
+    python benchmarks/adapters_cuda.py [--profile N] [--loads] [--update]
 
 Every linear of every layer has an adapter. A row of the table has N sequences; "with" gives them up to 8 adapters in turn,
 "without" is the same engine without adapters in use, "off" an engine made without enable_lora. Prompts of 128 tokens, greedy;
@@ -10,6 +11,7 @@ rounds that take turns. All engines live at the same time, and each round has ev
 --loads prints how long steps of 32 sequences with four adapters take while requests with other adapters arrive, whose
 adapters are in a slot or must be loaded into one.
 --update prints how long load_adapter takes for a trainer's tensors on the GPU.
+--lora-dtype stores A and B in this type; rows of bfloat16 have names of their own.
 """
 
 from __future__ import annotations
@@ -144,12 +146,13 @@ def main() -> None:
     parser.add_argument("--profile", type=int)
     parser.add_argument("--loads", action="store_true")
     parser.add_argument("--update", action="store_true")
+    parser.add_argument("--lora-dtype", default="float32", choices=["float32", "bfloat16"])
     results = Results("benchmarks/adapters_cuda.py", parser)
     args = parser.parse_args()
     sizes = [int(size) for size in args.sequences.split(",")]
     found: dict[tuple[int, str], list[float]] = {}
     engine = Engine("8b", kv_cache_memory_bytes="12GiB", enable_lora=True, max_loras=5 if args.loads else ADAPTERS,
-                    max_lora_rank=RANK)  # fmt: skip
+                    max_lora_rank=RANK, lora_dtype=args.lora_dtype)  # fmt: skip
     load(engine)
     if args.profile or args.loads or args.update:
         if args.profile:
@@ -172,8 +175,9 @@ def main() -> None:
             f"{size:4} sequences: off {none:.3f}, without {without:.3f}, with {used:.3f} ms: {used / without:.3f} x "
             f"(must {MUST.get(size, 0):.2f}), without / off {without / none:.3f}"
         )
-        results.add(f"adapters.step.{size}", used / without, "x", MUST.get(size))
-        results.add(f"adapters.unused.{size}", without / none, "x", 1.005)
+        stem = "adapters" if args.lora_dtype == "float32" else f"adapters.{args.lora_dtype}"
+        results.add(f"{stem}.step.{size}", used / without, "x", MUST.get(size))
+        results.add(f"{stem}.unused.{size}", without / none, "x", 1.005)
     results.write(args)
 
 

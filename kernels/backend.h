@@ -152,8 +152,9 @@ struct linear_args {
  *   head   uint32 rank, then float32 scale; rank 0: the adapter has no factors for the part. FUSION_LORA_BIASES: then uint32
  *          enum lora_bias. FUSION_LORA_WHOLE: at 16 uint64, 0 or where host memory has float32 [n_rows][n_cols] in place of the
  *          base matrix
- *   a      float32 [max_rank][n_cols], of which rank rows are used
- *   b      float32 [max_rank][n_rows], the transpose of B; FUSION_LORA_BIASES: [max_rank + 1][n_rows], the last row is a bias
+ *   a      [max_rank][n_cols], of which rank rows are used, float32 or bfloat16
+ *   b      [max_rank][n_rows] of the same type, the transpose of B. FUSION_LORA_BIASES: at the next multiple of 4 bytes a bias,
+ *          float32 [n_rows]
  * t = A x and B t are sums in float32 whose order the part alone decides. Rows without an adapter keep their bits. */
 struct lora_part {
     uint32_t first_row, n_rows; /* of the matrix */
@@ -172,6 +173,7 @@ struct lora_args {
     float *scratch;             /* [n_rows][n_parts][columns of x / LORA_CHUNK, rounded up][max_rank]; without is_delta
                                  * [n_rows][n_parts][max_rank] */
     bool is_delta;              /* y is float32 for every type of activations; FUSION_LINEAR_DELTA */
+    bool is_bfloat16;           /* a and b are bfloat16; FUSION_LORA_BFLOAT16 */
     uint32_t first_row;         /* without row_slots: rows first_row, first_row + 1, ... of the step, or of the rows that `rows`
                                  * lists; is_delta: a multiple of LORA_ROWS, and n_rows is at most LORA_ROWS */
     const float *base_bias;     /* of the linear, or NULL; this and what follows: FUSION_LORA_BIASES */
@@ -632,8 +634,9 @@ enum fusion {
     FUSION_LINEAR_ADD_GATHER = 32768, /* LINEAR_ADD only where the sum is gathered */
     FUSION_GATHER_COMBINE = 65536, /* `gather` has combine */
     FUSION_LORA_WHOLE = 131072, /* FUSION_LORA_BIASES, and matrices in place of the base matrix */
+    FUSION_LORA_BIASES = 262144, /* `lora` has biases and token_ids, and changes logits: y is float32 then */
     FUSION_EXPERTS_LORA_RANKS = 524288, /* FUSION_EXPERTS_LORA also for the experts of a rank */
-    FUSION_LORA_BIASES = 262144 /* `lora` has biases and token_ids, and changes logits: y is float32 then */
+    FUSION_LORA_BFLOAT16 = 1048576 /* `lora` has is_bfloat16, with is_delta */
 };
 
 struct backend_options {

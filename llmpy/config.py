@@ -108,7 +108,8 @@ class EngineConfig:
         enable_lora: Whether requests may have adapters (`lora_request`).
         max_loras: Most adapters whose requests run at the same time; those of other adapters wait.
         max_lora_rank: Largest rank of an adapter.
-        lora_dtype: Type of adapters in the engine: "auto" or "float32" = float32, which loses no bit of them.
+        lora_dtype: Type to which the factors of adapters are rounded: "auto" or "float32" = float32, which loses no bit of
+            them; "bfloat16".
         lora_experts: Whether adapters may change the experts of a mixture; a slot then has room for every expert.
         lora_embeddings: Whether adapters may change the embeddings of tokens and the head (`lm_head`).
         speculative_config: Drafts, which make several tokens of a sample in one step: {"method": "ngram", "k": 4, "min": 2,
@@ -187,7 +188,7 @@ class EngineConfig:
     max_loras: int = field(default=1, metadata=option(integer(1, 1024)))
     max_lora_rank: int = field(default=16, metadata=option(integer(1, 1024)))
     lora_dtype: str = field(default="auto", metadata=option(choice(
-        "auto", "float32", not_yet=("float16", "bfloat16"), knob="use 'auto', which is float32")))
+        "auto", "float32", "bfloat16", not_yet=("float16",), knob="use 'bfloat16', or 'auto', which is float32")))
     lora_experts: bool = field(default=False, metadata=option(as_bool))
     lora_embeddings: bool = field(default=False, metadata=option(as_bool))
     limit_mm_per_prompt: Mapping[str, int] | None = field(default=None, metadata=option(rules.media_limits))

@@ -2,20 +2,23 @@
 
 #include "../base/mem.h"
 
-#define HEAD_BYTES 64u /* rank and scale; what follows stays aligned */
+#define ALIGNMENT 64u
+#define HEAD_BYTES ALIGNMENT /* rank and scale */
 
-static size_t aligned(size_t size_bytes)
+static size_t aligned(size_t size_bytes, size_t to)
 {
-    return (size_bytes + 63) & ~(size_t)63;
+    return (size_bytes + to - 1) & ~(to - 1);
 }
 
 /* Appends a place with n_rows rows of B. */
 static void lay_part(struct lora *l, struct lora_place place, uint32_t first_row, uint32_t n_rows)
 {
-    uint32_t n_of_b = l->max_rank + l->has_biases;
+    place.item_bytes = place.use == LORA_LINEAR && l->is_bfloat16 ? sizeof(uint16_t) : sizeof(float);
+    size_t rank_bytes = (size_t)l->max_rank * place.item_bytes;
     place.at = (struct lora_part){first_row, n_rows, l->slot_bytes, l->slot_bytes + HEAD_BYTES, 0};
-    place.at.b = place.at.a + aligned((size_t)l->max_rank * place.n_cols * sizeof(float));
-    l->slot_bytes = place.at.b + aligned((size_t)n_of_b * n_rows * sizeof(float));
+    place.at.b = place.at.a + aligned(rank_bytes * place.n_cols, ALIGNMENT);
+    place.bias = place.at.b + aligned(rank_bytes * n_rows, sizeof(float));
+    l->slot_bytes = aligned(place.bias + (l->has_biases ? n_rows * sizeof(float) : 0), ALIGNMENT);
     l->parts[l->n_places] = place.at;
     l->places[l->n_places++] = place;
 }
@@ -45,12 +48,13 @@ struct held_experts lora_held(const struct op *op)
 /* How the linears of a program use a weight, if adapters may change them. */
 static bool use_of(const struct lora *l, const struct op *op, uint32_t weight, enum lora_use *use)
 {
+    bool has_experts = lora_held(op).n;
+    *use = op->code == OP_LOGITS ? LORA_HEAD : has_experts ? LORA_EXPERTS : LORA_LINEAR;
     if (op->code == OP_EXPERTS && op->weight[1] == weight)
         return l->has_experts;
     if (op->weight[0] != weight)
         return false;
-    *use = op->code == OP_LOGITS ? LORA_HEAD : LORA_LINEAR;
-    return op->code == OP_LINEAR || (*use == LORA_HEAD ? l->has_embeddings : l->has_experts && lora_held(op).n);
+    return op->code == OP_LINEAR || (op->code == OP_LOGITS ? l->has_embeddings : l->has_experts && has_experts);
 }
 
 static bool is_embedding(const struct lora *l, const struct op *op, const struct program *p)
@@ -77,14 +81,15 @@ static void lay(struct lora *l, const struct program *p)
             is_changed = use_of(l, &p->ops[i], w, &use);
         l->first[w] = l->n_places;
         for (uint32_t i = 0, first_row = 0; is_changed && i < weight->n_parts; first_row += weight->parts[i++].rows)
-            lay_part(l, (struct lora_place){w, i, use, weight->cols, {0}}, first_row, weight->parts[i].rows);
+            lay_part(l, (struct lora_place){.weight = w, .part = i, .use = use, .n_cols = weight->cols}, first_row,
+                     weight->parts[i].rows);
     }
     l->first[p->n_weights] = l->n_places;
     for (uint32_t i = 0; i < p->n_ops; i++) {
         uint32_t w = p->ops[i].weight[0];
         if (is_embedding(l, &p->ops[i], p) && !embedding_of(l, w))
-            lay_part(l, (struct lora_place){w, 0, LORA_EMBEDDING, n_ids_of(&p->ops[i], &p->weights[w]), {0}}, 0,
-                     p->weights[w].cols);
+            lay_part(l, (struct lora_place){
+                .weight = w, .use = LORA_EMBEDDING, .n_cols = n_ids_of(&p->ops[i], &p->weights[w])}, 0, p->weights[w].cols);
     }
 }
 
@@ -200,6 +205,7 @@ enum rc lora_create(struct model *m, struct err *err)
         return rc;
     l->has_biases = m->backend->fusions(m->ctx) & FUSION_LORA_BIASES;
     l->has_whole = m->backend->fusions(m->ctx) & FUSION_LORA_WHOLE;
+    l->is_bfloat16 = m->options.has_lora_bfloat16 && (m->backend->fusions(m->ctx) & FUSION_LORA_BFLOAT16);
     l->has_embeddings = m->options.has_lora_embeddings;
     if (l->has_embeddings && !l->has_biases)
         return refuse(m, "adapters of embeddings and of the head (lora_embeddings=True) are", err);
@@ -297,7 +303,7 @@ static struct lora_args args_of(const struct running *run, const struct step *st
         .n_parts = l->first[weight + 1] - l->first[weight], .max_rank = l->max_rank, .parts = l->parts + l->first[weight],
         .slots = l->slots, .slot_bytes = l->slot_bytes, .row_slots = run->row_adapter,
         .rows = step->on_selected ? run->wanted_rows : NULL, .scratch = l->scratch, .is_delta = l->delta != NULL,
-        .first_row = first_row};
+        .is_bfloat16 = l->is_bfloat16, .first_row = first_row};
 }
 
 /* The rows of a view from `row` on. */
@@ -400,7 +406,7 @@ enum rc lora_head(struct running *run, const struct step *step, uint32_t row, co
     struct lora_args args = args_of(run, step, weight, row);
     if (!l->has_embeddings || l->first[weight] == l->first[weight + 1])
         return RC_OK;
-    args.is_delta = false;
+    args.is_delta = args.is_bfloat16 = false;
     args.n_rows = linear->n_rows;
     args.x = linear->x;
     args.y = linear->y;

@@ -13,14 +13,16 @@ struct running;
 struct step;
 struct views;
 
-/* What an adapter changes: a linear or experts, what an embedding reads, the head. One matrix can be both of the last. */
-enum lora_use { LORA_LINEAR, LORA_EMBEDDING, LORA_HEAD };
+/* What an adapter changes: a linear, what an embedding reads, the head, experts. One matrix can be an embedding and a head. */
+enum lora_use { LORA_LINEAR, LORA_EMBEDDING, LORA_HEAD, LORA_EXPERTS };
 
 /* Where a part of a weight lies in a slot. */
 struct lora_place {
     uint32_t weight, part;
     enum lora_use use;
-    uint32_t n_cols; /* of A */
+    uint32_t n_cols;     /* of A */
+    uint32_t item_bytes; /* of A and B */
+    size_t bias;         /* where it is in a slot, if the slot has room for it */
     struct lora_part at;
 };
 
@@ -30,6 +32,7 @@ struct lora {
     bool has_embeddings;         /* and for embeddings and the head */
     bool has_biases;             /* and for a bias of each part */
     bool has_whole;              /* an adapter's matrix may stand in place of a part's */
+    bool is_bfloat16;            /* A and B of linears are stored as bfloat16, others as float32 */
     size_t slot_bytes;
     size_t image_offset;         /* of this rank's slot in an image, which has a slot of each rank */
     uint32_t n_places;

@@ -36,6 +36,7 @@ struct model_options {
     uint32_t max_lora_rank;
     bool has_lora_experts;        /* adapters may change experts */
     bool has_lora_embeddings;     /* adapters may change embeddings and the head */
+    bool has_lora_bfloat16;       /* adapters' factors have values of bfloat16 */
     uint32_t max_encoder_rows;    /* most rows of a piece that a tower computes */
     uint32_t encoder_cache_tokens; /* features that the pool holds */
     bool is_eager;                /* no captured graphs */

@@ -18,11 +18,11 @@ static struct held_experts experts_of(const struct program *p, uint32_t weight)
 }
 
 /* (tensor, its rows, rows of the part, columns, base, inner, stride, offsets of head, a, b and bias, number of the matrix, its
- * experts, that of the part, use, whether a matrix may stand in its place); struct weight_part has the meaning of base, inner
- * and stride. Offset of bias 0: there is no room for one. */
+ * experts, that of the part, use, whether a matrix may stand in its place, bytes of a value of A and B); struct weight_part has
+ * the meaning of base, inner and stride. Offset of bias 0: there is no room for one. */
 static PyObject *place_of(const struct program *p, const struct lora *lora, const struct lora_place *place)
 {
-    Py_ssize_t at = (Py_ssize_t)lora->image_offset, b = at + (Py_ssize_t)place->at.b;
+    Py_ssize_t at = (Py_ssize_t)lora->image_offset;
     const struct weight *weight = &p->weights[place->weight];
     const struct weight_part *part = &weight->parts[place->part];
     uint32_t last = part->n_dims - 1, tensor_rows = part->is_transposed ? part->dims[last] : 1;
@@ -35,11 +35,11 @@ static PyObject *place_of(const struct program *p, const struct lora *lora, cons
     }
     bool has_bias = lora->has_biases && place->use != LORA_EMBEDDING;
     struct held_experts held = experts_of(p, place->weight);
-    return Py_BuildValue("(sIIIIIInnnnIIIIi)", part->name, tensor_rows, place->at.n_rows, place->n_cols, base, inner, stride,
-                         at + (Py_ssize_t)place->at.head, at + (Py_ssize_t)place->at.a, b,
-                         has_bias ? b + (Py_ssize_t)(lora->max_rank * place->at.n_rows * sizeof(float)) : 0, place->weight,
-                         held.n, held.n ? held.first + place->part / (weight->n_parts / held.n_held) : 0,
-                         (uint32_t)place->use, lora->has_whole);
+    return Py_BuildValue("(sIIIIIInnnnIIIIiI)", part->name, tensor_rows, place->at.n_rows, place->n_cols, base, inner, stride,
+                         at + (Py_ssize_t)place->at.head, at + (Py_ssize_t)place->at.a, at + (Py_ssize_t)place->at.b,
+                         has_bias ? at + (Py_ssize_t)place->bias : 0, place->weight, held.n,
+                         held.n ? held.first + place->part / (weight->n_parts / held.n_held) : 0, (uint32_t)place->use,
+                         lora->has_whole, place->item_bytes);
 }
 
 static const struct lora *lora_of(PyObject *object, struct team **team)

@@ -74,17 +74,18 @@ static bool get_flag(PyObject *options, const char *key)
     return value && PyObject_IsTrue(value) == 1;
 }
 
-/* The option `adapters`: most adapters of a step, their largest rank, whether they may change experts, and whether embeddings
- * and the head. Without it the model serves none. */
+/* The option `adapters`: most adapters of a step, their largest rank, whether they may change experts, whether embeddings and
+ * the head, and whether their factors have values of bfloat16. Without it the model serves none. */
 static int parse_adapters(PyObject *options, struct model_options *o)
 {
     PyObject *given = PyDict_GetItemString(options, "adapters");
     if (!given || given == Py_None)
         return 0;
-    int has_experts = 0, has_embeddings = 0;
-    int bad = !PyArg_ParseTuple(given, "IIpp", &o->max_loras, &o->max_lora_rank, &has_experts, &has_embeddings);
+    int has_experts = 0, has_embeddings = 0, has_bfloat16 = 0;
+    int bad = !PyArg_ParseTuple(given, "IIppp", &o->max_loras, &o->max_lora_rank, &has_experts, &has_embeddings, &has_bfloat16);
     o->has_lora_experts = has_experts;
     o->has_lora_embeddings = has_embeddings;
+    o->has_lora_bfloat16 = has_bfloat16;
     return bad ? -1 : 0;
 }
 

@@ -52,12 +52,12 @@ class RowOperations(Opened):
     def lora(
         self, x: Array, y: Array, slots: Array, parts: Sequence[tuple[int, int, int, int, int]], row_slots: Array | None,
         max_rank: int, rows: Array | None = None, is_delta: bool = False, first_row: int = 0, base_bias: Array | None = None,
-        token_ids: Array | None = None, factor: float = 1.0, ids: tuple[int, int] = (0, 0),
+        token_ids: Array | None = None, factor: float = 1.0, ids: tuple[int, int] = (0, 0), is_bfloat16: bool = False,
     ) -> None:  # fmt: skip
         """Adds adapters to y; a part is (first row, rows, offsets of head, a, b); a row of slots is float32."""
         stage = Stage(self)
         args = struct("lora_args", n_parts=len(parts), max_rank=max_rank, slot_bytes=4 * slots.shape[1], is_delta=is_delta,
-                      first_row=first_row, factor=factor, first_id=ids[0], end_id=ids[1])  # fmt: skip
+                      is_bfloat16=is_bfloat16, first_row=first_row, factor=factor, first_id=ids[0], end_id=ids[1])  # fmt: skip
         table = (header().structs["lora_part"] * len(parts))(*parts)
         args.parts = ctypes.addressof(table)
         stage.view(args.x, "x", x)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..hardware import ordinal
+from ..weights import bfloat16
 from . import peft
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def device_of(source: object, config: EngineConfig) -> Any:
 
 
 class Run(NamedTuple):
-    """Where n tensors of a group lie in an image, in float32 values: the first, and the distance of the next."""
+    """Where n tensors of a group lie in an image, in values of their type: the first, and the distance of the next."""
 
     first: int
     n: int
@@ -55,11 +56,13 @@ class Group(NamedTuple):
     Args:
         names: Of the tensors.
         rows: Of B, which an image holds transposed: the wanted rows. None: the tensors are A.
+        item: Bytes of a value in the image: 2: bfloat16, 4: float32.
         runs: Their places.
     """
 
     names: list[str]
     rows: Any
+    item: int
     runs: list[Run]
 
 
@@ -72,22 +75,29 @@ class Plan:
         rank: The largest of the adapter.
         num_linears: How many matrices it changes.
         config: The content of adapter_config.json, or None.
+        rounds: Whether the factors are rounded to bfloat16.
     """
 
     def __init__(
-        self, size_bytes: int, pairs: Sequence[tuple[Place, Factors]], rank: int, num_linears: int, config: object
+        self,
+        size_bytes: int,
+        pairs: Sequence[tuple[Place, Factors]],
+        rank: int,
+        num_linears: int,
+        config: object,
+        rounds: bool,
     ) -> None:
-        self.rank, self.num_linears = rank, num_linears
+        self.rank, self.num_linears, self._rounds = rank, num_linears, rounds
         self._size, self._config = size_bytes // 4, copy.deepcopy(config)
         self._shapes: dict[str, tuple[int, ...]] = {}
         places: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
         for place, factors in pairs:
             self._shapes |= {name: tuple(each.shape) for name, each in zip(factors.names, factors[:2], strict=True)}
             module = re.sub(r"\d+", "", place.tensor)  # layers lie one like another, so their tensors have equal distances
-            places.setdefault((module, factors.a.shape, None), []).append((place.a // 4, factors.names[0]))
-            rows = place.rows, place.first, place.inner, place.stride
-            places.setdefault((module, factors.b.shape, rows), []).append((place.b // 4, factors.names[1]))
-        self._groups = [_group(sorted(each), rows) for (_, _, rows), each in places.items()]
+            rows, item = (place.rows, place.first, place.inner, place.stride), place.item
+            places.setdefault((module, factors.a.shape, None, item), []).append((place.a // item, factors.names[0]))
+            places.setdefault((module, factors.b.shape, rows, item), []).append((place.b // item, factors.names[1]))
+        self._groups = [_group(sorted(each), rows, item) for (_, _, rows, item), each in places.items()]
         self._at = np.array([place.head // 4 + i for place, _ in pairs for i in range(2)], np.int64)
         self._heads = np.zeros(2 * len(pairs), np.int32)
         self._heads[::2] = [len(factors.a) for _, factors in pairs]
@@ -134,19 +144,29 @@ class Plan:
         return image
 
     def _fill(self, image: Any, tensors: Mapping[str, Any]) -> None:
-        """Writes the factors: each group is gathered, then copied to its places."""
+        """Writes the factors: each group is gathered, rounded, then copied to its places."""
         is_array = isinstance(image, np.ndarray)
         stacked, strided = (np.stack, _strided) if is_array else (sys.modules["torch"].stack, type(image).as_strided)
         for group in self._groups:
             stack = stacked([tensors[name] if is_array else tensors[name].detach() for name in group.names])
             if group.rows is not None:
                 stack = stack[:, group.rows].swapaxes(1, 2)
+            if self._rounds:
+                stack = _rounded(stack, group.item)
+            into = image if group.item == 4 else image.view(stack.dtype)
             for run in group.runs:
-                part = strided(image, (run.n, *stack.shape[1:]), (run.step, stack.shape[2], 1), run.at)
+                part = strided(into, (run.n, *stack.shape[1:]), (run.step, stack.shape[2], 1), run.at)
                 part[...] = stack[run.first : run.first + run.n]
 
 
-def _strided(image: npt.NDArray[np.float32], shape: Sequence[int], steps: Sequence[int], at: int) -> npt.NDArray[np.float32]:
+def _rounded(stack: Any, item: int) -> Any:
+    """The nearest bfloat16 of each value of an array, as its bits (item 2) or as float32, or of a tensor, as torch's type."""
+    if not isinstance(stack, np.ndarray):
+        return stack.bfloat16()
+    return bfloat16.bits(stack) if item == 2 else bfloat16.rounded(stack)
+
+
+def _strided(image: npt.NDArray[Any], shape: Sequence[int], steps: Sequence[int], at: int) -> npt.NDArray[Any]:
     """`torch.Tensor.as_strided` of an array."""
     return np.lib.stride_tricks.as_strided(image[at:], shape, [image.itemsize * step for step in steps])
 
@@ -157,7 +177,7 @@ def _are_together(tensors: Iterable[Any]) -> bool:
     return torch is not None and len({each.device if torch.is_tensor(each) else i for i, each in enumerate(tensors)}) == 1
 
 
-def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int] | None) -> Group:
+def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int] | None, item: int) -> Group:
     """A group of tensors with their places in ascending order."""
     at = [each for each, _ in tensors]
     runs: list[Run] = []
@@ -167,7 +187,7 @@ def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int] |
             runs[-1] = last._replace(n=last.n + 1, step=each - at[i - 1])
         else:
             runs.append(Run(i, 1, each, 0))
-    return Group([name for _, name in tensors], None if rows is None else _selected(*rows), runs)
+    return Group([name for _, name in tensors], None if rows is None else _selected(*rows), item, runs)
 
 
 def source_rows(rows: int, first: int, inner: int, stride: int) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
-from ..weights import stacked
+from ..weights import bfloat16, stacked
 from . import adapter_images
 from .adapter_images import Made
 
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
     `matrix` numbers the matrices of the program; `experts` is 0 for those of linears, else `expert` is one of them. Of an
     embedding `rows` are its columns, and A has a column for each id. `bias` is 0 if the device takes none, `has_whole` if it
-    takes no matrix in place of the model's.
+    takes no matrix in place of the model's. `item` is the bytes of a value of A and B: 4, or 2 for bfloat16.
     """
 
     tensor: str
@@ -50,6 +50,7 @@ class Place(NamedTuple):
     expert: int
     use: int
     has_whole: int
+    item: int
 
     def source_rows(self) -> npt.NDArray[np.int64]:
         """The tensor's row of each row."""
@@ -66,6 +67,7 @@ class Images:
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
         self._model, self._config = model, config
+        self._rounds = config.lora_dtype == "bfloat16"
         self._plan: adapter_images.Plan | None = None
         """Of the last adapter whose tensors came from memory: a trainer brings the same ones again and again."""
 
@@ -90,7 +92,8 @@ class Images:
         stacks = [each for parameters in found.experts.values() for each in parameters]
         every = [*found.matrices.values(), *found.embeddings.values(), *(one for each in stacks for one in each)]
         pairs = [*self._pairs(found, places, where)]
-        plan = adapter_images.Plan(size_bytes, pairs, max((len(one.a) for one in every), default=0), len(every), config)
+        rank = max((len(one.a) for one in every), default=0)
+        plan = adapter_images.Plan(size_bytes, pairs, rank, len(every), config, self._rounds)
         image = plan.image({name: tensor for one in every for name, tensor in zip(one.names, one[:2], strict=True)}, device)
         for module, parameters in found.experts.items():
             for each in parameters:
@@ -179,6 +182,8 @@ class Images:
                 tensor=f"{module}.lora_B.weight",
             )
         offsets = _offsets(shapes[have])
+        if self._rounds:
+            factors = [one._replace(a=bfloat16.rounded(one.a), b=bfloat16.rounded(one.b)) for one in factors]
         for place in shapes[have]:
             _put(image, place, factors[place.expert], place.source_rows() + offsets[place.expert, place.tensor])
 

@@ -218,11 +218,12 @@ def _images(config: EngineConfig, files: ModelFiles, spec: Spec, tokenizer: Toke
     return Images(config, files.config, files.directory, tokenizer)
 
 
-def _adapters(config: EngineConfig) -> tuple[int, int, bool, bool] | None:
+def _adapters(config: EngineConfig) -> tuple[int, int, bool, bool, bool] | None:
     """The core's option `adapters`."""
     if not config.enable_lora:
         return None
-    return config.max_loras, config.max_lora_rank, config.lora_experts, config.lora_embeddings
+    is_bfloat16 = config.lora_dtype == "bfloat16"
+    return config.max_loras, config.max_lora_rank, config.lora_experts, config.lora_embeddings, is_bfloat16
 
 
 def _check_adapters(config: EngineConfig, spec: Spec) -> None:

@@ -48,7 +48,7 @@ def test_wrong_type(option, value):
 LATER = [
     ("load_format", "borrow"),
     ("kv_cache_dtype", "fp8_e5m2"), ("logprobs_mode", "raw_logits"), ("max_logprobs", -1),
-    ("enable_return_routed_experts", True), ("lora_dtype", "bfloat16"),
+    ("enable_return_routed_experts", True), ("lora_dtype", "float16"),
     ("pipeline_parallel_size", 2),
 ]  # fmt: skip
 

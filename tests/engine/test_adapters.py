@@ -425,6 +425,36 @@ def test_embeddings_heads_and_biases(dtype: str, each_device: str, tiny_model: M
             assert (bits(llm.generate([prompts()[i]], params(i))[0]) == wanted[i]) == (choice is None)
 
 
+@pytest.mark.parametrize("is_torch", [False, True])
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_factors_rounded_to_bfloat16(family: str, is_torch: bool, each_device: str, tiny_model: Make) -> None:
+    """lora_dtype="bfloat16" gives the bits of factors that were rounded before; biases are not."""
+    torch = pytest.importorskip("torch")
+    path, rng = tiny_model(family, "bfloat16"), np.random.default_rng(2)
+    plain = tiny_model(family, "float32") / "model.safetensors"
+    with safe_open(plain, "numpy") as file:
+        names = [name for name in file.keys() if "_proj.weight" in name or ".experts." in name]  # noqa: SIM118
+        shapes = {name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape()) for name in names}
+    exact = {name: torch.from_numpy(tensor) for name, tensor in files.factors(shapes, 8, 3, 0.2).items()}
+    rounded = {name: tensor.bfloat16().float() for name, tensor in exact.items()}
+    if family == "llama":
+        biases = {f"{name}.lora_B.bias": torch.from_numpy(rng.standard_normal(n[0], np.float32)) for name, n in shapes.items()}
+        exact, rounded = exact | biases, rounded | biases
+    config = {"r": 8, "lora_alpha": 8, "lora_bias": family == "llama"}
+    options = {"lora_experts": family == "mixtral", "enable_prefix_caching": False}
+
+    def generate(tensors: dict[str, Any], lora_dtype: str) -> list[Any]:
+        with open_llm(path, each_device, lora_dtype=lora_dtype, **options) as llm:
+            given = tensors if is_torch else {name: tensor.numpy() for name, tensor in tensors.items()}
+            for _ in range(2):  # the second time by the plan of the first
+                llm.load_adapter("a", given, config)
+            outputs = llm.generate(prompts()[:4], [params(i) for i in range(4)], lora_request="a", use_tqdm=False)
+            return [bits(one) for one in outputs]
+
+    found = generate(exact, "bfloat16")
+    assert found == generate(rounded, "float32") != generate(exact, "float32")
+
+
 def test_steps_allocate_nothing(case: Case) -> None:
     path, device, adapters, _ = case
     with open_llm(path, device, max_loras=1) as llm:

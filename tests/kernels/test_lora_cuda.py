@@ -144,6 +144,41 @@ def test_biases(columns: int, widths: tuple[int, int], n_rows: int, backend: Bac
             assert alone.tobytes() == delta[row : row + 1].tobytes()
 
 
+def in_bfloat16(slots: Array, parts: list[tuple[int, int, int, int, int]], columns: int) -> tuple[Array, Array]:
+    """Slots whose A and B have values of bfloat16, stored as float32 and as bfloat16."""
+    wide = slots.copy()
+    narrow = slots.copy()
+    for _, rows, _, a, b in parts:
+        for at, n in ((a, columns * MAX_RANK), (b, rows * MAX_RANK)):
+            values = slots[:, at // 4 :][:, :n].astype(ml_dtypes.bfloat16)
+            wide[:, at // 4 :][:, :n] = values.astype(np.float32)
+            narrow.view(np.uint16)[:, at // 2 :][:, :n] = values.view(np.uint16)
+        bias = slots[:, b // 4 + MAX_RANK * rows :][:, :rows]
+        narrow[:, (b + 2 * MAX_RANK * rows) // 4 :][:, :rows] = bias
+    return wide, narrow
+
+
+@pytest.mark.parametrize(
+    ("columns", "widths"), [(21, (16, 7)), (515, (33, 64)), (1100, (520, 64)), (4096, (64, 8)), (5000, (24, 40))]
+)
+@pytest.mark.parametrize("n_rows", [1, 19])
+def test_factors_of_bfloat16(columns: int, widths: tuple[int, int], n_rows: int, backend: Backend) -> None:
+    """They have the bits of the same values in float32."""
+    slots, parts = plain.make_biased(columns, widths)
+    wide, narrow = in_bfloat16(slots, parts, columns)
+    x, chosen, _, base = small(backend, n_rows, columns, sum(widths))
+    found = []
+    for given, is_bfloat16 in ((wide, False), (narrow, True)):
+        begin(backend, chosen)
+        found.append(np.full((n_rows, sum(widths)), np.nan, np.float32))
+        backend.lora(
+            x, found[-1], given, parts, None, MAX_RANK, None, True, base_bias=base, is_bfloat16=is_bfloat16
+        )  # fmt: skip
+    assert found[0].tobytes() == found[1].tobytes()
+    want = plain.wanted_with_biases(read(backend, x), np.zeros(found[0].shape), wide, parts, chosen, base)
+    assert np.abs(found[0] - want).max() <= 1e-5 * np.abs(want).max()
+
+
 @pytest.mark.parametrize(("columns", "widths"), [(21, (16, 7)), (1100, (520, 64))])
 def test_heads(columns: int, widths: tuple[int, int], backend: Backend) -> None:
     """Logits are float32 for every type of activations, and changed where they lie; the rows are a step's wanted ones."""

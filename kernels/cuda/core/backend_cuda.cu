@@ -290,7 +290,7 @@ static uint32_t fusions(void *ctx)
     return (cuda_n_ranks((struct cuda *)ctx) > 1 ? of_ranks : 0) | FUSION_LINEAR_GATED | FUSION_ADD_NORM |
            FUSION_NORM_ADD_NORM | FUSION_SSM_GATED | FUSION_SSM_INPUTS | FUSION_NORM_ROUTE | FUSION_QKV_ATTENTION |
            FUSION_ADD_NORM_LINEAR | FUSION_LINEAR_DELTA | FUSION_VISIBLE_END | FUSION_EXPERTS_LORA |
-           FUSION_LORA_BIASES;
+           FUSION_LORA_BIASES | FUSION_LORA_BFLOAT16;
 }
 
 static bool supports(void *ctx, uint32_t dtype, uint32_t use)

@@ -1,7 +1,7 @@
 /* Adapters: delta[r][n] = scale * sum over j of t[r][j] * B[n][j], t[r][j] = sum over k of A[j][k] * x[r][k], part by part of
- * a matrix, and a bias; -0.0 for rows without an adapter. linear.cuh adds delta to the sums of the linear. A and B are float32,
- * x has the type of activations. lora_shrink.cuh (t) and lora_expand.cuh (delta) tell the orders, the same for every number of
- * rows; lora_plain.cuh has embeddings and the head.
+ * a matrix, and a bias; -0.0 for rows without an adapter. linear.cuh adds delta to the sums of the linear. A and B are float32
+ * or bfloat16, x has the type of activations. lora_shrink.cuh (t) and lora_expand.cuh (delta) tell the orders, the same for
+ * every number of rows; lora_plain.cuh has embeddings and the head.
  * Once a step lora_sort puts the rows in the order of their slots, in tiles of up to TILE rows of one slot; a block of
  * lora_shrink or lora_expand takes one tile, so it reads A or B once for them. Bound by latency for few rows (two kernels,
  * while the linear behind them fetches its weights), else by the bytes of delta: 256 rows of 28672 columns are 29 MB. */
@@ -133,44 +133,58 @@ static bool has_fours(const struct lora_work *w)
     return fits;
 }
 
-template <class T, uint32_t THREADS, uint32_t RANKS>
+template <class T, class W, uint32_t THREADS, uint32_t RANKS>
 static void launch_chains(const struct cuda *cuda, const struct lora_args *args, const lora_work &w, bool is_aligned,
                           uint32_t n_tiles)
 {
     const auto kernel = args->n_rows == 1
-                            ? (is_aligned ? lora_shrink<T, 1, THREADS, RANKS, true> : lora_shrink<T, 1, THREADS, RANKS, false>)
-                            : (is_aligned ? lora_shrink<T, TILE, THREADS, RANKS, true>
-                                          : lora_shrink<T, TILE, THREADS, RANKS, false>);
+                            ? (is_aligned ? lora_shrink<T, W, 1, THREADS, RANKS, true>
+                                          : lora_shrink<T, W, 1, THREADS, RANKS, false>)
+                            : (is_aligned ? lora_shrink<T, W, TILE, THREADS, RANKS, true>
+                                          : lora_shrink<T, W, TILE, THREADS, RANKS, false>);
     launch(cuda, kernel, dim3(ceil_div(args->max_rank, RANKS), w.n_here, n_tiles), THREADS, 0, w, rows<T>(args->x));
 }
 
+template <class W>
 static void launch_chunks(const struct cuda *cuda, const struct lora_args *args, const lora_work &w, bool is_aligned,
                           uint32_t n_tiles)
 {
-    const auto kernel = args->n_rows == 1 ? (is_aligned ? lora_shrink_chunk<1, true> : lora_shrink_chunk<1, false>)
-                                          : (is_aligned ? lora_shrink_chunk<TILE, true> : lora_shrink_chunk<TILE, false>);
+    const auto kernel = args->n_rows == 1
+                            ? (is_aligned ? lora_shrink_chunk<W, 1, true> : lora_shrink_chunk<W, 1, false>)
+                            : (is_aligned ? lora_shrink_chunk<W, TILE, true> : lora_shrink_chunk<W, TILE, false>);
     launch(cuda, kernel, dim3(w.n_chunks * ceil_div(args->max_rank, CHUNK_RANKS), w.n_here, n_tiles), CHUNK_THREADS, 0, w,
            rows<__nv_bfloat16>(args->x));
 }
 
-template <class T>
+template <class T, class W>
 static void launch_shrink(const struct cuda *cuda, const struct lora_args *args, const lora_work &w, uint32_t n_tiles)
 {
     const uint32_t fits = sizeof(T) == 2 ? 8 : 4; /* values of 16 bytes */
     const bool is_aligned = (uintptr_t)args->x.data % 16 == 0 && args->x.stride % fits == 0 && w.n_cols % 8 == 0;
     if constexpr (std::is_same<T, __nv_bfloat16>::value)
-        launch_chunks(cuda, args, w, is_aligned, n_tiles);
+        launch_chunks<W>(cuda, args, w, is_aligned, n_tiles);
     else if (w.n_cols > SHRINK_LONG)
-        launch_chains<T, 1024, 2>(cuda, args, w, is_aligned, n_tiles);
+        launch_chains<T, W, 1024, 2>(cuda, args, w, is_aligned, n_tiles);
     else
-        launch_chains<T, 256, 4>(cuda, args, w, is_aligned, n_tiles);
+        launch_chains<T, W, 256, 4>(cuda, args, w, is_aligned, n_tiles);
 }
 
-static auto expand_kernel(uint32_t n_rows, bool is_aligned)
+template <class W> static auto expand_kernel(uint32_t n_rows, bool is_aligned)
 {
     if (n_rows == 1)
-        return is_aligned ? lora_expand<1, true> : lora_expand<1, false>;
-    return is_aligned ? lora_expand<TILE, true> : lora_expand<TILE, false>;
+        return is_aligned ? lora_expand<W, 1, true> : lora_expand<W, 1, false>;
+    return is_aligned ? lora_expand<W, TILE, true> : lora_expand<W, TILE, false>;
+}
+
+/* Launches the kernels for all parts; A and B are of type W. */
+template <class T, class W>
+static void launch_parts(const struct cuda *cuda, const struct lora_args *args, struct lora_work *w, uint32_t n_tiles)
+{
+    for (uint32_t first = 0; first < args->n_parts; first += PARTS) {
+        const uint32_t n_blocks = fill_places(args, first, w);
+        launch_shrink<T, W>(cuda, args, *w, n_tiles);
+        launch(cuda, expand_kernel<W>(args->n_rows, has_fours(w)), dim3(n_blocks, n_tiles), EXPAND_THREADS, 0, *w);
+    }
 }
 
 /* Adds to y where it lies. */
@@ -214,10 +228,6 @@ enum rc cuda_lora(void *ctx, const struct lora_args *args, struct err *err)
                               sorted->lists + (size_t)chunk * sorted->list_values, args->scratch, (float *)args->y.data,
                               args->base_bias, args->y.stride, args->x.width, n_of_x, args->max_rank, args->n_parts, 0, {}};
         const uint32_t n_tiles = most_tiles(sorted, args->n_rows);
-        for (uint32_t first = 0; first < args->n_parts; first += PARTS) {
-            const uint32_t n_blocks = fill_places(args, first, &w);
-            launch_shrink<T>(cuda, args, w, n_tiles);
-            launch(cuda, expand_kernel(args->n_rows, has_fours(&w)), dim3(n_blocks, n_tiles), EXPAND_THREADS, 0, w);
-        }
+        (args->is_bfloat16 ? launch_parts<T, __nv_bfloat16> : launch_parts<T, float>)(cuda, args, &w, n_tiles);
     });
 }

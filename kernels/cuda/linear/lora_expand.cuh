@@ -24,8 +24,8 @@ static __device__ __forceinline__ void store_four(float *row, uint32_t column, u
 }
 
 /* Rows first .. first + EXPAND_RANKS of the transpose of B; zeros beyond the rank. */
-template <bool IS_ALIGNED>
-static __device__ __forceinline__ void load_b(const float *b, uint32_t first, uint32_t rank, uint32_t column, uint32_t n_rows,
+template <bool IS_ALIGNED, class W>
+static __device__ __forceinline__ void load_b(const W *b, uint32_t first, uint32_t rank, uint32_t column, uint32_t n_rows,
                                               float (&m)[EXPAND_RANKS][4])
 {
 #pragma unroll
@@ -56,10 +56,12 @@ static __device__ __forceinline__ float sum_chunks(const lora_work &w, uint32_t 
 }
 
 /* What an adapter's bias adds to four columns of delta. */
+template <class W>
 static __device__ __forceinline__ void load_bias(const lora_work &w, const lora_place &place, const char *slot, uint32_t kind,
                                                  uint32_t column, float (&bias)[4])
 {
-    const float *from = (const float *)(slot + place.b) + (size_t)w.max_rank * place.n_rows;
+    const size_t b_bytes = (size_t)w.max_rank * place.n_rows * sizeof(W);
+    const float *from = (const float *)(slot + place.b + (b_bytes + 3) / 4 * 4);
     for (uint32_t i = 0; i < 4; i++)
         if (column + i < place.n_rows)
             bias[i] = lora_bias_of(kind, from[column + i], w.base_bias, place.first_row + column + i);
@@ -68,7 +70,7 @@ static __device__ __forceinline__ void load_bias(const lora_work &w, const lora_
 }
 
 /* A block has EXPAND_COLUMNS columns of a part for a tile of up to ROWS rows. */
-template <uint32_t ROWS, bool IS_ALIGNED>
+template <class W, uint32_t ROWS, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(const __grid_constant__ lora_work w)
 {
     __shared__ float4 t[ROWS][EXPAND_RANKS / 4];
@@ -84,7 +86,7 @@ static __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(const __gri
     const char *slot = tile.slot < 0 ? NULL : w.slot(tile);
     const uint32_t rank = slot ? *(const uint32_t *)(slot + place.head) : 0;
     const float scale = rank ? *(const float *)(slot + place.head + 4) : -0.0f;
-    const float *b = rank ? (const float *)(slot + place.b) : NULL;
+    const W *b = rank ? (const W *)(slot + place.b) : NULL;
     float m[EXPAND_RANKS][4], sum[ROWS][4];
     load_b<IS_ALIGNED>(b, 0, rank, column, place.n_rows, m);
     if (threadIdx.x < tile.n_rows)
@@ -127,7 +129,7 @@ static __global__ void __launch_bounds__(EXPAND_THREADS) lora_expand(const __gri
     const uint32_t kind = slot ? *(const uint32_t *)(slot + place.head + 8) : LORA_BIAS_NONE;
     float bias[4];
     if (kind)
-        load_bias(w, place, slot, kind, column, bias);
+        load_bias<W>(w, place, slot, kind, column, bias);
 #pragma unroll
     for (uint32_t r = 0; r < ROWS; r++) {
         if (r >= tile.n_rows)

@@ -1,8 +1,8 @@
 /* lora_shrink.cuh: t of lora.cu, the products of A and rows of x. Orders:
  *   bfloat16  chunk by chunk of LORA_CHUNK columns; lora_expand adds the chunks. Each element of A is the exact sum of three
- *             values of bfloat16. Each of the three has a chain of mma.sync m16n8k16: warp i of 16 has columns 32 i ..
- *             32 i + 31 and those 512 further, in steps of four neighbours of every eight. Then first + (second + third),
- *             then pairwise over warps
+ *             values of bfloat16, or one value of bfloat16. Each value has a chain of mma.sync m16n8k16: warp i of 16 has
+ *             columns 32 i .. 32 i + 31 and those 512 further, in steps of four neighbours of every eight. Then first +
+ *             (second + third), then pairwise over warps
  *   others    thread i of T has a chain over the columns 4 i .. 4 i + 3, 4 (i + T) .. of x; then pairwise over lanes 16, 8, 4,
  *             2, 1 apart, then over warps 1, 2, 4, .. apart. T: 256, or 1024 for more than 4096 columns
  * A comes in before the wait. */
@@ -50,29 +50,6 @@ static __device__ __forceinline__ void split(float a, float b, uint32_t (&parts)
     }
 }
 
-/* Operands of A of two mma: of each four columns of a thread's eight, part by part. */
-typedef uint32_t a_operands[3][2][4];
-
-/* Thread (g, q) of a warp, g = lane / 4, q = lane % 4, has columns 8 q .. 8 q + 7 of ranks g and g + 8. */
-template <bool IS_ALIGNED>
-static __device__ __forceinline__ void load_operands(const float *const (&a)[2], uint32_t column, uint32_t n_cols,
-                                                     a_operands &m)
-{
-#pragma unroll
-    for (uint32_t r = 0; r < 2; r++) {
-        float v[8];
-        load_part<IS_ALIGNED>(a[r], column, n_cols, v);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            uint32_t parts[3];
-            split(v[2 * i], v[2 * i + 1], parts);
-#pragma unroll
-            for (uint32_t p = 0; p < 3; p++)
-                m[p][i / 2][r + 2 * (i % 2)] = parts[p];
-        }
-    }
-}
-
 template <bool IS_ALIGNED>
 static __device__ __forceinline__ uint4 load_row(const __nv_bfloat16 *row, uint32_t column, uint32_t n_cols)
 {
@@ -83,9 +60,60 @@ static __device__ __forceinline__ uint4 load_row(const __nv_bfloat16 *row, uint3
                  pair_at(from, column + 4, n_cols, false), pair_at(from, column + 6, n_cols, false)};
 }
 
+/* Values of bfloat16 that add up to an element of A. */
+template <class W> static constexpr uint32_t VALUES = sizeof(W) == 2 ? 1 : 3;
+
+/* Operands of A of two mma: of each four columns of a thread's eight, value by value. */
+template <class W> using a_operands = uint32_t[VALUES<W>][2][4];
+
+/* Element i of the chains of all values. */
+static __device__ __forceinline__ float sum_values(const float (&sum)[3][4], uint32_t i)
+{
+    return sum[0][i] + (sum[1][i] + sum[2][i]);
+}
+
+static __device__ __forceinline__ float sum_values(const float (&sum)[1][4], uint32_t i)
+{
+    return sum[0][i];
+}
+
+/* Thread (g, q) of a warp, g = lane / 4, q = lane % 4, has columns 8 q .. 8 q + 7 of ranks g and g + 8. */
+template <bool IS_ALIGNED>
+static __device__ __forceinline__ void load_operands(const float *const (&a)[2], uint32_t column, uint32_t n_cols,
+                                                     a_operands<float> &m)
+{
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        float v[8];
+        load_part<IS_ALIGNED>(a[r], column, n_cols, v);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            uint32_t values[3];
+            split(v[2 * i], v[2 * i + 1], values);
+#pragma unroll
+            for (uint32_t p = 0; p < 3; p++)
+                m[p][i / 2][r + 2 * (i % 2)] = values[p];
+        }
+    }
+}
+
+template <bool IS_ALIGNED>
+static __device__ __forceinline__ void load_operands(const __nv_bfloat16 *const (&a)[2], uint32_t column, uint32_t n_cols,
+                                                     a_operands<__nv_bfloat16> &m)
+{
+#pragma unroll
+    for (uint32_t r = 0; r < 2; r++) {
+        const uint4 v = load_row<IS_ALIGNED>(a[r], column, n_cols);
+        m[0][0][r] = v.x;
+        m[0][0][r + 2] = v.y;
+        m[0][1][r] = v.z;
+        m[0][1][r + 2] = v.w;
+    }
+}
+
 /* A block has CHUNK_RANKS elements of t of a chunk of columns, for a tile of up to ROWS rows. The block of one row takes so
  * little shared memory that it runs beside a block of the linear in front of it. */
-template <uint32_t ROWS, bool IS_ALIGNED>
+template <class W, uint32_t ROWS, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(CHUNK_THREADS)
 lora_shrink_chunk(const __grid_constant__ lora_work w, rows<__nv_bfloat16> x)
 {
@@ -102,12 +130,12 @@ lora_shrink_chunk(const __grid_constant__ lora_work w, rows<__nv_bfloat16> x)
         return;
     }
     const uint32_t column = chunk * LORA_CHUNK + 32 * warp + 8 * q;
-    const float *a[2];
+    const W *a[2];
 #pragma unroll
     for (uint32_t r = 0; r < 2; r++)
-        a[r] = (const float *)(slot + place.a) + (size_t)min(first + g + 8 * r, rank - 1) * w.n_cols;
+        a[r] = (const W *)(slot + place.a) + (size_t)min(first + g + 8 * r, rank - 1) * w.n_cols;
     const __nv_bfloat16 *from = x.at((uint32_t)w.list[tile.first + min(g, tile.n_rows - 1)], 0);
-    a_operands m[CHUNK_TURNS];
+    a_operands<W> m[CHUNK_TURNS];
 #pragma unroll
     for (uint32_t i = 0; i < CHUNK_TURNS; i++)
         load_operands<IS_ALIGNED>(a, column + 32 * CHUNK_WARPS * i, w.n_cols, m[i]);
@@ -116,20 +144,20 @@ lora_shrink_chunk(const __grid_constant__ lora_work w, rows<__nv_bfloat16> x)
 #pragma unroll
     for (uint32_t i = 0; i < CHUNK_TURNS; i++)
         v[i] = load_row<IS_ALIGNED>(from, column + 32 * CHUNK_WARPS * i, w.n_cols);
-    float sum[3][4] = {};
+    float sum[VALUES<W>][4] = {};
 #pragma unroll
     for (uint32_t i = 0; i < CHUNK_TURNS; i++) {
         const uint32_t b[2][2] = {{v[i].x, v[i].y}, {v[i].z, v[i].w}};
 #pragma unroll
         for (uint32_t half = 0; half < 2; half++)
 #pragma unroll
-            for (uint32_t p = 0; p < 3; p++)
+            for (uint32_t p = 0; p < VALUES<W>; p++)
                 mma(sum[p], m[i][p][half], b[half], __nv_bfloat16());
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++)
         if (ROWS > 1 || 2 * q + i % 2 == 0)
-            sums[warp][(2 * q + i % 2) * CHUNK_RANKS + g + 8 * (i / 2)] = sum[0][i] + (sum[1][i] + sum[2][i]);
+            sums[warp][(2 * q + i % 2) * CHUNK_RANKS + g + 8 * (i / 2)] = sum_values(sum, i);
     store_sums<CHUNK_RANKS>(w, tile, place.number, chunk, first, rank, sums);
 }
 
@@ -157,8 +185,8 @@ template <uint32_t N> static __device__ __forceinline__ uint32_t sum_number(void
     return threadIdx.x % 32 / (32 / N);
 }
 
-template <bool IS_ALIGNED, uint32_t RANKS>
-static __device__ __forceinline__ void load_a(const float *const (&a)[RANKS], uint32_t column, uint32_t n_cols,
+template <bool IS_ALIGNED, class W, uint32_t RANKS>
+static __device__ __forceinline__ void load_a(const W *const (&a)[RANKS], uint32_t column, uint32_t n_cols,
                                               float (&m)[RANKS][4])
 {
     if (column < n_cols)
@@ -186,7 +214,7 @@ static __device__ __forceinline__ void add_products(const T *const (&from)[ROWS]
 }
 
 /* A block has RANKS elements of t for a tile of up to ROWS rows. */
-template <class T, uint32_t ROWS, uint32_t THREADS, uint32_t RANKS, bool IS_ALIGNED>
+template <class T, class W, uint32_t ROWS, uint32_t THREADS, uint32_t RANKS, bool IS_ALIGNED>
 static __global__ void __launch_bounds__(THREADS) lora_shrink(const __grid_constant__ lora_work w, rows<T> x)
 {
     constexpr uint32_t N = ROWS * RANKS, N_WARPS = THREADS / 32;
@@ -202,11 +230,11 @@ static __global__ void __launch_bounds__(THREADS) lora_shrink(const __grid_const
         wait_for_input();
         return;
     }
-    const float *a[RANKS];
+    const W *a[RANKS];
     const T *from[ROWS];
 #pragma unroll
     for (uint32_t j = 0; j < RANKS; j++)
-        a[j] = (const float *)(slot + place.a) + (size_t)min(first + j, rank - 1) * w.n_cols;
+        a[j] = (const W *)(slot + place.a) + (size_t)min(first + j, rank - 1) * w.n_cols;
 #pragma unroll
     for (uint32_t r = 0; r < ROWS; r++)
         from[r] = x.at((uint32_t)w.list[tile.first + min(r, tile.n_rows - 1)], 0);
