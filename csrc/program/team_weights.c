@@ -194,7 +194,7 @@ enum rc team_obey_weights(struct team *team, const struct weight_order *order, u
     if (order->call == TEAM_CHECK)
         return update_check(team->update, name, &tensor, order->is_finite, &fate, err);
     if (order->call == TEAM_WRITE)
-        return update_write(team->update, name, &tensor, false, &fate, err);
+        return update_write(team->update, name, &tensor, &fate, err);
     struct tensor_sum sum = {0};
     rc = update_sum(team->update, name, *path || order->has_tensor ? &tensor : NULL, &sum, &fate, err);
     *number = sum.sum;

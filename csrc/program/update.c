@@ -30,7 +30,7 @@ struct update {
     struct piece *pieces;         /* one for each part of each weight of each rank, by rank */
     uint32_t n_entries, n_written;
     uint64_t n_bytes;
-    bool has_written;
+    bool has_written, is_quantised; /* is_quantised: some weight of this host is */
     void *window;                 /* what tensor->read gave last */
     size_t window_bytes;
 };
@@ -53,6 +53,21 @@ static const struct weight *weight_of(const struct update *u, const struct piece
 static const struct weight_part *part_of(const struct update *u, const struct piece *piece)
 {
     return &weight_of(u, piece)->parts[piece->part];
+}
+
+/* Of a piece on another host, which that host checks, a type that is always right. */
+static uint32_t stored_type(const struct update *u, const struct piece *piece)
+{
+    if (!model_of(u, piece))
+        return DTYPE_F32;
+    return weight_of(u, piece)->kind == WEIGHT_VECTOR ? (uint32_t)DTYPE_F32
+                                                      : weights_stored(model_of(u, piece)->weights, piece->weight, piece->part);
+}
+
+/* Whether tensors of floats are quantised when they are written to the piece. */
+static bool is_quantised(const struct update *u, const struct piece *piece)
+{
+    return quantise_has(stored_type(u, piece));
 }
 
 /* To loop over an entry's pieces, call first_piece, then next_piece until it returns NULL. */
@@ -106,6 +121,7 @@ static enum rc list_entries(struct update *u, struct err *err)
         for (uint32_t w = 0; w < u->programs[rank]->n_weights; w++)
             for (uint32_t i = 0; i < u->programs[rank]->weights[w].n_parts && !rc; i++, n++) {
                 u->pieces[n] = (struct piece){rank, w, i, NO_INDEX};
+                u->is_quantised |= is_quantised(u, &u->pieces[n]);
                 rc = add_piece(u, n, err);
             }
     return rc;
@@ -262,15 +278,6 @@ static const struct piece *local_piece(const struct update *u, const struct upda
     return piece ? piece : first_piece(u, entry);
 }
 
-/* Of a piece on another host, which that host checks, a type that is always right. */
-static uint32_t stored_type(const struct update *u, const struct piece *piece)
-{
-    if (!model_of(u, piece))
-        return DTYPE_F32;
-    return weight_of(u, piece)->kind == WEIGHT_VECTOR ? (uint32_t)DTYPE_F32
-                                                      : weights_stored(model_of(u, piece)->weights, piece->weight, piece->part);
-}
-
 static enum rc mismatch(const struct update *u, const struct update_entry *entry, const struct update_tensor *have,
                         struct err *err)
 {
@@ -296,12 +303,6 @@ static bool is_float(uint32_t dtype)
 bool update_takes(uint32_t dtype)
 {
     return is_float(dtype) || quantise_has(dtype);
-}
-
-/* Whether tensors of floats are quantised when they are written to the piece. */
-static bool is_quantised(const struct update *u, const struct piece *piece)
-{
-    return quantise_has(stored_type(u, piece));
 }
 
 static const struct device_traits *traits_of(const struct update *u, const struct piece *piece)
@@ -569,27 +570,38 @@ static enum rc check_values(struct update *u, const struct update_entry *entry, 
     return fault(err, WEIGHTS_MISMATCHED, entry->name);
 }
 
-static enum rc check(struct update *u, const char *name, const struct update_tensor *tensor, bool is_finite,
-                     struct update_entry **entry, enum update_fate *fate, struct err *err)
+static enum rc check_form(struct update *u, const char *name, const struct update_tensor *tensor, struct update_entry **entry,
+                          enum update_fate *fate, struct err *err)
 {
     enum rc rc;
     *entry = find(u, name, &rc, err);
     *fate = !*entry ? UPDATE_SKIPPED : (*entry)->n_writes ? UPDATE_REPEATED : UPDATE_FRESH;
-    if (*entry)
-        rc = check_tensor(u, *entry, tensor, err);
-    if (*entry && !rc && (is_finite || is_quantised(u, local_piece(u, *entry))))
-        rc = check_values(u, *entry, tensor, err);
-    return rc;
+    return *entry ? check_tensor(u, *entry, tensor, err) : rc;
 }
 
-/* ---- writes ------------------------------------------------------------------------------------------------------------ */
+enum rc update_check_form(struct update *u, const char *name, const struct update_tensor *tensor, enum update_fate *fate,
+                          struct err *err)
+{
+    struct update_entry *entry;
+    return check_form(u, name, tensor, &entry, fate, err);
+}
 
 enum rc update_check(struct update *u, const char *name, const struct update_tensor *tensor, bool is_finite,
                      enum update_fate *fate, struct err *err)
 {
     struct update_entry *entry;
-    return check(u, name, tensor, is_finite, &entry, fate, err);
+    enum rc rc = check_form(u, name, tensor, &entry, fate, err);
+    if (entry && !rc && (is_finite || is_quantised(u, local_piece(u, entry))))
+        rc = check_values(u, entry, tensor, err);
+    return rc;
 }
+
+bool update_reads_values(const struct update *u)
+{
+    return u->is_quantised;
+}
+
+/* ---- writes ------------------------------------------------------------------------------------------------------------ */
 
 struct writing {
     bool is_lent, has_written;
@@ -620,11 +632,11 @@ static enum rc write_place(struct model *model, const struct visit *visit, void 
     return model->backend->tensor_write(model->ctx, &args, err);
 }
 
-enum rc update_write(struct update *u, const char *name, const struct update_tensor *tensor, bool is_finite,
-                     enum update_fate *fate, struct err *err)
+enum rc update_write(struct update *u, const char *name, const struct update_tensor *tensor, enum update_fate *fate,
+                     struct err *err)
 {
     struct update_entry *entry;
-    enum rc rc = check(u, name, tensor, is_finite, &entry, fate, err);
+    enum rc rc = check_form(u, name, tensor, &entry, fate, err);
     if (rc || !entry)
         return rc;
     struct writing writing = {.is_lent = tensor->is_lent && !weight_of(u, first_piece(u, entry))->has_unit_rows};

@@ -1,5 +1,5 @@
-/* update.h: writes new weights to a model, by the tensor names of its checkpoint: update_begin, update_write in any order,
- * update_finish, update_settle, update_end. A tensor is checked completely before its first byte is written. Writes are in
+/* update.h: writes new weights to a model, by the tensor names of its checkpoint: update_begin, update_check and update_write
+ * of each tensor, update_finish, update_settle, update_end. A tensor is checked before its first byte is written. Writes are in
  * place, so the model must not run between the first update_write and update_settle. Names in program->ignored, such as
  * aliases of tied weights, are accepted and skipped. py_update.c calls these functions and pauses the engine meanwhile; one
  * thread at a time. */
@@ -54,10 +54,16 @@ enum rc update_begin_of(struct model *const *models, const struct program *const
  *                   tensor is lent and the backend borrows none */
 enum rc update_check(struct update *update, const char *name, const struct update_tensor *tensor, bool is_finite,
                      enum update_fate *fate, struct err *err);
-/* Checks as update_check does, then enqueues the write. The caller must not change a tensor in host memory until update_finish.
- * Work that is enqueued later on the stream of a tensor in device memory may change that tensor. */
-enum rc update_write(struct update *update, const char *name, const struct update_tensor *tensor, bool is_finite,
-                     enum update_fate *fate, struct err *err);
+/* update_check without the values, which are not read: the tensor has no address yet, for example. */
+enum rc update_check_form(struct update *update, const char *name, const struct update_tensor *tensor, enum update_fate *fate,
+                          struct err *err);
+/* Whether update_check reads values with the device also without is_finite, so that no step may run meanwhile. */
+bool update_reads_values(const struct update *update);
+/* Checks as update_check_form does, then enqueues the write; update_check has checked the values. The caller must not change a
+ * tensor in host memory until update_finish. Work that is enqueued later on the stream of a tensor in device memory may change
+ * that tensor. */
+enum rc update_write(struct update *update, const char *name, const struct update_tensor *tensor, enum update_fate *fate,
+                     struct err *err);
 /* The entry of a name; NULL if the model has no such weight. */
 const struct update_entry *update_find(const struct update *update, const char *name);
 /* Waits until all writes have completed. */

@@ -154,12 +154,13 @@ static int settle_lent(Update *self, struct py_batch *batch)
     return py_model_keep(self->model, NULL, NULL);
 }
 
-/* Checks the whole batch, then writes it. The check for finite values uses the device, so it holds the engine's steps first. */
+/* Checks the whole batch, then writes it. A check of values uses the device, so it holds the engine's steps first. */
 static PyObject *put(Update *self, struct py_batch *batch)
 {
     struct err err;
     enum rc rc;
-    if ((batch->wants_finite || team_hosts(self->team)) && hold_steps(self) < 0) /* other hosts are told between steps */
+    bool uses_device = batch->wants_finite || update_reads_values(self->update);
+    if ((uses_device || team_hosts(self->team)) && hold_steps(self) < 0) /* other hosts are told between steps */
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     rc = py_batch_check(batch, self->update, &err);
@@ -214,7 +215,7 @@ static PyObject *check_memory(PyObject *object, PyObject *list)
         return PyErr_Format(PyExc_TypeError, "check_memory: wanted a list");
     if (!begin(self))
         return NULL;
-    struct py_batch batch = {.wants_finite = false};
+    struct py_batch batch = {.has_no_values = true};
     struct err err;
     bool is_taken = py_batch_take_memory(&batch, list, &(struct py_memory){.on_device = false});
     if (is_taken && py_batch_check(&batch, self->update, &err)) {

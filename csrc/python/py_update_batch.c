@@ -282,7 +282,8 @@ bool py_batch_take_shared(struct py_batch *batch, PyObject *list)
 static enum rc check_item(struct update *update, const struct py_batch *batch, struct py_batch_item *item, struct err *err)
 {
     const struct update_tensor *tensor = &item->tensor.tensor;
-    enum rc rc = update_check(update, item->text, tensor, batch->wants_finite, &item->fate, err);
+    enum rc rc = batch->has_no_values ? update_check_form(update, item->text, tensor, &item->fate, err)
+                                      : update_check(update, item->text, tensor, batch->wants_finite, &item->fate, err);
     return rc || !tensor->read || item->fate == UPDATE_SKIPPED ? rc : check_file(item, err);
 }
 
@@ -319,7 +320,7 @@ enum rc py_batch_write(struct py_batch *batch, struct update *update, struct err
     bool waits = false;
     for (Py_ssize_t i = 0; i < batch->n && !rc; i++) {
         struct py_batch_item *item = &batch->items[i];
-        rc = update_write(update, item->text, &item->tensor.tensor, false, &item->fate, err);
+        rc = update_write(update, item->text, &item->tensor.tensor, &item->fate, err);
         if (!rc && item->fate != UPDATE_SKIPPED)
             rc = py_batch_tell(batch->team, (struct weight_call){.call = TEAM_WRITE}, item, true, NULL, err);
         waits |= item->tensor.tensor.is_host && !item->tensor.tensor.read && item->fate != UPDATE_SKIPPED;

@@ -29,7 +29,7 @@ struct py_batch_item {
 struct py_batch {
     struct py_batch_item *items;
     Py_ssize_t n, n_taken;
-    bool wants_finite, lends;
+    bool wants_finite, lends, has_no_values;
     struct team *team; /* its other hosts check and write the tensors, too; NULL: only this host checks them */
 };
 

@@ -195,7 +195,7 @@ static enum rc write_one(struct trace *t, struct update *update, const char *nam
                                          .strides = {WIDTH, 1}, .is_host = true};
     for (uint32_t i = 0; i < n_rows * WIDTH; i++)
         values[i] = (float)check_below(&t->random, 2001) / 1000 - 1;
-    return update_write(update, name, &tensor, false, &fate, err);
+    return update_write(update, name, &tensor, &fate, err);
 }
 
 static void update(struct trace *t)

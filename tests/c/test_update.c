@@ -178,11 +178,11 @@ TEST(parts_have_places)
     REQUIRE(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
     CHECK(update_n_entries(u) == 7 && update_n_written(u) == 0 && !update_has_written(u));
     struct update_tensor k = tensor_of(DTYPE_F32, 2, 2, 8), bias = tensor_of(DTYPE_F16, 1, 2, 0);
-    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
-    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && fate == UPDATE_REPEATED);
-    CHECK(update_write(u, "a.k.bias", &bias, false, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
-    CHECK(update_write(u, "lm_head.weight", &bias, false, &fate, &err) == RC_OK && fate == UPDATE_SKIPPED);
-    CHECK(update_write(u, "layers.3.rotary_emb.inv_freq", &bias, false, &fate, &err) == RC_OK && fate == UPDATE_SKIPPED);
+    CHECK(update_write(u, "a.k.weight", &k, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
+    CHECK(update_write(u, "a.k.weight", &k, &fate, &err) == RC_OK && fate == UPDATE_REPEATED);
+    CHECK(update_write(u, "a.k.bias", &bias, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
+    CHECK(update_write(u, "lm_head.weight", &bias, &fate, &err) == RC_OK && fate == UPDATE_SKIPPED);
+    CHECK(update_write(u, "layers.3.rotary_emb.inv_freq", &bias, &fate, &err) == RC_OK && fate == UPDATE_SKIPPED);
     REQUIRE(noted.n_writes == 3);
     CHECK(noted.writes[0].to.matrix == weights_matrix(model.weights, 0) && noted.writes[0].to.part == 1);
     CHECK(noted.writes[0].from.n_rows == 2 && noted.writes[0].from.n_cols == 8 && noted.writes[0].from.row_stride == 8);
@@ -191,7 +191,7 @@ TEST(parts_have_places)
     CHECK(update_entry(u, 1)->n_writes == 2 && strcmp(update_entry(u, 1)->name, "a.k.weight") == 0);
     CHECK(update_finish(u, &err) == RC_OK && noted.n_finished == 1);
     struct update_tensor norm = tensor_of(DTYPE_F32, 1, 8, 0);
-    CHECK(update_write(u, "norm.weight", &norm, false, &fate, &err) == RC_OK && noted.writes[3].to.offset == 1);
+    CHECK(update_write(u, "norm.weight", &norm, &fate, &err) == RC_OK && noted.writes[3].to.offset == 1);
     struct tensor_sum sum;
     CHECK(update_sum(u, "norm.weight", NULL, &sum, &fate, &err) == RC_OK && sum.sum == 22);
     CHECK(update_sum(u, "norm.weight", &norm, &sum, &fate, &err) == RC_OK && sum.sum == 11);
@@ -212,20 +212,20 @@ TEST(tensors_are_read_in_place_where_they_fit)
                          norm = tensor_of(DTYPE_F32, 1, 8, 0);
     k.is_lent = other.is_lent = norm.is_lent = true;
     k.strides[0] = 24;
-    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && update_find(u, "a.k.weight")->lent_bytes == 32);
+    CHECK(update_write(u, "a.k.weight", &k, &fate, &err) == RC_OK && update_find(u, "a.k.weight")->lent_bytes == 32);
     REQUIRE(noted.n_borrows == 1 && noted.n_writes == 0 && update_has_written(u));
     CHECK(noted.borrows[0].matrix == weights_matrix(model.weights, 0) && noted.borrows[0].part == 1);
     CHECK(noted.borrows[0].rows == k.data && noted.borrows[0].row_bytes == 48);
-    CHECK(update_write(u, "norm.weight", &norm, false, &fate, &err) == RC_OK && noted.n_writes == 1); /* a vector */
-    CHECK(update_write(u, "a.k.weight", &other, false, &fate, &err) == RC_OK && noted.n_writes == 2); /* another type */
+    CHECK(update_write(u, "norm.weight", &norm, &fate, &err) == RC_OK && noted.n_writes == 1); /* a vector */
+    CHECK(update_write(u, "a.k.weight", &other, &fate, &err) == RC_OK && noted.n_writes == 2); /* another type */
     CHECK(noted.n_borrows == 1 && update_find(u, "a.k.weight")->lent_bytes == 0 && !update_find(u, "no.weight"));
     k.strides[1] = 2; /* columns apart */
-    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_OK && noted.n_writes == 3 && noted.n_borrows == 1);
+    CHECK(update_write(u, "a.k.weight", &k, &fate, &err) == RC_OK && noted.n_writes == 3 && noted.n_borrows == 1);
     update_end(u);
     without.matrix_borrow = NULL;
     model.backend = &without;
     REQUIRE(update_begin(&(struct model *){&model}, 1, &u, &err) == RC_OK);
-    CHECK(update_write(u, "a.k.weight", &k, false, &fate, &err) == RC_UNSUPPORTED && !update_has_written(u));
+    CHECK(update_write(u, "a.k.weight", &k, &fate, &err) == RC_UNSUPPORTED && !update_has_written(u));
     update_end(u);
     model.backend = &BACKEND;
     weights_destroy(model.weights);
@@ -272,7 +272,7 @@ static void refused(struct update *u, const char *name, struct update_tensor ten
 {
     struct err err;
     enum update_fate fate;
-    CHECK(update_write(u, name, &tensor, false, &fate, &err) == RC_WEIGHTS);
+    CHECK(update_write(u, name, &tensor, &fate, &err) == RC_WEIGHTS);
     CHECK(err.code == code && strcmp(err.what, name) == 0);
     CHECK(update_check(u, name, &tensor, false, &fate, &err) == RC_WEIGHTS);
     if (strcmp(err.message, text) != 0)
@@ -300,14 +300,14 @@ TEST(what_does_not_fit_is_refused_before_it_is_written)
     memset(long_name, 'x', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = 0;
     struct update_tensor norm = tensor_of(DTYPE_F32, 1, 8, 0);
-    CHECK(update_write(u, long_name, &norm, false, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_UNKNOWN);
-    CHECK(update_write(u, "", &norm, false, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_UNKNOWN);
+    CHECK(update_write(u, long_name, &norm, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_UNKNOWN);
+    CHECK(update_write(u, "", &norm, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_UNKNOWN);
     noted.n_non_finite = 3;
-    CHECK(update_write(u, "norm.weight", &norm, true, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_MISMATCHED);
+    CHECK(update_check(u, "norm.weight", &norm, true, &fate, &err) == RC_WEIGHTS && err.code == WEIGHTS_MISMATCHED);
     CHECK(strcmp(err.message, "weight 'norm.weight': 3 of its values are not finite") == 0);
     CHECK(noted.n_writes == 0 && !update_has_written(u) && update_n_written(u) == 0);
     noted.fails = true; /* from here on a byte may have been written */
-    CHECK(update_write(u, "norm.weight", &norm, false, &fate, &err) == RC_DEVICE);
+    CHECK(update_write(u, "norm.weight", &norm, &fate, &err) == RC_DEVICE);
     CHECK(update_has_written(u) && update_n_written(u) == 0);
     update_end(u);
     weights_destroy(model.weights);
@@ -332,7 +332,7 @@ TEST(constants_keep_their_values)
     noted.n_refreshed = 0;
     CHECK(update_settle(u, &err) == RC_OK && held(&model, 4)[1] == 0.5f);
     CHECK_EQ(noted.n_refreshed, 1);
-    CHECK(update_write(u, "beta", &one, false, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
+    CHECK(update_write(u, "beta", &one, &fate, &err) == RC_OK && fate == UPDATE_FRESH);
     held(&model, 4)[1] = 2; /* what a backend that writes would have done */
     CHECK(update_settle(u, &err) == RC_OK && held(&model, 4)[1] == 2);
     update_end(u);

@@ -1,5 +1,6 @@
 """`quantization=` against the same model with the values that plain NumPy rounds, stored in float32."""
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,16 @@ import pytest
 import safetensors.numpy
 from packed_files import LAYOUTS, SORTED, answers, change, is_packed, open_llm, quantise, quantise_fp8
 
-from llmpy import LLM, CheckpointError, ConfigError, SamplingParams, UnsupportedError, WeightsMissingError, WeightUpdateError
+from llmpy import (
+    LLM,
+    AsyncEngine,
+    CheckpointError,
+    ConfigError,
+    SamplingParams,
+    UnsupportedError,
+    WeightsMissingError,
+    WeightUpdateError,
+)  # fmt: skip
 from llmpy.convert import k_quants
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256}  # of whole groups
@@ -181,6 +191,40 @@ def test_sleep_without_weights(tiny, tmp_path: Path, prompts, scheme: str) -> No
                 llm.generate([[1, 2]], params, use_tqdm=False)
             llm.update_weights(source)
             assert state(llm) == wanted
+
+
+def test_updates_while_requests_run(tiny, prompts, device: str) -> None:
+    """A check of values uses the threads or the stream of steps, so steps stop before it."""
+    path = tiny("llama", **sizes("fp8")).directory
+    tensors = list(tensors_of(path).items())
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+    async def run() -> None:
+        engine = AsyncEngine(path, quantization="fp8", skip_tokenizer_init=True, kv_cache_memory_bytes=32 << 20, device=device)
+
+        async def ask(number: int) -> None:
+            for turn in range(8):
+                async for _ in engine.generate(prompts[2][:50], params, request_id=f"{number}-{turn}"):
+                    pass
+
+        asked = [asyncio.ensure_future(ask(number)) for number in range(4)]
+        for _ in range(20):
+            await engine.update_weights(tensors)
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*asked)
+        engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_check_without_values(tiny) -> None:
+    """Tensors that come later have names, types and shapes alone."""
+    with open_llm(tiny("llama", **SIZES).directory, quantization="fp8") as llm, llm.begin_update(partial=True) as update:
+        name, shape = "model.layers.0.mlp.up_proj.weight", (SIZES["intermediate_size"], SIZES["hidden_size"])
+        update.check_memory([(name, 0, "bfloat16", shape, None)])
+        with pytest.raises(WeightUpdateError, match="wanted"):
+            update.check_memory([(name, 0, "bfloat16", shape[::-1], None)])
+        update.abort()
 
 
 def test_sleep_of_what_takes_no_updates(tiny, tmp_path: Path) -> None:
