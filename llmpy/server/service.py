@@ -284,7 +284,8 @@ class Service:
         if wanted not in self.known_names:
             if self.adapter(wanted) is not None:
                 return wanted
-            message = f"The model `{wanted[:200]}` does not exist; use {' or '.join(self.names)}, or --served-model-name."
+            known = [*self.names, *(one.name for one in self.adapters)][:8]
+            message = f"The model `{wanted[:200]}` does not exist; use {' or '.join(known)}, or --served-model-name."
             raise HttpError(404, message, "model", code="model_not_found")
         return wanted if wanted in self.names else self.names[0]
 

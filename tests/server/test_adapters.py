@@ -123,6 +123,7 @@ def test_what_is_refused(trainer, lora, running):
     for name in ("b", "Maths"):
         response = trainer.post("/v1/completions", json={**ASK, "model": name})
         assert response.status_code == 404 and response.json()["error"]["code"] == "model_not_found"
+        assert "use tiny or maths" in response.json()["error"]["message"]
     response = trainer.post("/v1/completions", json={**ASK, "lora_request": "maths"})
     assert response.status_code == 400 and "use model" in response.json()["error"]["message"]
     closed = running(build_app(lora[0])).url
