@@ -4,7 +4,8 @@
 
 Each row is a kind of text and a source. Engines take turns, round by round; `speed` is the median over the rounds of the time
 without speculation divided by the time with it. All outputs are compared: speculation must not change them. All
-rounds ask the same questions. "group" draws eight samples of one, with other seeds in every round, as training by groups does.
+rounds ask the same questions. "group" draws eight samples of one, with other seeds in every round, as training by groups does;
+"again" draws one sample of a question, with the same seed in every round.
 --processor counts the processor's time instead of the clock's: on a busy machine, with one thread (taskset -c 0).
 """
 
@@ -34,6 +35,7 @@ TASKS = {
     "JSON": ["Write a JSON list of ten people, each with the keys name, age and city."],
     "story": ["Tell me a story about a sailor who finds a new island."],
     "group": ["What is 12 times 7? Think step by step."],
+    "again": ["Tom buys 4 pens for 3 dollars each and 5 books for 12 dollars each. How much does he pay? Explain every step."],
 }
 SOURCES: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -50,9 +52,8 @@ def ask(
     """Seconds, tokens of a sample in a step, and the ids of a call."""
     samples = 8 if task == "group" else 1
     chats = [[{"role": "user", "content": text}] for text in TASKS[task] * batch]
-    params = SamplingParams(
-        temperature=0.7 if task == "group" else 0, max_tokens=tokens, seed=number if task == "group" else 0, n=samples
-    )
+    seed, temperature = number if task == "group" else 0, 0.7 if task in ("group", "again") else 0
+    params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=seed, n=samples)
     before = llm.stats()
     begun = clock()
     outputs = llm.chat(chats, params, use_tqdm=False)
