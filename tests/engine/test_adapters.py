@@ -455,6 +455,28 @@ def test_factors_rounded_to_bfloat16(family: str, is_torch: bool, each_device: s
     assert found == generate(rounded, "float32") != generate(exact, "float32")
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_embeddings_in_memory_of_torch(has_bias: bool, tiny_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors of embeddings stay on the device; an adapter with a bias is made in host memory. Both have the same bits."""
+    torch = pytest.importorskip("torch")
+    path, rng, own = tiny_model("llama", "float32"), np.random.default_rng(5), adapter_images.device_of
+    shapes = linears(path)
+    tensors = files.factors(shapes | {"lm_head": (131, 64)})
+    tensors["model.embed_tokens.lora_embedding_A"] = rng.standard_normal((4, 131), np.float32)
+    tensors["model.embed_tokens.lora_embedding_B"] = rng.standard_normal((64, 4), np.float32)
+    if has_bias:
+        tensors |= {f"{name}.bias": rng.standard_normal(shape[0], np.float32) for name, shape in shapes.items()}
+    config = {"r": 4, "lora_alpha": 6, "bias": "all"}
+    with open_llm(path, "cpu", lora_embeddings=True) as llm:
+        for _ in range(2):  # the second time by the plan of the first
+            monkeypatch.setattr(adapter_images, "device_of", lambda *_: torch.device("cpu"))
+            llm.load_adapter("a", {name: torch.from_numpy(each) for name, each in tensors.items()}, config)
+            monkeypatch.setattr(adapter_images, "device_of", own)
+            made = [*llm._frontend.adapters._lent.values()][-1]
+            assert torch.is_tensor(made.image) != has_bias
+            assert llm.compare_adapter("a", tensors, config)
+
+
 def test_steps_allocate_nothing(case: Case) -> None:
     path, device, adapters, _ = case
     with open_llm(path, device, max_loras=1) as llm:
