@@ -11,7 +11,8 @@ tower's and the preparation's. Then images a second, beside the bound by the ope
 Then the first token of a text of 128 tokens: alone, beside images that come at random at each of --rates a second, and
 while four requests with an image are in flight at any time. Medians over rounds.
 
---model llava: LLaVA 1.5's shape and images of 336 x 336 pixels. --profile prints the kernels' times of --images at once.
+--model llava: LLaVA 1.5's shape and images of 336 x 336 pixels. --model small: Qwen2.5-VL at sizes for a CPU. --profile prints
+the kernels' times of --images at once.
 """
 
 import argparse
@@ -110,14 +111,27 @@ class Shape(NamedTuple):
         return float(2 * self.features * n_layers * layer)
 
 
+SMALL: dict[str, Any] = {
+    **QWEN, "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 4, "vocab_size": 32000, "image_token_id": 31001, "vision_start_token_id": 31002,
+    "vision_end_token_id": 31003, "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
+    "vision_config": {**QWEN["vision_config"], "depth": 8, "hidden_size": 64, "num_heads": 4, "intermediate_size": 172,
+                      "out_hidden_size": 256, "fullatt_block_indexes": []},
+}  # fmt: skip
 ROWS = 74 * 74  # patches of an image of 1024 x 1024, which becomes one of 1036 x 1036
+SMALL_ROWS = 46 * 46
 TOWER = ROWS * 32 * (2 * (4 * 1280**2 + 3 * 1280 * 3420)) + 4 * 1280 * ROWS * (4 * ROWS + 28 * 64) + ROWS // 2 * 5120 * 8704
+SMALL_TOWER = SMALL_ROWS * (8 * 2 * (4 * 64**2 + 3 * 64 * 172) + 4 * 64 * 8 * 64) + SMALL_ROWS // 2 * 256 * 512
 CLIP = 577 * 23 * (2 * 12 * 1024**2 + 4 * 1024 * 577) + 576 * 2 * 4096 * (1024 + 4096)
 SHAPES = {
     "qwen2.5-vl": Shape(
         QWEN,
         {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 3136, "longest_edge": 12845056}},
         1024, ROWS // 4, 151655, TOWER),
+    "small": Shape(
+        SMALL,
+        {"image_processor_type": "Qwen2VLImageProcessor", "size": {"shortest_edge": 3136, "longest_edge": 12845056}},
+        644, SMALL_ROWS // 4, 31001, SMALL_TOWER),
     "llava": Shape(
         LLAVA,
         {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336},

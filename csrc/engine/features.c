@@ -7,6 +7,7 @@
 #define NO_PAGE UINT32_MAX
 #define LEAST_SPLIT_ROWS 2048u /* of an item of one piece that is computed in parts, one a step */
 #define LEAST_EARLY_ROWS 64u   /* in front of a split item; fewer wait for it, because a step reads all weights for any rows */
+#define YIELD_ROWS 256u        /* of a prompt with items in a step, while texts come: they take as long as a short text */
 #define PART_ROWS 65536u       /* of a part, summed over its steps of the tower's plan: a layer of an image of 1024 x 1024 */
 
 struct entry {
@@ -31,7 +32,7 @@ struct features {
     uint64_t n_steps;
     struct batch *batch;    /* of the step being built */
     uint32_t n_feature_rows; /* of the batch */
-    bool holds;             /* the step being built computes no item */
+    bool holds, yields;     /* as features_begin_step gave them for the step being built */
     uint32_t n_tower_steps; /* 0: no item is split */
     struct split split;
     struct features_counts counts;
@@ -123,12 +124,13 @@ static void split_go_on(struct features *f)
     }
 }
 
-void features_begin_step(struct features *f, struct batch *batch, bool holds)
+void features_begin_step(struct features *f, struct batch *batch, bool holds, bool yields)
 {
     if (!f)
         return;
     f->n_steps++;
     f->holds = holds;
+    f->yields = yields;
     f->batch = batch;
     f->rows_left = f->max_rows;
     f->n_feature_rows = batch->n_encodings = batch->tower_first = batch->tower_end = 0;
@@ -222,6 +224,17 @@ static struct entry *encode(struct features *f, const struct sequence *q, const 
     return entry;
 }
 
+/* How many of n rows that can be computed the step computes: not all if texts would wait for them. Spans stay whole. */
+static uint32_t yield_rows(const struct features *f, const struct sequence *q, uint32_t n)
+{
+    if (!q->request->spec.n_items || n <= 1)
+        return n;
+    if (f->holds)
+        return 0;
+    uint32_t few = f->yields && n > YIELD_ROWS ? items_cut(q->request, q->n_computed, YIELD_ROWS) : n;
+    return few ? few : n;
+}
+
 uint32_t features_take(struct features *f, const struct sequence *q, uint32_t n)
 {
     struct request *r = q->request;
@@ -247,7 +260,7 @@ uint32_t features_take(struct features *f, const struct sequence *q, uint32_t n)
             break;
         }
     }
-    return f ? items_cut(q->request, q->n_computed, n) : n;
+    return f ? yield_rows(f, q, items_cut(q->request, q->n_computed, n)) : n;
 }
 
 bool features_fill(const struct features *f, const struct sequence *q, uint32_t first, uint32_t n, int32_t *visual)

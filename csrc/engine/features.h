@@ -20,8 +20,9 @@ struct features_counts {
 
 enum rc features_create(const struct runner *runner, struct features **features, struct err *err);
 void features_destroy(struct features *features);
-/* holds: the step computes no item, until features_release. */
-void features_begin_step(struct features *features, struct batch *batch, bool holds);
+/* holds: the step computes no item and no row of a prompt with items, until features_release. yields: it computes few of these
+ * rows. Rows of new tokens are not concerned. */
+void features_begin_step(struct features *features, struct batch *batch, bool holds, bool yields);
 void features_release(struct features *features);
 /* How many of the next n rows of a sequence the step can compute: its items are in the pool, or the step computes them. */
 uint32_t features_take(struct features *features, const struct sequence *sequence, uint32_t n);

@@ -11,6 +11,7 @@
 
 #define STORED_BYTES (32u << 20) /* of pages that a step copies out ahead, beside as many as it computes */
 #define MAX_PASSED 64 /* most waiting sequences that a step passes over */
+#define TEXT_SECONDS 0.1 /* behind a sequence without images the next one is expected for this long */
 #define MAX_OVERTAKEN 64 /* most sequences that overtake one that waits for its adapter */
 
 static uint32_t n_tables(const struct scheduler *s)
@@ -628,14 +629,32 @@ static bool park_idle(struct scheduler *s)
     return false;
 }
 
-/* True if a prompt without images waits: it need not wait for a tower, too. Never in two steps one after the other. */
-static bool holds_images(const struct scheduler *s)
+/* True if a sequence without images may be admitted. */
+static bool has_waiting_text(const struct scheduler *s)
 {
-    bool may_hold = s->features && !s->holds_images && s->n_running < config_of(s)->max_num_seqs;
-    struct sequence *q = may_hold ? queue_first(&s->waiting) : NULL;
+    struct sequence *q = s->n_running < config_of(s)->max_num_seqs ? queue_first(&s->waiting) : NULL;
     for (uint32_t n = 0; q && n < MAX_PASSED && q->request->spec.n_items; n++)
         q = queue_next(q);
     return q && !q->request->spec.n_items;
+}
+
+static bool has_running_text(const struct scheduler *s)
+{
+    uint32_t i = 0;
+    while (i < s->n_running && s->running[i]->request->spec.n_items)
+        i++;
+    return i < s->n_running;
+}
+
+/* Tells what images must leave to texts in this step. A prompt without images that waits need not wait for a tower, too, but
+ * never in two steps one after the other. */
+static void begin_images(struct scheduler *s, double now)
+{
+    bool waits = s->features && has_waiting_text(s);
+    if (waits || (s->features && has_running_text(s)))
+        s->last_text = now;
+    s->holds_images = waits && !s->holds_images;
+    features_begin_step(s->features, s->batch, s->holds_images, now - s->last_text < TEXT_SECONDS);
 }
 
 /* Copies pages out before they are wanted, so that no load waits for room; not beside a load, which has the link for itself.
@@ -668,8 +687,7 @@ void scheduler_begin_step(struct scheduler *s, struct batch *batch, bool is_in_f
     for (uint32_t i = 0; i < s->n_pools; i++)
         block_manager_begin_step(s->pools[i].blocks);
     batch->shares_new_keys = false;
-    s->holds_images = holds_images(s);
-    features_begin_step(s->features, batch, s->holds_images);
+    begin_images(s, now);
     batch->adapter_images = s->adapters.images;
     batch->n_adapter_slots = s->adapters.n;
     s->rows_left = config_of(s)->max_num_batched_tokens;

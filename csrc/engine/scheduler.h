@@ -68,6 +68,7 @@ struct scheduler {
     struct features *features;       /* NULL: the model has no tower */
     bool others_run;                 /* sequences ran before the step admits more */
     bool holds_images;               /* the step computes no image before the prompts without images that wait */
+    double last_text;                /* seconds; the last step in front of which a sequence without images waited or ran */
     bool awaits_features;            /* a sequence has fewer rows in the step than it owes, because its image is not computed */
     struct copy_owner *copy_owners;  /* [scheduler_max_copies] owner of each of batch->copies */
     struct hash *seen_keys;          /* [N_SEEN_KEYS] keys of recently published blocks; NULL without recurrent state */

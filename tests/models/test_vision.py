@@ -423,8 +423,8 @@ def test_a_large_image_is_computed_in_parts(vision):
     assert [bits(each) for each in outputs] == alone
     assert len({bits(each)[1] for each in texts}) == 1
     begins = [i for i, step in enumerate(steps) if step.tower_rows > 1000]
-    ends = [i for i, step in enumerate(steps) if step.rows > 1000]
-    assert any(0 < step.rows < 1000 for step in steps[begins[-1] : ends[-1]])  # a text beside, or between, its parts
+    ends = [i for i, step in enumerate(steps) if step.rows >= 256 and i > begins[-1]]  # of the image's prompt, beside texts
+    assert any(0 < step.rows < 256 for step in steps[begins[-1] : ends[0]])  # a text beside, or between, its parts
 
 
 def test_inspect_prints_towers(vision, capsys):
