@@ -21,7 +21,7 @@ extern "C" {
 #define EIGHTS 4u /* of a thread of tensor_write_eights */
 #define TILE 32u
 #define TILE_ROWS 8u /* rows of threads of tensor_write_tiles */
-#define COUNT_BLOCKS 1024u /* of tensor_count_beyond: seven for each of 132 processors */
+#define COUNT_BLOCKS 1024u /* of tensor_sum_beyond: seven for each of 132 processors */
 
 /* ---- on the device ------------------------------------------------------------------------------------------------------- */
 
@@ -700,7 +700,7 @@ static bool count_beyond(cudaStream_t stream, const struct tensor_view &view, st
         const struct float_rows<S> from = {(const S *)view.data, is_one ? 0 : view.row_stride, view.col_stride, n_cols};
         is_dense = are_dense<8>(from);
         if (is_dense)
-            tensor_count_beyond<<<COUNT_BLOCKS, QUANTISE_THREADS, 0, stream>>>(
+            tensor_sum_beyond<<<COUNT_BLOCKS, QUANTISE_THREADS, 0, stream>>>(
                 from, n_rows, ROUND_MOST, (unsigned long long *)&total->n_non_finite);
     });
     return is_dense;

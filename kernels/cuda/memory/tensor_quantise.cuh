@@ -16,7 +16,7 @@ extern "C" {
 #define QUANTISE_THREADS 256u
 #define QUANTISE_WARPS (QUANTISE_THREADS / 32)
 #define LOADS_AT_ONCE 4u /* of a thread */
-#define COUNT_VALUES (QUANTISE_THREADS * LOADS_AT_ONCE * 8) /* of a piece of tensor_count_beyond */
+#define COUNT_VALUES (QUANTISE_THREADS * LOADS_AT_ONCE * 8) /* of a piece of tensor_sum_beyond */
 
 /* Rows of floats of any strides. */
 template <class S> struct float_rows {
@@ -206,7 +206,7 @@ tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to
  * `from`: are_dense<8>, but n_cols columns. */
 template <class S>
 static __global__ void __launch_bounds__(QUANTISE_THREADS)
-tensor_count_beyond(const struct float_rows<S> from, uint32_t n_rows, uint32_t most, unsigned long long *count)
+tensor_sum_beyond(const struct float_rows<S> from, uint32_t n_rows, uint32_t most, unsigned long long *count)
 {
     const uint32_t in_row = (from.n_cols + COUNT_VALUES - 1) / COUNT_VALUES;
     uint32_t n = 0;
