@@ -650,8 +650,10 @@ static bool has_running_text(const struct scheduler *s)
  * never in two steps one after the other. */
 static void begin_images(struct scheduler *s, double now)
 {
-    bool waits = s->features && has_waiting_text(s);
-    if (waits || (s->features && has_running_text(s)))
+    if (!s->features)
+        return;
+    bool waits = has_waiting_text(s);
+    if (waits || has_running_text(s))
         s->last_text = now;
     s->holds_images = waits && !s->holds_images;
     features_begin_step(s->features, s->batch, s->holds_images, now - s->last_text < TEXT_SECONDS);

@@ -86,7 +86,6 @@ enum rc run_experts(struct running *run, const struct step *step, const struct v
     const struct op *op = step->ops[ROLE_MAIN];
     const struct experts_attributes *given = &op->experts;
     struct experts_lora lora;
-    uint32_t n_held = given->n_local ? given->n_local : given->n_experts;
     struct experts_args args = {
         .n_rows = v->n_rows, .n_experts = given->n_experts, .n_chosen = given->n_chosen, .form = given->form, .act = given->act,
         .limit = given->limit, .is_input_scaled = given->is_input_scaled, .up = matrix_of(m, op, 0),
@@ -94,7 +93,7 @@ enum rc run_experts(struct running *run, const struct step *step, const struct v
         .down_bias = vector_of(m, op, 3), .routes = v->in[1].data,
         .route_stride = route_stride(m, v->in[1]), .x = v->in[0], .y = v->out, .scratch = v->mid, .first = given->first,
         .n_local = given->n_local, .is_by_route = given->is_by_route,
-        .lora = added_to(run, step, op->weight[0], op->weight[1], n_held, &lora),
+        .lora = added_to(run, step, op->weight[0], op->weight[1], lora_held(op).n_held, &lora),
     };
     run->is_stored = args.is_mirrored = step->is_gathered_next && ranks_mirror_parts(m, &args);
     return m->backend->experts(m->ctx, &args, run->err);

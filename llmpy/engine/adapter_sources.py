@@ -30,8 +30,8 @@ class Place(NamedTuple):
     """Where an image has rows of one tensor; row r is the tensor's row first + r // inner * stride + r % inner.
 
     `matrix` numbers the matrices of the program; `experts` is 0 for those of linears, else `expert` is one of them. Of an
-    embedding `rows` are its columns, and A has a column for each id. `bias` is 0 if the device takes none, `has_whole` if it
-    takes no matrix in place of the model's. `item` is the bytes of a value of A and B: 4, or 2 for bfloat16.
+    embedding `rows` are its columns, and A has a column for each id. `bias` is 0 if the device takes no bias. `has_whole` is 0
+    if it takes no matrix in place of the model's. `item` is the bytes of a value of A and B: 4, or 2 for bfloat16.
     """
 
     tensor: str
