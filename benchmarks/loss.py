@@ -43,6 +43,8 @@ Am Abend wird es kalt, und der Wind dreht nach Norden. {"name": "Ada", "born": 1
 """
 """Prose, code, a question, German and JSON."""
 
+DEVICE = "cpu:avx2"
+"""Instructions that every x86-64 machine of llmpy has, so the bits of a row are the same on all of them."""
 LOADED: dict[str, float] = {
     "fp8": 8.25, "int8": 8.25, "q8_0": 8.5, "q5_0": 5.5, "int4_g32": 5, "q4_1": 5, "nf4": 4.5, "q4_0": 4.5, "int4": 4.25,
 }  # fmt: skip
@@ -129,7 +131,7 @@ def leave_grid(path: Path, seed: int) -> None:
 
 def logprobs(path: Path, **options: Any) -> tuple[np.ndarray, list[int]]:
     """Logprobs of all tokens of the vocabulary behind every token of TEXT, float64 [tokens, vocabulary], and the ids."""
-    fixed = {"device": "cpu", "dtype": "float32", "activation_dtype": "float", "max_model_len": 1024}
+    fixed = {"device": DEVICE, "dtype": "float32", "activation_dtype": "float", "max_model_len": 1024}
     with LLM(path, **{**fixed, "kv_cache_memory_bytes": "128MiB", **options}) as llm:
         ids = llm.tokenizer.encode(TEXT)
         logits = llm.tap([ids], ["logits"])[0]["logits"].astype(np.float64)

@@ -8,12 +8,10 @@ from modules import load
 
 pytest.importorskip("gguf")
 loss = load(Path(__file__).parents[2] / "benchmarks/loss.py")
-ROUNDING = 0.06
-"""Of a number with two digits: at most 5 % when written, and 1 % for instruction sets that sum in another order."""
-PERPLEXITY = 0.01
-LARGEST = 0.2
-"""Of the largest difference, which is that of one token: a cache of int8 has 0.2 with AVX-512 and 0.166 with AVX2."""
-
+ROUNDING = 0.05
+"""Of a number when it is written with two digits, at most. The instruction set is fixed, so nothing else differs."""
+PERPLEXITY = 0.001
+"""The same for four digits, with room."""
 
 NEAREST = {"int4_g32": ("q4_1", 1.05), "int4": ("q4_0", 1.41), "int8": ("q8_0", 1.8)}
 """Of llama.cpp's nearest type: its name, and the factor of its KL that a scheme may have. A quarter of a bit is 1.41; the
@@ -36,7 +34,6 @@ def test_table(tmp_path: Path) -> None:
     wanted = {scheme: [float(cell) for cell in cells] for scheme, *cells in shown if scheme in loss.SCHEMES}
     assert tuple(wanted) == loss.SCHEMES
     for scheme, found in loss.measure_all(tmp_path).items():
-        perplexity, mean, largest, kl = wanted[scheme]
+        perplexity, *others = wanted[scheme]
         assert found.perplexity == pytest.approx(perplexity, rel=PERPLEXITY), scheme
-        assert [found.mean, found.kl] == pytest.approx([mean, kl], rel=ROUNDING), scheme
-        assert found.largest == pytest.approx(largest, rel=LARGEST), scheme
+        assert [found.mean, found.largest, found.kl] == pytest.approx(others, rel=ROUNDING), scheme
