@@ -127,18 +127,6 @@ static enum rc list_entries(struct update *u, struct err *err)
     return rc;
 }
 
-/* Whether the model's file has the rows of q and k in another order than the tensors of updates. GGUF files of Llama models
- * order them for interleaved rope. */
-static bool reorders_rows(const struct program *p)
-{
-    const struct weight_part *first = p->n_weights && p->weights[0].n_parts ? &p->weights[0].parts[0] : NULL;
-    bool is_renamed = first && strcmp(first->name, first->source) != 0;
-    for (uint32_t r = 0; r < p->n_ropes; r++)
-        if (is_renamed && p->ropes[r].interleaved)
-            return true;
-    return false;
-}
-
 enum rc update_begin(struct model *const *models, uint32_t n_ranks, struct update **update, struct err *err)
 {
     return update_begin_of(models, NULL, n_ranks, update, err);
@@ -154,7 +142,7 @@ enum rc update_begin_of(struct model *const *models, const struct program *const
     if (!first->backend->tensor_write)
         return err_set(err, RC_UNSUPPORTED, "weight update: the backend %s takes no tensors; make a new engine",
                        first->backend->name);
-    if (first->program->is_reordered || reorders_rows(first->program))
+    if (first->program->is_reordered)
         return err_set(err, RC_UNSUPPORTED,
                        "weights by name (updates, comparisons, checksums): this GGUF file orders the rows of q and k "
                        "differently, or this checkpoint stores weights in another form (act-order is one); load the model's "

@@ -172,11 +172,8 @@ def _ordered(llm: LLM, number: int, rows: Rows) -> Rows:
 
 def _paired(llm: LLM) -> dict[int, int]:
     """Values of heads with rows in pairs in GGUF files but in halves in checkpoints (for rope) -> size of a head."""
-    from ..models import gguf
-
     spec = llm._tap.spec
-    sorts = any(family.interleaved for family in gguf.FAMILIES if family.architecture == spec["architecture"])
-    if not (sorts and str(llm.config.model).lower().endswith(".gguf")):
+    if not any(spec["moved"].values()):
         return {}
     turned = [op for kind, op in spec["ops"] if kind == "rope" and spec["ropes"][int(op["attributes"]["rope"])]["interleaved"]]
     return {value: int(op["attributes"]["head_dim"]) for op in turned for value in op["in"]}

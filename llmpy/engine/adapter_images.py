@@ -94,7 +94,7 @@ class Plan:
         for place, factors in pairs:
             self._shapes |= {name: tuple(each.shape) for name, each in zip(factors.names, factors[:2], strict=True)}
             module = re.sub(r"\d+", "", place.tensor)  # layers lie one like another, so their tensors have equal distances
-            rows, item = (place.rows, place.first, place.inner, place.stride), place.item
+            rows, item = (place.rows, place.first, place.inner, place.stride, place.heads), place.item
             places.setdefault((module, factors.a.shape, None, item), []).append((place.a // item, factors.names[0]))
             places.setdefault((module, factors.b.shape, rows, item), []).append((place.b // item, factors.names[1]))
         self._groups = [_group(sorted(each), rows, item) for (_, _, rows, item), each in places.items()]
@@ -177,7 +177,7 @@ def _are_together(tensors: Iterable[Any]) -> bool:
     return torch is not None and len({each.device if torch.is_tensor(each) else i for i, each in enumerate(tensors)}) == 1
 
 
-def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int] | None, item: int) -> Group:
+def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int, int] | None, item: int) -> Group:
     """A group of tensors with their places in ascending order."""
     at = [each for each, _ in tensors]
     runs: list[Run] = []
@@ -190,15 +190,20 @@ def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int] |
     return Group([name for _, name in tensors], None if rows is None else _selected(*rows), item, runs)
 
 
-def source_rows(rows: int, first: int, inner: int, stride: int) -> npt.NDArray[np.int64]:
-    """The tensor's row of each row of a place; the numbers are those of `Place`."""
+def source_rows(rows: int, first: int, inner: int, stride: int, heads: int) -> npt.NDArray[np.int64]:
+    """The checkpoint's row of each row of a place; the numbers are those of `Place`."""
     numbers = np.arange(rows)
-    return first + numbers // inner * stride + numbers % inner
+    found: npt.NDArray[np.int64] = first + numbers // inner * stride + numbers % inner
+    if not heads:
+        return found
+    inside = found % heads
+    return found - inside + inside % 2 * (heads // 2) + inside // 2
 
 
-def _selected(rows: int, first: int, inner: int, stride: int) -> Any:
+def _selected(rows: int, first: int, inner: int, stride: int, heads: int) -> Any:
     """The rows of B that a place has: a slice, or their numbers."""
-    return slice(first, first + rows) if inner >= rows else source_rows(rows, first, inner, stride)
+    is_slice = inner >= rows and not heads
+    return slice(first, first + rows) if is_slice else source_rows(rows, first, inner, stride, heads)
 
 
 class Made(NamedTuple):

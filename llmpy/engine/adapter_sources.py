@@ -31,7 +31,8 @@ class Place(NamedTuple):
 
     `matrix` numbers the matrices of the program; `experts` is 0 for those of linears, else `expert` is one of them. Of an
     embedding `rows` are its columns, and A has a column for each id. `bias` is 0 if the device takes no bias. `has_whole` is 0
-    if it takes no matrix in place of the model's. `item` is the bytes of a value of A and B: 4, or 2 for bfloat16.
+    if it takes no matrix in place of the model's. `item` is the bytes of a value of A and B: 4, or 2 for bfloat16. `heads` is
+    the size of heads if rows of the model's file alternate between the halves of each head; 0: they do not.
     """
 
     tensor: str
@@ -51,10 +52,11 @@ class Place(NamedTuple):
     use: int
     has_whole: int
     item: int
+    heads: int
 
     def source_rows(self) -> npt.NDArray[np.int64]:
-        """The tensor's row of each row."""
-        return adapter_images.source_rows(self.rows, self.first, self.inner, self.stride)
+        """The checkpoint's row of each row."""
+        return adapter_images.source_rows(self.rows, self.first, self.inner, self.stride, self.heads)
 
 
 class Images:
@@ -63,10 +65,11 @@ class Images:
     Args:
         model: The core's model.
         config: Resolved options.
+        moved: As in `Spec`.
     """
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
-        self._model, self._config = model, config
+    def __init__(self, model: Model, config: EngineConfig, moved: Mapping[str, int]) -> None:
+        self._model, self._config, self._moved = model, config, moved
         self._rounds = config.lora_dtype == "bfloat16"
         self._plan: adapter_images.Plan | None = None
         """Of the last adapter whose tensors came from memory: a trainer brings the same ones again and again."""
@@ -84,7 +87,7 @@ class Images:
         if plan is not None and isinstance(source, Mapping) and plan.fits(source, config):
             return Made(plan.image(source, device), {}), plan
         size_bytes, tuples = self._model.adapter_places()
-        places = [Place(*each) for each in tuples]
+        places = [Place(*(*each, self._moved.get(each[0], 0))) for each in tuples]
         found, where = _read(name, source, config, device is not None)
         if device is not None and any(found._replace(matrices={}, embeddings={}, copies={})):
             found, where = _read(name, source, config)
@@ -128,7 +131,16 @@ class Images:
         tensor = stacked.places(name, by_tensor.__contains__)[0].name
         if tensor not in by_tensor:
             self._refuse(tensor, where)
+        self._check_order(tensor, where)
         return by_tensor[tensor]
+
+    def _check_order(self, tensor: str, where: str) -> None:
+        """Refuses a tensor if B cannot be put in the order of the model's file."""
+        if self._moved.get(tensor) == 0:
+            raise UnsupportedError(
+                f"{where}: an adapter of {tensor} is not supported yet: {self._config.model} has it in another order, or with "
+                "other values, than the checkpoint; load the model's safetensors, or merge the adapter"
+            )
 
     def _put_biases(self, image: Any, places: Sequence[Place], found: Found, where: str) -> None:
         """Writes the biases of linears: enum lora_bias, and the values."""
@@ -169,6 +181,8 @@ class Images:
         matrices = _experts_of(_layer(module), places)
         if not matrices:
             self._refuse(f"{module}.weight", where)
+        for part in (part for parts in matrices for part in parts):
+            self._check_order(part.tensor, where)
         rank, rows, columns = len(factors[0].a), len(factors[0].b), factors[0].a.shape[1]
         self._check_rank(module, rank, where)
         have, shapes = (len(factors), rows, columns), {}

@@ -64,11 +64,12 @@ class Adapters:
     Args:
         model: The core's model.
         config: Resolved options.
+        moved: As in `Spec`.
     """
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
+    def __init__(self, model: Model, config: EngineConfig, moved: Mapping[str, int]) -> None:
         self._model, self._config = model, config
-        self._images = Images(model, config)
+        self._images = Images(model, config, moved)
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         """Held while files are read, so that a name is loaded once. Loaded adapters are found meanwhile."""

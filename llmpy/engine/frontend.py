@@ -54,7 +54,7 @@ class Frontend:
         self.max_model_len = length
         self.generation_defaults = loaded.generation_defaults
         self.pooler = loaded.pooler
-        self.adapters = Adapters(loaded.model, loaded.config)
+        self.adapters = Adapters(loaded.model, loaded.config, loaded.spec["moved"])
         self.images = loaded.images
         self._name = loaded.name
         self._root = loaded.config.seed or 0

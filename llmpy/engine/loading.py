@@ -233,7 +233,6 @@ def _check_adapters(config: EngineConfig, spec: Spec) -> None:
     where = f"nnodes={config.nnodes}" if config.nnodes > 1 else ""
     if config.lora_experts and config.enable_dp_attention:
         where = "lora_experts=True and enable_dp_attention=True"
-    where = "checkpoints that store rows or columns in another order (GGUF files, act-order)" if spec["reordered"] else where
     if where:
         raise UnsupportedError(f"enable_lora=True is not supported yet with {where}; merge the adapter into the checkpoint")
 

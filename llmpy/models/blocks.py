@@ -117,7 +117,9 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
         if groups > 1 and (not is_one or any(each % groups for each in widths)):
             m.refuse("linear", where, f"wanted widths of one tensor in {groups} equal groups, have {list(widths)}")
         if m.source.is_gguf and (groups > 1 or transposed):
-            groups = groups if is_one and m.source.keeps_groups(where) else 1
+            if groups > 1 and not (is_one and m.source.keeps_groups(where)):
+                groups = 1
+                m.move(m.named(f"{self.prefix}{names[0]}.weight"))
             m.spec["reordered"], transposed = True, False
         if transposed and m.is_packed(f"{self.prefix}{names[0]}.weight"):
             m.spec["reordered"], transposed = True, False

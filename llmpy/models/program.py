@@ -60,6 +60,7 @@ class Spec(TypedDict):
     | states | (pieces, floats per piece): the state that a recurrent operation keeps for every sequence |
     | ignored | patterns of checkpoint names that have no weight in the program |
     | reordered | the file has rows in another order, or other values, than the checkpoints that updates come from |
+    | moved | by name: `Source.heads` of tensors that the file has in another order, or with other values |
     | towers | programs that make features of images, by name; their weights are those of this program |
     | rows | of a tower's program alone: for each value the number of its list of rows, and how many of its rows are one |
     | feature_id | of a tower's program alone: the token that stands for a feature |
@@ -78,6 +79,7 @@ class Spec(TypedDict):
     architecture: str
     ignored: list[str]
     reordered: bool
+    moved: dict[str, int]
     towers: NotRequired[dict[str, "Spec"]]
     rows: NotRequired[list[tuple[int, int]]]
     feature_id: NotRequired[int]
@@ -193,6 +195,7 @@ class Writer:
             "architecture": config.architecture,
             "ignored": [],
             "reordered": False,
+            "moved": {},
         }
 
     def named(self, name: str) -> str:
@@ -314,13 +317,21 @@ class Writer:
                 self.spec["ropes"][-1]["axes"] = axes
         return self._ropes[key]
 
+    def move(self, name: str, heads: int = 0) -> None:
+        """Notes that the file has a tensor's rows or columns in another order than the checkpoint, or other values.
+
+        Args:
+            name: Of the tensor in the checkpoint.
+            heads: As `Source.heads`.
+        """
+        self.spec["moved"][name], self.spec["reordered"] = heads, True
+
     def take(self, x: Value, order: Floats | None) -> Value:
         """The columns of x in the order of a matrix's columns (`orders`); None: x itself."""
         if order is None:
             return x
         key = (x.index, order.tobytes())
         if key not in self._taken:
-            self.spec["reordered"] = True
             self._taken[key] = self.emit("take", [x], x.width, weights=[self.constant(order)])
         return self._taken[key]
 
@@ -338,6 +349,8 @@ class Writer:
                     f"{file}: tensor {piece.name} ({self.scheme}): wanted groups of adjacent columns in {op}, have others by "
                     "act-order (desc_act or actorder); use a checkpoint with desc_act=false or actorder 'weight', or GGUF"
                 )
+            if order is not None:
+                self.move(piece.name)
         if key not in self._matrices:
             self._matrices[key] = len(self.spec["weights"])
             self._add("matrix", self._parts(op, key), cols)
@@ -405,8 +418,12 @@ class Writer:
 
     def _parts(self, op: str, pieces: Sequence[Piece]) -> list[Part]:
         """The parts for a weight's pieces."""
-        found = [each for piece in pieces for each in self.source.split(piece)]
-        self.spec["reordered"] |= found != list(pieces)
+        found: list[Piece] = []
+        for piece in pieces:
+            found += self.source.split(piece)
+            heads = self.source.heads(piece.name)
+            if heads is not None:
+                self.move(piece.name, heads)
         return [self._part(op, each) for each in found]
 
     def _part(self, op: str, piece: Piece) -> Part:
@@ -432,7 +449,7 @@ class Writer:
         found = [self._found(op, place, wanted) for place in places]
         if len(places) == 1:
             return places[0], self._checked(op, places[0], wanted, found[0]), base
-        self.spec["reordered"] = True
+        self.move(piece.name)
         first, number = 0, 0
         while number + 1 < len(places) and base >= first + found[number][0]:
             first, number = first + found[number][0], number + 1

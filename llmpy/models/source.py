@@ -29,6 +29,13 @@ class Source:
         """Splits a piece into several if the file has its rows in another order."""
         return (piece,)
 
+    def heads(self, name: str) -> int | None:
+        """Size of the heads of a matrix if its rows in the file alternate between the halves of each head.
+
+        0: they have another order or other values than the checkpoint's. None: they are the checkpoint's.
+        """
+        return None
+
     def keeps_groups(self, name: str) -> bool:
         """Whether the file, like the checkpoint, packs the rows of this module by heads."""
         return True

@@ -40,7 +40,7 @@ def fake_llm(monkeypatch):
             loaded.token_bytes = loaded.tokenizer.token_bytes() if tokenizer else None
             loaded.name, loaded.weight_type, loaded.vocab_size = "Fake", "float32", fake_core.VOCAB
             loaded.eos_token_ids = [fake_core.VOCAB - 1]
-            loaded.spec = {"ops": [], "weights": [], "values": [], "vocab_size": fake_core.VOCAB}
+            loaded.spec = {"ops": [], "weights": [], "values": [], "moved": {}, "vocab_size": fake_core.VOCAB}
             loaded.programs = [loaded.spec]
             loaded.images = None
             loaded.pooler = Pooler(("embed", "token_embed"))

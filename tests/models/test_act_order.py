@@ -129,7 +129,9 @@ def test_unlike_groups(make: Callable[..., Path]) -> None:
 
 def test_options_that_need_the_columns_in_order(make: Callable[..., Path]) -> None:
     path = make()
-    with pytest.raises(UnsupportedError, match=r"enable_lora.*act-order"):
-        open_llm(path / "packed", enable_lora=True)
+    linear = "model.layers.1.mlp.down_proj"
+    factors = {f"{linear}.lora_A.weight": np.ones((1, 288)), f"{linear}.lora_B.weight": np.ones((160, 1))}
+    with open_llm(path / "packed", enable_lora=True) as llm, pytest.raises(UnsupportedError, match=rf"{linear}.*another order"):
+        llm.load_adapter("one", factors, {"r": 1, "lora_alpha": 1})
     with open_llm(path / "packed") as llm, pytest.raises(UnsupportedError, match="act-order"):
         llm.update_weights([("model.norm.weight", np.ones(160, np.float32))], partial=True)

@@ -1,5 +1,6 @@
 """GGUF files of the families: the logits of the original checkpoint, and llama.cpp's logits of the same file."""
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
@@ -9,15 +10,23 @@ import numpy as np
 import pytest
 from modules import load
 
-from llmpy import LLM, CheckpointError, SamplingParams, UnsupportedError, models
+from llmpy import LLM, CheckpointError, InvalidRequestError, SamplingParams, UnsupportedError, WeightUpdateError, models
 
 pytest.importorskip("gguf")
 
 
+adapter_files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
 gguf_files = load(Path(__file__).with_name("gguf_files.py"))
 KINDS = load(Path(__file__).with_name("gguf_kinds.py")).KINDS
 
 BOUND = 1e-4
+REORDERED = (
+    "baichuan", "baichuan-13b", "phi-joined", "qwen3_next", "qwen3_next-joined", "bloom", "falcon-11b", "falcon-40b",
+    "gpt_neox", "gpt_neox-sequential", "granite_hybrid", "granite_hybrid-nope",
+)  # fmt: skip
+"""Kinds with some matrices in another order than the checkpoint's."""
+RENAMED = ("bamba", "bamba-whole")
+"""Kinds that are loaded as a model of another class, with the names of that class."""
 DEFAULT = (
     "gemma2", "olmo3", "deepseek3", "gpt_oss", "granite_hybrid", "qwen3_next", "plamo2", "falcon_h1", "llama4", "bamba", "gpt2",
     "gpt_neox", "bloom", "mpt", "falcon-40b", "internlm2-plain", "qwen", "chatglm", "minicpm-first",
@@ -37,7 +46,33 @@ def file_of(tiny, host_checkpoint, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("case", [case if case in DEFAULT else pytest.param(case, marks=pytest.mark.slow) for case in KINDS])
+def each_kind(*quick: str) -> list[object]:
+    """All kinds of files; those that are not quick run with `-m slow`."""
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in KINDS]
+
+
+def linears(llm: LLM) -> list[tuple[str, int, int]]:
+    """Names, rows and columns of the linears of the layers to which an adapter can be loaded."""
+    found = []
+    for info in llm.weight_info():
+        if len(info["shape"]) != 2 or not info["name"].endswith(".weight"):
+            continue
+        name = info["name"].removesuffix(".weight")
+        for rows, columns in (info["shape"], info["shape"][::-1]):  # GPT-2's are transposed
+            tensors = {f"{name}.lora_A.weight": np.zeros((1, columns)), f"{name}.lora_B.weight": np.zeros((rows, 1))}
+            with contextlib.suppress(UnsupportedError, InvalidRequestError, CheckpointError):
+                llm.load_adapter("try", tensors, {"r": 1, "lora_alpha": 1})
+                found.append((name, rows, columns))
+                break
+    return found
+
+
+def prompt_logprobs(llm: LLM, ids: list[int], adapter: str | None = None) -> np.ndarray:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    return llm.generate([ids], params, lora_request=adapter)[0].prompt_token_logprobs[1:]
+
+
+@pytest.mark.parametrize("case", each_kind(*DEFAULT))
 def test_logits(case, file_of, oracle, prompts, error_of):
     model, path = file_of(case)
     assert error_of(oracle(path).logits(prompts[2]), model.logits(prompts[2])) <= BOUND
@@ -120,6 +155,64 @@ def test_in_the_engine(case, file_of, prompts, device):
         assert [out.outputs[0].token_ids for out in llm.generate(prompts[:3], greedy)] == wanted
         with pytest.raises(UnsupportedError, match="in another form"):
             llm.begin_update()
+
+
+ADAPTERS = {
+    **{case: {None, UnsupportedError} for case in REORDERED},
+    **{case: {None, CheckpointError} for case in RENAMED},
+    "falcon_h1": {UnsupportedError},
+    "internlm2-plain": {CheckpointError},
+}
+"""What loading adapters raises; None: nothing."""
+
+
+@pytest.mark.parametrize("case", each_kind("llama", "internlm3", "phi3", *DEFAULT))
+def test_adapters(case, file_of, prompts, tmp_path):
+    """An adapter of each linear gives the logprobs that it gives with the checkpoint, or an error with the tensor's name."""
+    options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "8MiB", "enable_lora": True}
+    model, path = file_of(case)
+    n_ranks = 2 if case in ("llama", "internlm3") else 1
+    with LLM(model.directory, **options) as theirs, LLM(path, tensor_parallel_size=n_ranks, **options) as ours:
+        base = prompt_logprobs(theirs, prompts[2])
+        found = set()
+        for name, rows, columns in linears(theirs):
+            adapter = adapter_files.save(tmp_path / name, adapter_files.factors({name: (rows, columns)}))
+            theirs.load_adapter("one", adapter)
+            wanted = prompt_logprobs(theirs, prompts[2], "one")
+            try:
+                ours.load_adapter("one", adapter)
+            except (UnsupportedError, CheckpointError) as error:
+                assert f"{name}.weight" in str(error)
+                found.add(type(error))
+                continue
+            found.add(None)
+            assert np.abs(prompt_logprobs(ours, prompts[2], "one") - wanted).max() <= BOUND, name
+            assert np.abs(wanted - base).max() > BOUND, name
+    assert found == ADAPTERS.get(case, {None}), found
+
+
+STACKED = (
+    "stablelm-norms", "ernie4_5_moe", "lfm2", "glm4_moe", "llama4", "deepseek3-first", "gpt_oss", "qwen2_moe",
+    "qwen2_moe-first", "qwen3_moe", "olmoe",
+)  # fmt: skip
+"""Kinds that have one tensor where the checkpoint has several, or another shape."""
+
+
+@pytest.mark.parametrize("case", each_kind("llama", "olmo2", *DEFAULT))
+def test_updates(case, file_of, host_checkpoint):
+    """The checkpoint's tensors change no bit of the file's weights, or are refused."""
+    model, path = file_of(case)
+    tensors = {name: x for name, (_, x) in host_checkpoint(sorted(model.directory.glob("*.safetensors")))._data.items()}
+    with LLM(path, device="cpu", skip_tokenizer_init=True, kv_cache_memory_bytes="8MiB") as llm:
+        if llm._tap.spec["reordered"]:
+            with pytest.raises(UnsupportedError, match="in another form"):
+                llm.update_weights(tensors)
+            return
+        before = llm.weight_checksum()
+        expected = pytest.raises(WeightUpdateError, match="weight '") if case in STACKED else contextlib.nullcontext()
+        with expected:
+            assert llm.update_weights(tensors).missing == []
+        assert llm.weight_checksum() == before
 
 
 @pytest.mark.parametrize(("case", "dtype", "fields"), [

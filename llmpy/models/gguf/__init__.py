@@ -63,13 +63,16 @@ def read(
     for name, wanted in family.fields.items():
         raw[name] = wanted(meta) if callable(wanted) else meta.raw(wanted) if isinstance(wanted, str) else wanted
     raw["rope_parameters"] = _rope_parameters(meta, raw, read_float32) | dict(family.rope)
-    paired = _paired(meta, family, raw)
-    raw["rope_interleaved"] = family.interleaved and not paired
+    head_dim = raw.get("head_dim")
+    alternating = head_dim if family.interleaved and isinstance(head_dim, int) else 0
+    separates = _separates(meta, alternating)
+    raw["rope_interleaved"] = family.interleaved and not separates
     for key in _ARITHMETIC:
         if key not in meta.seen and meta.raw(key):
             raise UnsupportedError(f"{file}: metadata {meta.architecture}.{key} is not supported")
     further = range(meta.n_layers, meta.need("block_count", int))  # layers for multi-token prediction
-    return raw, GgufSource(family, meta, read_float32, paired), (*NO_WEIGHTS, *(f"blk.{layer}.*" for layer in further))
+    source = GgufSource(family, meta, read_float32, alternating, separates)
+    return raw, source, (*NO_WEIGHTS, *(f"blk.{layer}.*" for layer in further))
 
 
 def _family(meta: Metadata) -> Family:
@@ -153,11 +156,10 @@ def _vocab_size(meta: Metadata) -> int:
     return len(tokens) if isinstance(tokens, list) else meta.need("vocab_size", int)
 
 
-def _paired(meta: Metadata, family: Family, raw: Raw) -> int:
-    """Size of heads with rows ordered for pairs across the halves of the whole head, while rope rotates only a part of the
-    head. Interleaved rope cannot be used for them. 0: no such heads."""
-    head_dim, turned = raw.get("head_dim"), meta.get("rope.dimension_count", int)
-    return head_dim if family.interleaved and isinstance(head_dim, int) and turned not in (None, 0, head_dim) else 0
+def _separates(meta: Metadata, alternating: int) -> bool:
+    """Whether the program separates the halves of heads of this size: rope turns only a part of them, not the pairs that
+    alternate."""
+    return alternating > 0 and meta.get("rope.dimension_count", int) not in (None, 0, alternating)
 
 
 def _rope_parameters(meta: Metadata, raw: Raw, read_float32: Callable[[str], bytes]) -> Raw:

@@ -53,6 +53,7 @@ class Family:
         metadata: Tensors with one element per layer that the file stores as lists in the metadata: name after `layers` -> key.
         interleaved: Whether rows of q and k are ordered for interleaved rope.
         has_offsets: Whether the offsets are already added to the weights of norms.
+        has_factors: Whether the factors of the configuration are already multiplied into the matrices.
         grouped: Modules of several parts with rows in order of heads, as in the checkpoint.
     """
 
@@ -67,6 +68,7 @@ class Family:
     metadata: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
     has_offsets: bool = False
+    has_factors: bool = False
     grouped: Sequence[str] = ()
 
 

@@ -135,6 +135,7 @@ TABLES = (
                    "conv_L_cache": "shortconv.l_cache", "conv_bias": has("blk.#.shortconv.conv.bias"),
                    "block_auto_adjust_ff_dim": False}),
     Family(name="falcon-h1", architecture="FalconH1ForCausalLM", outer={"model.final_layernorm": "output_norm"},
+           has_factors=True,
            names={"pre_ff_layernorm.weight": "ffn_norm", **mamba_names("mamba"), **FEED_FORWARD},
            fields={**MAMBA2, "mamba_d_ssm": "ssm.inner_size", "mamba_rms_norm": has("blk.#.ssm_norm.weight"),
                    "mamba_norm_before_gate": False, "projectors_bias": has("blk.#.ssm_out.bias")}),

@@ -30,14 +30,15 @@ class GgufSource(Source):
         family: Table of the file's architecture.
         meta: The file's metadata.
         read: Gives a tensor's values as float32 bytes.
-        paired: Size of heads of q and k whose rows alternate between the two halves of the head and must be separated into
-            halves; 0: none.
+        alternating: Size of the heads of q and k whose rows alternate between the two halves of the head; 0: there are none.
+        separates: Whether the program separates these rows into halves.
     """
 
     is_gguf = True
 
-    def __init__(self, family: Family, meta: Metadata, read: Callable[[str], bytes], paired: int) -> None:
-        self.family, self.has_offsets, self._paired = family, family.has_offsets, paired
+    def __init__(self, family: Family, meta: Metadata, read: Callable[[str], bytes], alternating: int, separates: bool) -> None:
+        self.family, self.has_offsets = family, family.has_offsets
+        self._alternating, self._separates = alternating, separates
         self._meta, self._read = meta, read
         self._firsts: dict[str, int] = {}  # first rows of q, k and v in joint tensors
         self._taken: dict[str, int] = {}  # rows of a joint tensor that are assigned so far
@@ -74,16 +75,28 @@ class GgufSource(Source):
             return np.log(-np.frombuffer(self._read(self.places(name)[0]), np.float32))
 
     def split(self, piece: Piece) -> Sequence[Piece]:
-        heads = [found for found in map(HEADS.fullmatch, self._own_places(piece.name)) if found]
-        if len(heads) != 1:
+        heads = self._attends(piece.name)
+        if heads is None:
             return (piece,)
-        joined, size = self._joined(heads[0][0]), self._paired
+        joined, size = self._joined(heads[0]), self._alternating
         if joined is not None:
-            piece = self._below(piece, joined, is_last=heads[0][2] == "v")
-        if not size or heads[0][2] == "v":
+            piece = self._below(piece, joined, is_last=heads[2] == "v")
+        if not self._separates or heads[2] == "v":
             return (piece,)
         firsts = [piece.base + head + half for head in range(0, piece.rows, size) for half in (0, 1)]
         return [piece._replace(rows=size // 2, base=first, inner=1, stride=2) for first in firsts]
+
+    def heads(self, name: str) -> int | None:
+        found = self._attends(name)
+        if self.family.has_factors or (found is not None and self._joined(found[0]) is not None):
+            return 0
+        turns = found is not None and found[2] != "v"
+        return (self._alternating or None) if turns else None
+
+    def _attends(self, name: str) -> re.Match[str] | None:
+        """The parts of the name in the file, if the tensor is q, k or v."""
+        found = [HEADS.fullmatch(place) for place in self._own_places(name)]
+        return found[0] if len(found) == 1 else None
 
     def _below(self, piece: Piece, joined: str, is_last: bool) -> Piece:
         """A piece of a joint tensor, below the pieces that were requested before it."""
