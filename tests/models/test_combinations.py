@@ -1,20 +1,25 @@
 """Options that never change a result, in random combinations, beside options that do: a batch has the bits of lone requests."""
 
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from modules import load
 
 from llmpy import LLM, CheckpointError, ConfigError, InvalidRequestError, SamplingParams, UnsupportedError
+from llmpy.inputs import Prompt
 
+vision = load(Path(__file__).with_name("vision_models.py"))
 adapter_files = load(Path(__file__).parents[1] / "helpers/adapter_files.py")
 CASES = (
     "llama", "gemma2", "qwen3_moe", "qwen3_next", "deepseek3", "gpt_oss", "falcon_h1", "jamba", "phi3", "llama4", "nemotron_h",
 )  # fmt: skip
-N_CASES, N_SLOW = 44, 600
+IMAGES = ("llava", "qwen2.5-vl", "qwen3-vl", "gemma3", "paligemma2", "deepseek-ocr", "qwen3-vl-moe", "mistral3")
+N_CASES, N_SLOW = 57, 760
 N_PROMPTS, N_WORDS = 10, 60
 ALWAYS = {"skip_tokenizer_init": True, "generation_config": "none", "max_model_len": 64}
 ALONE = {"kv_cache_memory_bytes": "16MiB"}
@@ -30,7 +35,9 @@ MEANING: dict[str, tuple[object, ...]] = {
 """Options that change results, with their values."""
 FREE: dict[str, tuple[object, ...]] = {
     "max_num_seqs": (2, 4),
-    "max_num_batched_tokens": (16, 40),
+    "max_encoder_rows": (150, 400),
+    "encoder_cache_tokens": (64,),
+    "max_num_batched_tokens": (28, 60),
     "block_size": (32,),
     "kv_cache_memory_bytes": ("1MiB", "2MiB"),
     "host_cache_bytes": ("1MiB", "4MiB"),
@@ -67,6 +74,25 @@ def prompts_of(random: Random) -> list[list[int]]:
     for _ in range(N_PROMPTS):
         tail = [random.randrange(N_WORDS) for _ in range(random.choice([1, 5, 17, 30]))]
         found.append((random.choice(heads) + tail + tail[-8:] * random.choice([0, 2]))[:45])
+    return found
+
+
+@pytest.fixture(scope="module")
+def vision_model(tmp_path_factory: pytest.TempPathFactory, random_parameters: Any) -> Any:
+    """vision_model(family); each is made once."""
+    return cache(lambda name: vision.VisionModel(vision.FAMILIES[name], tmp_path_factory.mktemp(name), random_parameters))
+
+
+def prompts_with_images(random: Random, model: Any) -> list[Prompt]:
+    """The same three images at places of their own in prompts, some of which have none."""
+    images, found = model.images(3), []
+    for _ in range(N_PROMPTS):
+        parts = [random.randrange(N_WORDS) for _ in range(random.choice([2, 9]))]
+        for image in random.sample(images, random.choice([0, 1, 2])):
+            parts.insert(random.randrange(1, len(parts)), image)
+        ids, placed = model.prompt(parts)
+        found.append(Prompt(None, np.array(ids, np.int32)))
+        found[-1].images = placed
     return found
 
 
@@ -114,16 +140,17 @@ def options_of(random: Random, folder: Path) -> tuple[dict[str, Any], dict[str, 
 @pytest.mark.parametrize("seed", [
     seed if seed < N_CASES else pytest.param(seed, marks=pytest.mark.slow) for seed in range(N_SLOW)
 ])  # fmt: skip
-def test_a_batch_has_the_bits_of_lone_requests(seed: int, tiny: Any, device: str, tmp_path: Path) -> None:
-    random = Random(seed)
-    model = tiny(CASES[seed % len(CASES)]).directory
+def test_a_batch_has_the_bits_of_lone_requests(seed: int, tiny: Any, vision_model: Any, device: str, tmp_path: Path) -> None:
+    random, case = Random(seed), (*CASES, *IMAGES)[seed % len((*CASES, *IMAGES))]
     meaning, free = options_of(random, tmp_path)
-    prompts, params = prompts_of(random), [params_of(random, i) for i in range(N_PROMPTS)]
+    model = vision_model(case) if case in IMAGES else tiny(case)
+    prompts = prompts_with_images(random, model) if case in IMAGES else prompts_of(random)
+    params = [params_of(random, i) for i in range(N_PROMPTS)]
     adapters = [random.choice([None, "a", "b"]) if "enable_lora" in meaning else None for _ in prompts]
     with ExitStack() as engines:
         try:
-            alone = engines.enter_context(LLM(model, device=device, **ALWAYS, **ALONE, **meaning))
-            batched = engines.enter_context(LLM(model, device=device, **{**ALWAYS, **ALONE, **meaning, **free}))
+            alone = engines.enter_context(LLM(model.directory, device=device, **ALWAYS, **ALONE, **meaning))
+            batched = engines.enter_context(LLM(model.directory, device=device, **{**ALWAYS, **ALONE, **meaning, **free}))
         except (UnsupportedError, ConfigError) as error:
             pytest.skip(str(error))
         if "enable_lora" in meaning:
