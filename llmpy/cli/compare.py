@@ -173,7 +173,7 @@ def _ordered(llm: LLM, number: int, rows: Rows) -> Rows:
 def _paired(llm: LLM) -> dict[int, int]:
     """Values of heads with rows in pairs in GGUF files but in halves in checkpoints (for rope) -> size of a head."""
     spec = llm._tap.spec
-    if not any(spec["moved"].values()):
+    if not any(order.heads for order in spec["moved"].values()):
         return {}
     turned = [op for kind, op in spec["ops"] if kind == "rope" and spec["ropes"][int(op["attributes"]["rope"])]["interleaved"]]
     return {value: int(op["attributes"]["head_dim"]) for op in turned for value in op["in"]}

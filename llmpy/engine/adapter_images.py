@@ -56,12 +56,14 @@ class Group(NamedTuple):
     Args:
         names: Of the tensors.
         rows: Of B, which an image holds transposed: the wanted rows. None: the tensors are A.
+        columns: Of A: the wanted columns. None: all.
         item: Bytes of a value in the image: 2: bfloat16, 4: float32.
         runs: Their places.
     """
 
     names: list[str]
     rows: Any
+    columns: npt.NDArray[np.int64] | None
     item: int
     runs: list[Run]
 
@@ -94,10 +96,12 @@ class Plan:
         for place, factors in pairs:
             self._shapes |= {name: tuple(each.shape) for name, each in zip(factors.names, factors[:2], strict=True)}
             module = re.sub(r"\d+", "", place.tensor)  # layers lie one like another, so their tensors have equal distances
-            rows, item = (place.rows, place.first, place.inner, place.stride, place.heads), place.item
-            places.setdefault((module, factors.a.shape, None, item), []).append((place.a // item, factors.names[0]))
-            places.setdefault((module, factors.b.shape, rows, item), []).append((place.b // item, factors.names[1]))
-        self._groups = [_group(sorted(each), rows, item) for (_, _, rows, item), each in places.items()]
+            order, item = place.order, place.item
+            rows = (place.rows, place.first, place.inner, place.stride, order.heads)
+            kinds = (module, factors.a.shape, None, order.columns, item), (module, factors.b.shape, rows, b"", item)
+            for kind, at, name in zip(kinds, (place.a, place.b), factors.names, strict=True):
+                places.setdefault(kind, []).append((at // item, name))
+        self._groups = [_group(sorted(each), *kind) for (_, _, *kind), each in places.items()]
         self._at = np.array([place.head // 4 + i for place, _ in pairs for i in range(2)], np.int64)
         self._heads = np.zeros(2 * len(pairs), np.int32)
         self._heads[::2] = [len(factors.a) for _, factors in pairs]
@@ -151,6 +155,8 @@ class Plan:
             stack = stacked([tensors[name] if is_array else tensors[name].detach() for name in group.names])
             if group.rows is not None:
                 stack = stack[:, group.rows].swapaxes(1, 2)
+            if group.columns is not None:
+                stack = stack[..., group.columns]
             if self._rounds:
                 stack = _rounded(stack, group.item)
             into = image if group.item == 4 else image.view(stack.dtype)
@@ -177,7 +183,9 @@ def _are_together(tensors: Iterable[Any]) -> bool:
     return torch is not None and len({each.device if torch.is_tensor(each) else i for i, each in enumerate(tensors)}) == 1
 
 
-def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int, int] | None, item: int) -> Group:
+def _group(
+    tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int, int] | None, columns: bytes, item: int
+) -> Group:
     """A group of tensors with their places in ascending order."""
     at = [each for each, _ in tensors]
     runs: list[Run] = []
@@ -187,7 +195,8 @@ def _group(tensors: Sequence[tuple[int, str]], rows: tuple[int, int, int, int, i
             runs[-1] = last._replace(n=last.n + 1, step=each - at[i - 1])
         else:
             runs.append(Run(i, 1, each, 0))
-    return Group([name for _, name in tensors], None if rows is None else _selected(*rows), item, runs)
+    names, selected = [name for _, name in tensors], None if rows is None else _selected(*rows)
+    return Group(names, selected, source_columns(columns), item, runs)
 
 
 def source_rows(rows: int, first: int, inner: int, stride: int, heads: int) -> npt.NDArray[np.int64]:
@@ -198,6 +207,11 @@ def source_rows(rows: int, first: int, inner: int, stride: int, heads: int) -> n
         return found
     inside = found % heads
     return found - inside + inside % 2 * (heads // 2) + inside // 2
+
+
+def source_columns(columns: bytes) -> npt.NDArray[np.int64] | None:
+    """The checkpoint's column of each column of a place; None: they are in order."""
+    return np.frombuffer(columns, np.uint32).astype(np.int64) if columns else None
 
 
 def _selected(rows: int, first: int, inner: int, stride: int, heads: int) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CheckpointError, InvalidRequestError, UnsupportedError
+from ..models.source import Order
 from ..weights import bfloat16, stacked
 from . import adapter_images
 from .adapter_images import Made
@@ -31,8 +32,8 @@ class Place(NamedTuple):
 
     `matrix` numbers the matrices of the program; `experts` is 0 for those of linears, else `expert` is one of them. Of an
     embedding `rows` are its columns, and A has a column for each id. `bias` is 0 if the device takes no bias. `has_whole` is 0
-    if it takes no matrix in place of the model's. `item` is the bytes of a value of A and B: 4, or 2 for bfloat16. `heads` is
-    the size of heads if rows of the model's file alternate between the halves of each head; 0: they do not.
+    if it takes no matrix in place of the model's. `item` is the bytes of a value of A and B: 4, or 2 for bfloat16. `order` is
+    how the model's file has the tensor.
     """
 
     tensor: str
@@ -52,11 +53,15 @@ class Place(NamedTuple):
     use: int
     has_whole: int
     item: int
-    heads: int
+    order: Order
 
     def source_rows(self) -> npt.NDArray[np.int64]:
         """The checkpoint's row of each row."""
-        return adapter_images.source_rows(self.rows, self.first, self.inner, self.stride, self.heads)
+        return adapter_images.source_rows(self.rows, self.first, self.inner, self.stride, self.order.heads)
+
+    def source_columns(self) -> npt.NDArray[np.int64] | None:
+        """The checkpoint's column of each column; None: they are in order."""
+        return adapter_images.source_columns(self.order.columns)
 
 
 class Images:
@@ -68,7 +73,7 @@ class Images:
         moved: As in `Spec`.
     """
 
-    def __init__(self, model: Model, config: EngineConfig, moved: Mapping[str, int]) -> None:
+    def __init__(self, model: Model, config: EngineConfig, moved: Mapping[str, Order]) -> None:
         self._model, self._config, self._moved = model, config, moved
         self._rounds = config.lora_dtype == "bfloat16"
         self._plan: adapter_images.Plan | None = None
@@ -87,7 +92,7 @@ class Images:
         if plan is not None and isinstance(source, Mapping) and plan.fits(source, config):
             return Made(plan.image(source, device), {}), plan
         size_bytes, tuples = self._model.adapter_places()
-        places = [Place(*(*each, self._moved.get(each[0], 0))) for each in tuples]
+        places = [Place(*(*each, self._moved.get(each[0], Order()))) for each in tuples]
         found, where = _read(name, source, config, device is not None)
         if device is not None and any(found._replace(matrices={}, embeddings={}, copies={})):
             found, where = _read(name, source, config)
@@ -135,8 +140,8 @@ class Images:
         return by_tensor[tensor]
 
     def _check_order(self, tensor: str, where: str) -> None:
-        """Refuses a tensor if B cannot be put in the order of the model's file."""
-        if self._moved.get(tensor) == 0:
+        """Refuses a tensor if A and B cannot be put in the order of the model's file."""
+        if self._moved.get(tensor, Order()).is_other:
             raise UnsupportedError(
                 f"{where}: an adapter of {tensor} is not supported yet: {self._config.model} has it in another order, or with "
                 "other values, than the checkpoint; load the model's safetensors, or merge the adapter"
@@ -172,6 +177,7 @@ class Images:
             for place in self._places_of(name, by_tensor, where):
                 self._check_room(place, place.has_whole, f"modules_to_save of an adapter ({name})", where)
                 rows = matrix if place.use == EMBEDDING else matrix[place.source_rows()]
+                rows = rows if place.source_columns() is None else rows[:, place.source_columns()]
                 kept[place.head + 16] = rows = np.ascontiguousarray(rows, np.float32)
                 image.view(np.uint64)[place.head // 8 + 2] = rows.ctypes.data
         return kept

@@ -17,6 +17,7 @@ from .adapter_sources import Images, wrong
 if TYPE_CHECKING:
     from .._core import Model
     from ..config import EngineConfig
+    from ..models.source import Order
     from .frontend import Frontend
 
 
@@ -67,7 +68,7 @@ class Adapters:
         moved: As in `Spec`.
     """
 
-    def __init__(self, model: Model, config: EngineConfig, moved: Mapping[str, int]) -> None:
+    def __init__(self, model: Model, config: EngineConfig, moved: Mapping[str, Order]) -> None:
         self._model, self._config = model, config
         self._images = Images(model, config, moved)
         self._lock = threading.Lock()

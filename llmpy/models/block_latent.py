@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .pieces import Piece
+from .source import Order
 
 if TYPE_CHECKING:
     from .blocks import Model, Value
@@ -70,7 +71,7 @@ class LatentBlock:
         m = self._model
         turned, plain = (where.removesuffix("kv_b_proj") + name for name in ("k_b_proj.weight", "v_b_proj.weight"))
         if m.source.is_gguf and m.shape_of(turned) is not None:
-            m.move(m.named(f"{where}.weight"))
+            m.move(m.named(f"{where}.weight"), Order(is_other=True))
             keys = m.matrix("latent_attention", [Piece(turned, (heads, latent, key_dim), heads * latent)], key_dim)
             values = m.matrix("latent_attention", [Piece(plain, (heads, value_dim, latent), heads * value_dim)], latent)
             return _head_rows(keys, latent, 0, latent), _head_rows(values, value_dim, 0, value_dim)

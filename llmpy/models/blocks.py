@@ -19,7 +19,7 @@ from .pieces import Piece, pieces_of
 from .program import Tensors, Writer, kinds_of
 from .program import Value as Value
 from .rope import Rope
-from .source import Source
+from .source import Order, Source
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -119,7 +119,7 @@ class Block(MixtureBlock, NormBlock, LatentBlock, TowerBlock):
         if m.source.is_gguf and (groups > 1 or transposed):
             if groups > 1 and not (is_one and m.source.keeps_groups(where)):
                 groups = 1
-                m.move(m.named(f"{self.prefix}{names[0]}.weight"))
+                m.move(m.named(f"{self.prefix}{names[0]}.weight"), Order(is_other=True))
             m.spec["reordered"], transposed = True, False
         if transposed and m.is_packed(f"{self.prefix}{names[0]}.weight"):
             m.spec["reordered"], transposed = True, False

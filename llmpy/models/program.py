@@ -11,7 +11,7 @@ from ..errors import CheckpointError, UnsupportedError
 from .config import ModelConfig
 from .pieces import Part, Piece, flat, whole
 from .rope import Floats, Rope
-from .source import Source
+from .source import Order, Source
 
 Operands = TypedDict("Operands", {"in": list[int], "out": list[int], "weights": list[int], "attributes": dict[str, Any]})
 """Numbers of values and weights, and attributes by their names in csrc/program/operations.def. A missing attribute is 0, or
@@ -60,7 +60,7 @@ class Spec(TypedDict):
     | states | (pieces, floats per piece): the state that a recurrent operation keeps for every sequence |
     | ignored | patterns of checkpoint names that have no weight in the program |
     | reordered | the file has rows in another order, or other values, than the checkpoints that updates come from |
-    | moved | by name: `Source.heads` of tensors that the file has in another order, or with other values |
+    | moved | by name: how the file has a matrix, if not as the checkpoint |
     | towers | programs that make features of images, by name; their weights are those of this program |
     | rows | of a tower's program alone: for each value the number of its list of rows, and how many of its rows are one |
     | feature_id | of a tower's program alone: the token that stands for a feature |
@@ -79,7 +79,7 @@ class Spec(TypedDict):
     architecture: str
     ignored: list[str]
     reordered: bool
-    moved: dict[str, int]
+    moved: dict[str, Order]
     towers: NotRequired[dict[str, "Spec"]]
     rows: NotRequired[list[tuple[int, int]]]
     feature_id: NotRequired[int]
@@ -317,14 +317,9 @@ class Writer:
                 self.spec["ropes"][-1]["axes"] = axes
         return self._ropes[key]
 
-    def move(self, name: str, heads: int = 0) -> None:
-        """Notes that the file has a tensor's rows or columns in another order than the checkpoint, or other values.
-
-        Args:
-            name: Of the tensor in the checkpoint.
-            heads: As `Source.heads`.
-        """
-        self.spec["moved"][name], self.spec["reordered"] = heads, True
+    def move(self, name: str, order: Order) -> None:
+        """Notes how the file has a matrix that it has not as the checkpoint."""
+        self.spec["moved"][name], self.spec["reordered"] = order, True
 
     def take(self, x: Value, order: Floats | None) -> Value:
         """The columns of x in the order of a matrix's columns (`orders`); None: x itself."""
@@ -350,7 +345,7 @@ class Writer:
                     "act-order (desc_act or actorder); use a checkpoint with desc_act=false or actorder 'weight', or GGUF"
                 )
             if order is not None:
-                self.move(piece.name)
+                self.move(piece.name, Order(columns=order.astype(np.uint32).tobytes()))
         if key not in self._matrices:
             self._matrices[key] = len(self.spec["weights"])
             self._add("matrix", self._parts(op, key), cols)
@@ -421,9 +416,9 @@ class Writer:
         found: list[Piece] = []
         for piece in pieces:
             found += self.source.split(piece)
-            heads = self.source.heads(piece.name)
-            if heads is not None:
-                self.move(piece.name, heads)
+            order = self.source.order(piece.name)
+            if order is not None:
+                self.move(piece.name, order)
         return [self._part(op, each) for each in found]
 
     def _part(self, op: str, piece: Piece) -> Part:
@@ -449,7 +444,7 @@ class Writer:
         found = [self._found(op, place, wanted) for place in places]
         if len(places) == 1:
             return places[0], self._checked(op, places[0], wanted, found[0]), base
-        self.move(piece.name)
+        self.move(piece.name, Order(is_other=True))
         first, number = 0, 0
         while number + 1 < len(places) and base >= first + found[number][0]:
             first, number = first + found[number][0], number + 1

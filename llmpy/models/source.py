@@ -1,9 +1,24 @@
 """Maps tensor names of Hugging Face checkpoints to tensors of a file."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .pieces import Piece
 from .rope import Floats
+
+
+class Order(NamedTuple):
+    """How a file has a matrix.
+
+    Attributes:
+        heads: Size of heads if rows alternate between the halves of each head; 0: rows are in order.
+        columns: uint32: the checkpoint's column of each column; b"": columns are in order.
+        is_other: Whether the matrix has another order than these, or other values than the checkpoint's.
+    """
+
+    heads: int = 0
+    columns: bytes = b""
+    is_other: bool = False
 
 
 class Source:
@@ -29,11 +44,8 @@ class Source:
         """Splits a piece into several if the file has its rows in another order."""
         return (piece,)
 
-    def heads(self, name: str) -> int | None:
-        """Size of the heads of a matrix if its rows in the file alternate between the halves of each head.
-
-        0: they have another order or other values than the checkpoint's. None: they are the checkpoint's.
-        """
+    def order(self, name: str) -> Order | None:
+        """How the file has a matrix; None: as the checkpoint."""
         return None
 
     def keeps_groups(self, name: str) -> bool:

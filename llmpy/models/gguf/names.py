@@ -8,7 +8,7 @@ import numpy as np
 from ...errors import CheckpointError
 from ..pieces import Piece
 from ..rope import Floats
-from ..source import Source
+from ..source import Order, Source
 from .family import USUAL, USUAL_OUTER, Family, Names
 from .metadata import Metadata
 
@@ -86,12 +86,12 @@ class GgufSource(Source):
         firsts = [piece.base + head + half for head in range(0, piece.rows, size) for half in (0, 1)]
         return [piece._replace(rows=size // 2, base=first, inner=1, stride=2) for first in firsts]
 
-    def heads(self, name: str) -> int | None:
+    def order(self, name: str) -> Order | None:
         found = self._attends(name)
         if self.family.has_factors or (found is not None and self._joined(found[0]) is not None):
-            return 0
-        turns = found is not None and found[2] != "v"
-        return (self._alternating or None) if turns else None
+            return Order(is_other=True)
+        turns = self._alternating > 0 and found is not None and found[2] != "v"
+        return Order(heads=self._alternating) if turns else None
 
     def _attends(self, name: str) -> re.Match[str] | None:
         """The parts of the name in the file, if the tensor is q, k or v."""
