@@ -33,7 +33,7 @@ class Place(NamedTuple):
     `matrix` numbers the matrices of the program; `experts` is 0 for those of linears, else `expert` is one of them. Of an
     embedding `rows` are its columns, and A has a column for each id. `bias` is 0 if the device takes no bias. `has_whole` is 0
     if it takes no matrix in place of the model's. `item` is the bytes of a value of A and B: 4, or 2 for bfloat16. `order` is
-    how the model's file has the tensor.
+    that of the tensor in the model's file.
     """
 
     tensor: str

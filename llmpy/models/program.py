@@ -60,7 +60,7 @@ class Spec(TypedDict):
     | states | (pieces, floats per piece): the state that a recurrent operation keeps for every sequence |
     | ignored | patterns of checkpoint names that have no weight in the program |
     | reordered | the file has rows in another order, or other values, than the checkpoints that updates come from |
-    | moved | by name: how the file has a matrix, if not as the checkpoint |
+    | moved | by name: the order of a matrix in the file, where it is not the checkpoint's |
     | towers | programs that make features of images, by name; their weights are those of this program |
     | rows | of a tower's program alone: for each value the number of its list of rows, and how many of its rows are one |
     | feature_id | of a tower's program alone: the token that stands for a feature |
@@ -318,7 +318,7 @@ class Writer:
         return self._ropes[key]
 
     def move(self, name: str, order: Order) -> None:
-        """Notes how the file has a matrix that it has not as the checkpoint."""
+        """Notes the order of a matrix in the file, where it is not the checkpoint's."""
         self.spec["moved"][name], self.spec["reordered"] = order, True
 
     def take(self, x: Value, order: Floats | None) -> Value:

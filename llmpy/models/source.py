@@ -8,7 +8,7 @@ from .rope import Floats
 
 
 class Order(NamedTuple):
-    """How a file has a matrix.
+    """The order of a matrix in a file, compared with the checkpoint.
 
     Attributes:
         heads: Size of heads if rows alternate between the halves of each head; 0: rows are in order.
@@ -45,7 +45,7 @@ class Source:
         return (piece,)
 
     def order(self, name: str) -> Order | None:
-        """How the file has a matrix; None: as the checkpoint."""
+        """The order of a matrix in the file; None: the checkpoint's."""
         return None
 
     def keeps_groups(self, name: str) -> bool:
