@@ -186,6 +186,8 @@ enum rc engine_take(struct engine *engine, bool finished_only, struct output *ou
 /* Saves the blocks of a prompt that the cache has to the outer tier, at once, and waits for it: another engine with the same
  * keys finds them then. The driving thread calls it between two steps. *n_tokens: leading tokens that are there now. */
 enum rc engine_save_prompt(struct engine *engine, const struct request_spec *spec, uint32_t *n_tokens, struct err *err);
+/* Checks ids, token types and images of a prompt, as those of a request for pooling or sampling. Any thread. */
+enum rc engine_check_prompt(const struct engine *engine, const struct request_spec *spec, struct err *err);
 /* No more blocks will come for a request with awaits_s: it looks once more, and computes what is missing. Any thread. */
 void engine_end_wait(struct engine *engine, uint64_t number);
 /* At the next step boundary requests with the adapter of number `from` go on with that of number `to`, but searches; their keys

@@ -3,6 +3,7 @@
 #include "engine_state.h"
 
 #include "../base/clock.h"
+#include "request_check.h"
 
 #include <string.h>
 
@@ -22,6 +23,11 @@ bool engine_has_unfinished(struct engine *e)
 const struct runner *engine_runner(const struct engine *e)
 {
     return &e->config.runner;
+}
+
+enum rc engine_check_prompt(const struct engine *e, const struct request_spec *spec, struct err *err)
+{
+    return request_check_prompt(&e->config, spec, err);
 }
 
 uint32_t engine_block_tokens(const struct engine *e)

@@ -44,15 +44,9 @@ void items_fill(struct request *r, const struct request_spec *spec)
 {
     if (spec->rope_positions.n)
         memcpy((int32_t *)r->spec.rope_positions.ids, spec->rope_positions.ids, spec->rope_positions.n * sizeof(int32_t));
-    for (uint32_t i = 0; spec->n_items && i < spec->prompt.n; i++)
-        r->features[i] = -1;
-    for (uint32_t i = 0; i < spec->n_items; i++) {
-        const struct prompt_item *item = &spec->items[i];
-        int32_t n = 0;
-        for (uint32_t at = item->first; at < item->first + item->n_tokens; at++)
-            if ((uint32_t)spec->prompt.ids[at] == r->context->config->runner.feature_id)
-                r->features[at] = n++;
-    }
+    if (spec->n_items)
+        items_number(spec->prompt.ids, spec->prompt.n, spec->items, spec->n_items, r->context->config->runner.feature_id,
+                     r->features);
 }
 
 /* Tokens of the prompt that see each other if a model's prompts do; those that are scored come behind them. */
@@ -61,16 +55,11 @@ static uint32_t n_of_prefix(const struct request_spec *spec)
     return spec->is_score ? spec->score_start : spec->prompt.n;
 }
 
-/* Whether a token and the one before are of one span: neighbouring features, or the prompt. */
 static bool continues_span(const struct request *r, uint32_t position)
 {
-    switch (r->context->config->runner.spans) {
-    case SPANS_OF_FEATURES:
-        return r->spec.n_items && position < r->spec.prompt.n && r->features[position] > 0 &&
-               r->features[position] == r->features[position - 1] + 1;
-    case SPANS_OF_PROMPT: return position && position < n_of_prefix(&r->spec);
-    default: return false;
-    }
+    const struct request_spec *spec = &r->spec;
+    return items_continue(r->context->config->runner.spans, spec->n_items ? r->features : NULL, spec->prompt.n,
+                          n_of_prefix(spec), position);
 }
 
 bool items_visible_ends(const struct request *r, uint32_t first, uint32_t n, int32_t *ends)

@@ -87,10 +87,6 @@ static enum rc check_pooling(const struct engine_config *config, const struct re
     if (config->runner.takes_whole_prompts && spec->prompt.n > config->max_num_batched_tokens)
         REFUSE("prompt", "The prompt (length %u) is longer than max_num_batched_tokens=%u, and this model takes whole prompts.",
                spec->prompt.n, config->max_num_batched_tokens);
-    for (uint32_t i = 0; i < spec->types.n; i++)
-        if (spec->types.ids[i] < 0 || (uint32_t)spec->types.ids[i] >= config->runner.n_token_types)
-            REFUSE("token_type_ids", "token_type_ids must be below %u, the model's number of types, got %d.",
-                   config->runner.n_token_types, spec->types.ids[i]);
     if (spec->n != 1 || spec->prior.n)
         REFUSE("n", "a pooling request has one sample and no output_token_ids, got n=%u and %u ids.", spec->n, spec->prior.n);
     if (spec->pooling == POOLING_ALL && n_bytes > MAX_PROMPT_RESULT_BYTES)
@@ -196,8 +192,7 @@ static enum rc check_lists(const struct engine_config *config, const struct requ
     return RC_OK;
 }
 
-/* Checks the token types, and the parameters of the request's kind: pooling, scoring or sampling. */
-static enum rc check_kind(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+static enum rc check_types(const struct engine_config *config, const struct request_spec *spec, struct err *err)
 {
     if (spec->types.n && spec->types.n != spec->prompt.n)
         REFUSE("token_type_ids", "token_type_ids must be as many as the prompt's %u tokens, got %u.", spec->prompt.n,
@@ -205,6 +200,23 @@ static enum rc check_kind(const struct engine_config *config, const struct reque
     if (spec->types.n && (!spec->pooling || !config->runner.n_token_types))
         REFUSE("token_type_ids",
                "token_type_ids are for embeddings and classes of models whose tokens have types; leave them out.");
+    for (uint32_t i = 0; i < spec->types.n; i++)
+        if (spec->types.ids[i] < 0 || (uint32_t)spec->types.ids[i] >= config->runner.n_token_types)
+            REFUSE("token_type_ids", "token_type_ids must be below %u, the model's number of types, got %d.",
+                   config->runner.n_token_types, spec->types.ids[i]);
+    return RC_OK;
+}
+
+enum rc request_check_prompt(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
+    enum rc rc = check_ids(config, &spec->prompt, "prompt", err);
+    rc = rc ? rc : check_types(config, spec, err);
+    return rc ? rc : items_check(config, spec, err);
+}
+
+/* Checks the parameters of the request's kind: pooling, scoring or sampling. */
+static enum rc check_kind(const struct engine_config *config, const struct request_spec *spec, struct err *err)
+{
     if (spec->pooling)
         return check_pooling(config, spec, err);
     if (config->runner.lacks_logits)
@@ -219,15 +231,13 @@ enum rc request_check(const struct engine_config *config, const struct request_s
 {
     enum rc rc = check_lengths(config, spec, err);
     if (!rc)
-        rc = check_ids(config, &spec->prompt, "prompt", err);
+        rc = request_check_prompt(config, spec, err);
     if (!rc)
         rc = check_ids(config, &spec->prior, "output_token_ids", err);
     if (!rc)
         rc = check_samples(spec, err);
     if (!rc)
         rc = check_kind(config, spec, err);
-    if (!rc)
-        rc = items_check(config, spec, err);
     if (!rc)
         rc = check_logprobs(config, spec, err);
     if (!rc)

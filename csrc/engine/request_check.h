@@ -6,6 +6,7 @@
 #include "engine.h"
 
 /* RC_INVALID: err->what names the parameter. */
+enum rc request_check_prompt(const struct engine_config *config, const struct request_spec *spec, struct err *err);
 enum rc request_check(const struct engine_config *config, const struct request_spec *spec, struct err *err);
 
 #endif

@@ -1,8 +1,7 @@
 #define _GNU_SOURCE
-#include "tap.h"
+#include "tap_images.h"
 
 #include "../base/mem.h"
-#include "running.h"
 
 #include <string.h>
 
@@ -13,13 +12,13 @@
 struct tap {
     struct model m;
     struct running run;
-    int32_t *host;             /* [n_integers] token ids, positions, row_seq, wanted rows, seq_first_row, page tables */
+    int32_t *host;             /* [n_integers] token ids, positions, row_seq, wanted rows, types, seq_first_row, page tables */
     uint32_t n_rows, n_pages;  /* most rows of a chunk; entries of the sequence's page tables */
     size_t n_integers;
     char *read;
     int32_t first_rows[2];
-    const int32_t *ids;        /* [n_tokens] of the prompt */
-    uint32_t n_tokens;
+    struct tap_prompt prompt;
+    struct tap_images images;
     const struct tapped *wanted;
     uint32_t n_wanted, first_rank; /* first_rank: of this host */
 };
@@ -61,15 +60,16 @@ static size_t row_bytes(const struct model *m)
 static enum rc tap_open(struct tap *t, const struct model *model, struct err *err)
 {
     uint32_t most = model->options.max_num_batched_tokens < MOST_ROWS ? model->options.max_num_batched_tokens : MOST_ROWS;
-    uint32_t n_tokens = t->n_tokens;
+    uint32_t n_tokens = t->prompt.n_tokens;
+    bool is_whole = program_takes_whole_prompts(model->program) || program_spans(model->program);
     t->m = *model;
     t->m.arena = t->m.kept = NULL;
     t->m.pool = t->m.staged = NULL;
     memset(&t->m.plan, 0, sizeof t->m.plan);
-    t->n_rows = n_tokens < most || program_takes_whole_prompts(model->program) ? n_tokens : most;
+    t->n_rows = n_tokens < most || is_whole ? n_tokens : most;
     t->m.table_stride = kv_layout_stride(&model->layout, n_tokens);
     t->n_pages = kv_layout_n_tables(&model->layout) * t->m.table_stride;
-    t->n_integers = 4 * (size_t)t->n_rows + 2 + t->n_pages;
+    t->n_integers = 5 * (size_t)t->n_rows + 2 + t->n_pages;
     enum rc rc = plan_make(model->program, 0, false, t->n_rows, &t->m.plan, err);
     if (!rc)
         rc = take(t, arena_bytes(t), &t->m.arena, err);
@@ -79,12 +79,15 @@ static enum rc tap_open(struct tap *t, const struct model *model, struct err *er
         rc = take(t, t->n_integers * sizeof(int32_t), &t->m.staged, err);
     t->host = mem_calloc(t->n_integers, sizeof *t->host);
     t->read = mem_alloc(t->n_rows * row_bytes(&t->m));
-    return rc || (t->host && t->read) ? rc : out_of_memory(err);
+    if (!rc && !(t->host && t->read))
+        rc = out_of_memory(err);
+    return rc ? rc : tap_images_open(&t->images, &t->m, &t->prompt, t->n_rows, err);
 }
 
 static void tap_close(struct tap *t)
 {
     const struct backend *b = t->m.backend;
+    tap_images_close(&t->images, &t->m);
     if (t->m.arena)
         b->buffer_destroy(t->m.ctx, t->m.arena, arena_bytes(t));
     if (t->m.pool)
@@ -97,15 +100,17 @@ static void tap_close(struct tap *t)
 }
 
 /* Makes and uploads the batch of rows first .. first + n of the sequence. All of them are wanted. */
-static enum rc begin_chunk(struct tap *t, const int32_t *ids, uint32_t first, uint32_t n, struct err *err)
+static enum rc begin_chunk(struct tap *t, uint32_t first, uint32_t n, struct err *err)
 {
-    int32_t *lists[] = {t->host, t->host + t->n_rows, t->host + 2 * t->n_rows, t->host + 3 * t->n_rows};
-    int32_t *ends = t->host + 4 * t->n_rows, *tables = ends + 2, *device = (int32_t *)t->m.staged;
+    int32_t *lists[] = {t->host, t->host + t->n_rows, t->host + 2 * t->n_rows, t->host + 3 * t->n_rows,
+                        t->host + 4 * t->n_rows};
+    int32_t *ends = t->host + 5 * t->n_rows, *tables = ends + 2, *device = (int32_t *)t->m.staged;
     for (uint32_t i = 0; i < n; i++) {
-        lists[0][i] = ids[first + i];
+        lists[0][i] = t->prompt.ids[first + i];
         lists[1][i] = (int32_t)(first + i);
         lists[2][i] = 0;
         lists[3][i] = (int32_t)i;
+        lists[4][i] = t->prompt.types ? t->prompt.types[first + i] : 0;
     }
     ends[0] = 0;
     ends[1] = t->first_rows[1] = (int32_t)n;
@@ -113,13 +118,14 @@ static enum rc begin_chunk(struct tap *t, const int32_t *ids, uint32_t first, ui
         tables[i] = (int32_t)i + 1;
     t->run = (struct running){
         .m = &t->m, .wanted_rows = device + (lists[3] - t->host), .n_wanted_rows = n, .n_logits_rows = n, .err = err,
-        .n_all_rows = n, .row_part = device + (lists[2] - t->host), /* by data: every rank computes the rows of rank 0 */
+        .token_types = t->prompt.types ? device + (lists[4] - t->host) : NULL, .n_all_rows = n, .row_part = device + (lists[2] - t->host), /* by data: every rank computes the rows of rank 0 */
         .view = {n, 1, device, device + (lists[1] - t->host), device + (lists[2] - t->host), device + (ends - t->host),
                  t->m.layout.block_tokens, t->first_rows, false},
     };
     for (uint32_t g = 0; g < kv_layout_n_tables(&t->m.layout); g++)
         t->run.tables[g] = device + (tables - t->host) + (size_t)g * t->m.table_stride;
-    return t->m.backend->upload(t->m.ctx, device, t->host, t->n_integers * sizeof(int32_t), err);
+    enum rc rc = t->m.backend->upload(t->m.ctx, device, t->host, t->n_integers * sizeof(int32_t), err);
+    return rc ? rc : tap_images_begin(&t->images, &t->prompt, &t->run, first, n);
 }
 
 /* Downloads n rows and converts them to float32. */
@@ -218,9 +224,9 @@ static enum rc run_rank(struct model *model, void *taps, struct err *err)
     struct tap *t = taps;
     t += model->options.rank - t->first_rank;
     enum rc rc = RC_OK;
-    for (uint32_t first = 0; first < t->n_tokens && !rc; first += t->n_rows) {
-        uint32_t n = t->n_tokens - first < t->n_rows ? t->n_tokens - first : t->n_rows;
-        rc = begin_chunk(t, t->ids, first, n, err);
+    for (uint32_t first = 0, end = t->prompt.n_tokens; first < end && !rc; first += t->n_rows) {
+        uint32_t n = end - first < t->n_rows ? end - first : t->n_rows;
+        rc = begin_chunk(t, first, n, err);
         if (!rc)
             rc = run_chunk(t, first, n, err);
     }
@@ -235,11 +241,11 @@ void taps_close(const struct team *team, struct tap *taps)
     mem_free(taps);
 }
 
-enum rc taps_open(const struct team *team, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted,
-                  uint32_t n_wanted, struct tap **out, struct err *err)
+enum rc taps_open(const struct team *team, const struct tap_prompt *prompt, const struct tapped *wanted, uint32_t n_wanted,
+                  struct tap **out, struct err *err)
 {
     *out = NULL;
-    enum rc rc = check_tap(team_model(team, 0), n_tokens, err);
+    enum rc rc = check_tap(team_model(team, 0), prompt->n_tokens, err);
     if (rc)
         return rc;
     struct tap *taps = mem_calloc(team_n_ranks(team), sizeof *taps);
@@ -247,8 +253,7 @@ enum rc taps_open(const struct team *team, const int32_t *ids, uint32_t n_tokens
         return out_of_memory(err);
     for (uint32_t rank = 0; rank < team_n_ranks(team) && !rc; rank++) {
         const struct model *model = team_model(team, rank);
-        taps[rank].ids = ids;
-        taps[rank].n_tokens = n_tokens;
+        taps[rank].prompt = *prompt;
         taps[rank].wanted = wanted + (size_t)rank * n_wanted;
         taps[rank].n_wanted = n_wanted;
         taps[rank].first_rank = team_model(team, 0)->options.rank;

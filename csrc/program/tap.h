@@ -13,16 +13,23 @@ struct tapped {
     float *rows;    /* [n_tokens][width of the value on the rank, or vocab_size]; the logits of ranks but 0 are undefined */
 };
 
+struct tap_prompt {
+    const int32_t *ids, *types;       /* [n_tokens]; types NULL: all are 0 */
+    uint32_t n_tokens, n_items, n_prefix; /* n_prefix: tokens that see each other if the model's prompts do */
+    const struct prompt_item *items;  /* its images, which have been checked */
+    const int32_t *rope_positions;    /* [axes][n_tokens]; NULL: those of a text */
+};
+
 /* wanted [n_ranks of all hosts][n_wanted]: rows of ranks on other hosts get their values, too. On several hosts a failure of
  * the run ends the hosts. */
-enum rc team_tap(struct team *team, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted, uint32_t n_wanted,
+enum rc team_tap(struct team *team, const struct tap_prompt *prompt, const struct tapped *wanted, uint32_t n_wanted,
                  struct err *err);
 
 /* What team_tap does on one host, in three steps. */
 struct tap;
 /* taps: one for each rank of this host. wanted [n_ranks of this host][n_wanted]. The arrays are kept, not copied. */
-enum rc taps_open(const struct team *team, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted,
-                  uint32_t n_wanted, struct tap **taps, struct err *err);
+enum rc taps_open(const struct team *team, const struct tap_prompt *prompt, const struct tapped *wanted, uint32_t n_wanted,
+                  struct tap **taps, struct err *err);
 enum rc taps_run(struct team *team, struct tap *taps, struct err *err);
 void taps_close(const struct team *team, struct tap *taps); /* NULL is allowed */
 

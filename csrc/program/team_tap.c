@@ -76,14 +76,17 @@ static enum rc run_everywhere(struct team *team, const struct shared_tap *tap, s
     return rc;
 }
 
-enum rc team_tap(struct team *team, const int32_t *ids, uint32_t n_tokens, const struct tapped *wanted, uint32_t n_wanted,
+enum rc team_tap(struct team *team, const struct tap_prompt *prompt, const struct tapped *wanted, uint32_t n_wanted,
                  struct err *err)
 {
+    uint32_t n_tokens = prompt->n_tokens;
     struct shared_tap shared = {team, wanted, n_tokens, n_wanted, NULL};
     struct tap *taps;
     if (!n_wanted)
         return RC_OK;
-    enum rc rc = taps_open(team, ids, n_tokens, wanted + (size_t)team->first_rank * n_wanted, n_wanted, &taps, err);
+    if (team->hosts && prompt->types)
+        return err_set(err, RC_UNSUPPORTED, "tap: token types are not supported yet with nnodes above 1; use one host");
+    enum rc rc = taps_open(team, prompt, wanted + (size_t)team->first_rank * n_wanted, n_wanted, &taps, err);
     if (rc || !team->hosts) {
         rc = rc ? rc : taps_run(team, taps, err);
         taps_close(team, taps);
@@ -93,7 +96,7 @@ enum rc team_tap(struct team *team, const int32_t *ids, uint32_t n_tokens, const
     if (!shared.words)
         rc = err_set(err, RC_MEMORY, "tap: out of memory");
     if (!rc) {
-        memcpy(shared.words, ids, n_tokens * sizeof *ids);
+        memcpy(shared.words, prompt->ids, n_tokens * sizeof *prompt->ids);
         for (uint32_t i = 0; i < n_wanted; i++)
             shared.words[n_tokens + i] = (int32_t)wanted[i].value;
         rc = open_elsewhere(&shared, err);
@@ -170,7 +173,8 @@ static enum rc open_taken(struct team *team, const struct tap_order *order, stru
     enum rc rc = taken->words && taken->wanted ? RC_OK : err_set(err, RC_MEMORY, "tap: out of memory");
     rc = rc ? rc : hosts_read(team->hosts, 0, n_words * sizeof *taken->words, taken->words, err);
     rc = rc ? rc : make_rows(team, taken, err);
-    return rc ? rc : taps_open(team, taken->words, taken->n_tokens, taken->wanted, taken->n_wanted, &taken->taps, err);
+    const struct tap_prompt prompt = {.ids = taken->words, .n_tokens = taken->n_tokens, .n_prefix = taken->n_tokens};
+    return rc ? rc : taps_open(team, &prompt, taken->wanted, taken->n_wanted, &taken->taps, err);
 }
 
 /* Gives the rows of all ranks here to host 0; it has the logits itself. */

@@ -58,5 +58,6 @@ PyObject *py_lend_adapter(PyObject *model, PyObject *args);
 PyObject *py_holds_adapter(PyObject *model, PyObject *number);
 PyObject *py_remove_adapter(PyObject *model, PyObject *number);
 PyObject *py_running_adapters(PyObject *model, PyObject *unused);
+PyObject *py_tap(PyObject *model, PyObject *args); /* py_tap.c */
 
 #endif

@@ -8,7 +8,6 @@
 #include "../program/follower.h"
 #include "../program/layout.h"
 #include "../program/lora.h"
-#include "../program/tap.h"
 #include "../program/team.h"
 #include "py_engine.h"
 #include "py_program.h"
@@ -590,84 +589,6 @@ static PyObject *program_text(PyObject *self, PyObject *args)
     return list;
 }
 
-/* A list of bytes for the values of one rank, and where they lie. NULL with an exception set. */
-static PyObject *make_rows(const struct program *program, PyObject *numbers, uint32_t n_tokens, struct tapped *wanted)
-{
-    Py_ssize_t n = PyList_Size(numbers);
-    PyObject *list = PyList_New(n);
-    for (Py_ssize_t i = 0; list && i < n; i++) {
-        long value = PyLong_AsLong(PyList_GetItem(numbers, i));
-        bool is_known = value < 0 ? program_has_logits(program) : value < (long)program->n_values;
-        if (!is_known && !PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "tap: wanted the number of a value, have %ld", value);
-        wanted[i].value = value < 0 ? TAP_LOGITS : (uint32_t)value;
-        size_t width = !is_known ? 0 : value < 0 ? program->vocab_size : program->values[value].width;
-        PyObject *rows = PyErr_Occurred()
-                             ? NULL : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(n_tokens * width * sizeof(float)));
-        if (!rows || PyList_SetItem(list, i, rows) < 0)
-            Py_CLEAR(list);
-        else
-            wanted[i].rows = (float *)PyBytes_AsString(rows);
-    }
-    return list;
-}
-
-struct tapping {
-    struct team *team;
-    const int32_t *ids;
-    uint32_t n_tokens, n_wanted;
-    const struct tapped *wanted;
-};
-
-static enum rc run_tap(struct engine *engine, void *ctx, struct err *err)
-{
-    const struct tapping *t = ctx;
-    uint32_t holds = engine_holds(engine);
-    if (holds & HOLD_UPDATE)
-        return err_set(err, RC_BUSY, "tap: the weights are being updated; commit or abort the update first");
-    if (holds & HOLD_TORN)
-        return engine_refusal(engine, err);
-    return team_tap(t->team, t->ids, t->n_tokens, t->wanted, t->n_wanted, err);
-}
-
-/* tap(ids, value numbers, runner=None) -> for each rank a list of bytes, float32 [n_tokens][width]. Number -1 is the logits.
- * The prompt runs between two steps of the runner, the Engine or EngineThread that runs the model; None: nothing runs it. */
-static PyObject *tap(PyObject *self, PyObject *args)
-{
-    Py_buffer ids;
-    PyObject *numbers, *runner = Py_None;
-    struct team *team = opened_team(self);
-    if (!team || !PyArg_ParseTuple(args, "y*O!|O", &ids, &PyList_Type, &numbers, &runner))
-        return NULL;
-    uint32_t n_tokens = (uint32_t)((size_t)ids.len / sizeof(int32_t)), n = (uint32_t)PyList_Size(numbers),
-             n_ranks = team_n_all_ranks(team);
-    struct tapped *wanted = mem_calloc((size_t)n_ranks * n + 1, sizeof *wanted);
-    struct tapping t = {team, ids.buf, n_tokens, n, wanted};
-    PyObject *list = wanted ? PyList_New(0) : PyErr_NoMemory();
-    for (uint32_t rank = 0; list && rank < n_ranks; rank++) {
-        PyObject *rows = make_rows(team_program(team, rank), numbers, n_tokens, wanted + (size_t)rank * n);
-        if (!rows || PyList_Append(list, rows) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(rows);
-    }
-    if (list && runner != Py_None) {
-        if (py_engine_call(runner, run_tap, &t) < 0)
-            Py_CLEAR(list);
-    } else if (list) {
-        struct err err = {0};
-        PyThreadState *gil = PyEval_SaveThread();
-        enum rc rc = team_tap(team, ids.buf, n_tokens, wanted, n, &err);
-        PyEval_RestoreThread(gil);
-        if (rc) {
-            Py_CLEAR(list);
-            py_raise(&err);
-        }
-    }
-    mem_free(wanted);
-    PyBuffer_Release(&ids);
-    return list;
-}
-
 static PyObject *describe(PyObject *self, PyObject *args)
 {
     (void)args;
@@ -713,7 +634,7 @@ static PyMethodDef methods[] = {
     {"holds_adapter", py_holds_adapter, METH_O, "holds_adapter(number): whether requests or slots may still read the image."},
     {"running_adapters", py_running_adapters, METH_NOARGS, "Numbers of the adapters that sequences run with."},
     {"remove_adapter", py_remove_adapter, METH_O, "Later requests cannot have the adapter."},
-    {"tap", tap, METH_VARARGS, "Intermediate values of a prompt."},
+    {"tap", py_tap, METH_VARARGS, "Intermediate values of a prompt."},
     {"follow", follow, METH_NOARGS, "Computes the steps of host 0 until it closes its model."},
     {"describe", describe, METH_NOARGS, "The choices made at load."},
     {"close", model_close, METH_NOARGS, "Frees all memory; may be called twice."},

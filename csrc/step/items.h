@@ -41,6 +41,34 @@ struct prompt_item {
     uint32_t n_pieces;
 };
 
+/* Numbers the tokens of a prompt that stand for features, in each item from 0 on; -1: the token stands for none. */
+static inline void items_number(const int32_t *ids, uint32_t n_tokens, const struct prompt_item *items, uint32_t n_items,
+                                uint32_t feature_id, int32_t *features)
+{
+    for (uint32_t i = 0; i < n_tokens; i++)
+        features[i] = -1;
+    for (uint32_t i = 0; i < n_items; i++) {
+        int32_t n = 0;
+        for (uint32_t at = items[i].first; at < items[i].first + items[i].n_tokens; at++)
+            if ((uint32_t)ids[at] == feature_id)
+                features[at] = n++;
+    }
+}
+
+/* Whether a token and the one before are of one span. features: of the prompt's n_tokens, NULL: it has no items. n_prefix:
+ * tokens that see each other if a model's prompts do. */
+static inline bool items_continue(enum spans spans, const int32_t *features, uint32_t n_tokens, uint32_t n_prefix,
+                                  uint32_t position)
+{
+    switch (spans) {
+    case SPANS_OF_FEATURES:
+        return features && position < n_tokens && features[position] > 0 &&
+               features[position] == features[position - 1] + 1;
+    case SPANS_OF_PROMPT: return position && position < n_prefix;
+    default: return false;
+    }
+}
+
 /* An item whose features a step computes before its rows. */
 struct encoding {
     const struct prompt_item *item;

@@ -45,7 +45,7 @@ def run(chosen: Namespace) -> int:
     options = {"device": chosen.device, "dtype": chosen.dtype, "max_model_len": length, "enforce_eager": True}
     options["activation_dtype"] = chosen.activation_dtype
     with LLM(model, **options, skip_tokenizer_init=given is not None) as llm:
-        (ids,) = (one.tolist() for one in llm._tap.ids(chosen.prompt if given is None else [given]))
+        (ids,) = (one.tolist() for one, _ in llm._tap.prompts(chosen.prompt if given is None else [given]))
         bound = _tolerance(llm) if chosen.tolerance is None else chosen.tolerance
         theirs = _reference(torch, transformers, str(model), ids)
         print(f"{llm!r}\n{len(ids)} tokens; transformers {transformers.__version__} in float32; tolerance {bound:g}")

@@ -62,16 +62,26 @@ class Tap:
 
         return names.width(self.spec, one.value)
 
-    def ids(self, prompts: Prompts) -> Iterator[Any]:
-        """The token ids of each prompt, int32, with the checks of a request."""
+    def prompts(self, prompts: Prompts) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """The token ids of each prompt, int32, and its parameters, with the checks of a request."""
         import numpy as np
+
+        from .images import core_params, has_axes
 
         for prompt in self.frontend.prompts(batch(prompts)):
             if isinstance(prompt, LlmpyError):
                 raise prompt
             self.frontend.check_length(prompt, room=0)
             parts = [part for part in (prompt.ids, prompt.prior) if part is not None]
-            yield np.ascontiguousarray(np.concatenate(parts), dtype=np.int32)
+            ids = np.ascontiguousarray(np.concatenate(parts), dtype=np.int32)
+            params: dict[str, Any] = {}
+            if prompt.types is not None:
+                params |= {"token_type_ids": prompt.types.tobytes(), "pooling": "last"}
+            if prompt.prior is not None:
+                params["score_start"] = len(ids) - len(prompt.prior)
+            if prompt.images:
+                params |= core_params(prompt.images, len(ids), has_axes(self.spec))
+            yield ids, params
 
     def run(self, prompts: Prompts, wanted: Wanted) -> list[dict[str | int, NDArray[np.float32]]]:
         """The values of each prompt, as `LLM.tap` returns them."""
@@ -84,9 +94,9 @@ class Tap:
         except KeyError as error:
             raise InvalidRequestError(str(error.args[0]), parameter="names", value=wanted) from None
         found: list[dict[str | int, NDArray[np.float32]]] = []
-        for ids in self.ids(prompts):
+        for ids, params in self.prompts(prompts):
             with self.claim():
-                rows = self.model.tap(ids, values, self.runner)
+                rows = self.model.tap(ids.tobytes(), values, self.runner, params)
             arrays = [self._joined(value, len(ids), [rank[i] for rank in rows]) for i, value in enumerate(values)]
             found.append(dict(zip(chosen, arrays, strict=True)))
         return found

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from modules import load
 
 from binding import Backend
 from llmpy import LLM, InvalidRequestError, _core
+from llmpy.inputs import Prompt
 from llmpy.models import names
 
 CASES = ["llama-bias", "qwen3-window", "gemma2", "cohere2", "stablelm-parallel", "bamba", "mixtral"]
@@ -15,7 +17,7 @@ CASES += [pytest.param(case, marks=pytest.mark.slow) for case in MORE]
 
 
 def tapped(model: _core.Model, spec, ids, values) -> list[np.ndarray]:
-    (rows,) = model.tap(np.asarray(ids, np.int32), values)
+    (rows,) = model.tap(np.asarray(ids, np.int32).tobytes(), values)
     return [
         np.frombuffer(one, np.float32).reshape(len(ids), names.width(spec, value))
         for one, value in zip(rows, values, strict=True)
@@ -147,3 +149,39 @@ def test_an_encoder(tmp_path: Path, device) -> None:
         last = next(name for name in reversed(llm.tap_names()) if name.endswith("output.LayerNorm"))
         have = llm.tap([ids], last)[0][last]
         assert np.abs(have - want[-1][0].numpy()).max() <= 1e-4
+        types = np.arange(40) // 20
+        with torch.no_grad():
+            typed = model(torch.tensor(ids[None]), token_type_ids=torch.tensor(types[None])).last_hidden_state
+        prompt = {"prompt_token_ids": ids, "token_type_ids": types}
+        assert np.abs(llm.tap([prompt], last)[0][last] - typed[0].numpy()).max() <= 1e-4 < float((typed - want[-1]).abs().max())
+        with pytest.raises(InvalidRequestError, match="below 2, the model's number of types, got 2"):
+            llm.tap([{**prompt, "token_type_ids": types + 1}], last)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3-vl", "gemma3", "paligemma2"])
+def test_prompts_with_images(name, tmp_path, random_parameters, device, error_of) -> None:
+    """Their own features, in memory apart from the engine's: with one rank and with two, whole and in chunks."""
+    vision = load(Path(__file__).with_name("vision_models.py"))
+    model = vision.VisionModel(vision.FAMILIES[name], tmp_path, random_parameters)
+    a, b = model.images(2)
+    given = [(parts, *model.prompt(parts)) for parts in ([3, 8, a, 20, 21, b, 4], [4, 5, 9, 7], [a, 7], [5, b, 6, b])]
+    prompts = [Prompt(None, np.array(ids, np.int32)) for _, ids, _ in given]
+    for prompt, (_, _, placed) in zip(prompts, given, strict=True):
+        prompt.images = placed
+    options = {"device": device, "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "dtype": "float32"}
+    ways = ({}, {"max_num_batched_tokens": 40}) if device.startswith("cuda") else ({}, {"tensor_parallel_size": 2})
+    found = []
+    for way in ways:
+        with LLM(tmp_path, **options, **way) as llm:
+            before = llm.generate(prompts[:1], temperature=0.0, max_tokens=4)[0].token_ids
+            n_encoded = llm.stats().images_encoded
+            found.append([each["logits"] for each in llm.tap(prompts, "logits")])
+            assert llm.stats().images_encoded == n_encoded
+            assert llm.generate(prompts[:1], temperature=0.0, max_tokens=4)[0].token_ids == before
+            prompts[2].ids = prompts[2].ids[1:]
+            with pytest.raises(InvalidRequestError, match="image 0: wanted"):
+                llm.tap(prompts[2:3], "logits")
+            prompts[2].ids = np.array(given[2][1], np.int32)
+    for logits, others, (parts, ids, _) in zip(*found, given, strict=True):
+        assert logits.tobytes() == others.tobytes()
+        assert error_of(logits, model.logits(ids, [part for part in parts if isinstance(part, np.ndarray)])) <= 1e-4

@@ -43,16 +43,16 @@ class ReplicaModel:
         """Like the core's."""
         return self.models[0].program()
 
-    def tap(self, ids: Any, values: list[int], runner: Any = None, /) -> list[list[bytes]]:
+    def tap(self, ids: Any, values: list[int], runner: Any, params: dict[str, Any], /) -> list[list[bytes]]:
         """Like the core's, by the first replica that lives.
 
         Args:
-            ids, values: As of the core.
+            ids, values, params: As of the core.
             runner: The ReplicaEngine or ReplicaThread of these models.
         """
         engine: ReplicaEngine = getattr(runner, "engine", runner)
         first = engine.check_alive()[0]
-        return self.models[first].tap(ids, values, (engine.threads or engine.engines)[first])
+        return self.models[first].tap(ids, values, (engine.threads or engine.engines)[first], params)
 
     def adapter_places(self) -> tuple[int, list[tuple[Any, ...]]]:
         """Like the core's."""
