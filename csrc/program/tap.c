@@ -15,7 +15,6 @@ struct tap {
     int32_t *host;             /* [n_integers] token ids, positions, row_seq, wanted rows, types, seq_first_row, page tables */
     uint32_t n_rows, n_pages;  /* most rows of a chunk; entries of the sequence's page tables */
     size_t n_integers;
-    char *read;
     int32_t first_rows[2];
     struct tap_prompt prompt;
     struct tap_images images;
@@ -46,17 +45,6 @@ static size_t pool_bytes(const struct tap *t)
     return (1 + (size_t)t->n_pages) * t->m.layout.page_bytes; /* page 0 is reserved */
 }
 
-/* The bytes on the device of the longest row that is read. */
-static size_t row_bytes(const struct model *m)
-{
-    size_t widest = (size_t)m->vocab_stride * sizeof(float);
-    for (uint32_t v = 0; v < m->program->n_values; v++) {
-        size_t bytes = ((size_t)m->program->values[v].width + 15) * m->item_bytes;
-        widest = bytes > widest ? bytes : widest;
-    }
-    return widest;
-}
-
 static enum rc tap_open(struct tap *t, const struct model *model, struct err *err)
 {
     uint32_t most = model->options.max_num_batched_tokens < MOST_ROWS ? model->options.max_num_batched_tokens : MOST_ROWS;
@@ -78,8 +66,7 @@ static enum rc tap_open(struct tap *t, const struct model *model, struct err *er
     if (!rc)
         rc = take(t, t->n_integers * sizeof(int32_t), &t->m.staged, err);
     t->host = mem_calloc(t->n_integers, sizeof *t->host);
-    t->read = mem_alloc(t->n_rows * row_bytes(&t->m));
-    if (!rc && !(t->host && t->read))
+    if (!rc && !t->host)
         rc = out_of_memory(err);
     return rc ? rc : tap_images_open(&t->images, &t->m, &t->prompt, t->n_rows, err);
 }
@@ -96,7 +83,6 @@ static void tap_close(struct tap *t)
         b->buffer_destroy(t->m.ctx, t->m.staged, t->n_integers * sizeof(int32_t));
     plan_clear(&t->m.plan);
     mem_free(t->host);
-    mem_free(t->read);
 }
 
 /* Makes and uploads the batch of rows first .. first + n of the sequence. All of them are wanted. */
@@ -125,23 +111,36 @@ static enum rc begin_chunk(struct tap *t, uint32_t first, uint32_t n, struct err
     for (uint32_t g = 0; g < kv_layout_n_tables(&t->m.layout); g++)
         t->run.tables[g] = device + (tables - t->host) + (size_t)g * t->m.table_stride;
     enum rc rc = t->m.backend->upload(t->m.ctx, device, t->host, t->n_integers * sizeof(int32_t), err);
+    if (!rc && !first)
+        rc = tap_images_compute(&t->images, &t->prompt, t->wanted, t->n_wanted, &t->run);
     return rc ? rc : tap_images_begin(&t->images, &t->prompt, &t->run, first, n);
 }
 
 /* Downloads n rows and converts them to float32. */
-static enum rc read_rows(struct tap *t, const void *data, uint32_t dtype, uint32_t width, uint32_t stride, uint32_t n,
+static enum rc read_rows(const struct model *m, const void *data, uint32_t dtype, uint32_t width, uint32_t stride, uint32_t n,
                          float *rows, struct err *err)
 {
-    size_t item = dtype == DTYPE_F32 ? sizeof(float) : t->m.item_bytes, bytes = ((size_t)(n - 1) * stride + width) * item;
-    enum rc rc = t->m.backend->download(t->m.ctx, t->read, data, bytes, err);
+    size_t item = dtype == DTYPE_F32 ? sizeof(float) : m->item_bytes, bytes = ((size_t)(n - 1) * stride + width) * item;
+    char *read = mem_alloc(bytes);
+    if (!read)
+        return out_of_memory(err);
+    enum rc rc = m->backend->download(m->ctx, read, data, bytes, err);
     for (uint32_t i = 0; i < n && !rc; i++)
-        dtype_to_float(dtype, t->read + i * stride * item, rows + (size_t)i * width, width);
+        dtype_to_float(dtype, read + i * stride * item, rows + (size_t)i * width, width);
+    mem_free(read);
     return rc;
 }
 
-/* Finds where a value lies after a step. False: the step does not compute this value. A tap's plan has no fused steps. */
-static bool find_value(const struct program *p, const struct step *step, uint32_t value, struct place *place)
+enum rc tap_read(const struct model *m, struct place place, uint32_t n, float *rows, struct err *err)
 {
+    return read_rows(m, m->arena + place.offset * m->item_bytes, m->backend->activations(m->ctx), place.width, place.stride, n,
+                     rows, err);
+}
+
+bool tap_find(const struct program *p, const struct step *step, uint32_t value, struct place *place)
+{
+    if (value >= p->n_values)
+        return false;
     uint32_t offset = 0, root = value;
     for (; p->values[root].of != NO_INDEX; root = p->values[root].of)
         offset += p->values[root].offset;
@@ -159,13 +158,11 @@ static bool find_value(const struct program *p, const struct step *step, uint32_
 static enum rc read_values(struct tap *t, const struct step *step, uint32_t first, uint32_t n, struct err *err)
 {
     const struct tapped *wanted = t->wanted;
-    uint32_t dtype = t->m.backend->activations(t->m.ctx);
     enum rc rc = RC_OK;
     struct place place;
     for (uint32_t i = 0; i < t->n_wanted && !rc; i++)
-        if (wanted[i].value != TAP_LOGITS && find_value(t->m.program, step, wanted[i].value, &place))
-            rc = read_rows(t, t->m.arena + place.offset * t->m.item_bytes, dtype, place.width, place.stride, n,
-                           wanted[i].rows + (size_t)first * place.width, err);
+        if (tap_find(t->m.program, step, wanted[i].value, &place))
+            rc = tap_read(&t->m, place, n, wanted[i].rows + (size_t)first * place.width, err);
     return rc;
 }
 
@@ -186,7 +183,7 @@ static enum rc read_logits(struct tap *t, const struct step *step, uint32_t firs
             t->run.n_logits_rows = some;
             rc = step_run(&t->run, &part);
             if (!rc)
-                rc = read_rows(t, t->m.logits, DTYPE_F32, vocab, t->m.vocab_stride, some,
+                rc = read_rows(&t->m, t->m.logits, DTYPE_F32, vocab, t->m.vocab_stride, some,
                                wanted[i].rows + (size_t)(first + row) * vocab, err);
         }
     return rc;

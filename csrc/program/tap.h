@@ -8,9 +8,11 @@
 
 #define TAP_LOGITS NO_INDEX
 
+/* value: number in the program, or TAP_LOGITS; from n_values of the program on: number in the tower's program.
+ * rows [tap_rows][width of the value on the rank, or vocab_size]; the logits of ranks but 0 are undefined. */
 struct tapped {
-    uint32_t value; /* number in the program, or TAP_LOGITS */
-    float *rows;    /* [n_tokens][width of the value on the rank, or vocab_size]; the logits of ranks but 0 are undefined */
+    uint32_t value;
+    float *rows;
 };
 
 struct tap_prompt {
@@ -20,6 +22,8 @@ struct tap_prompt {
     const int32_t *rope_positions;    /* [axes][n_tokens]; NULL: those of a text */
 };
 
+/* Rows of a value: the prompt's tokens; of a tower's value, those of all images, piece by piece. */
+uint64_t tap_rows(const struct program *program, const struct tap_prompt *prompt, uint32_t value);
 /* wanted [n_ranks of all hosts][n_wanted]: rows of ranks on other hosts get their values, too. On several hosts a failure of
  * the run ends the hosts. */
 enum rc team_tap(struct team *team, const struct tap_prompt *prompt, const struct tapped *wanted, uint32_t n_wanted,

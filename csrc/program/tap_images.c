@@ -11,16 +11,14 @@ static uint32_t most_piece_rows(const struct tap_prompt *prompt)
     return most;
 }
 
-/* Numbers the features of all images one after another, and lists where the tower puts them: in this order. */
+/* Numbers the features of all images one after another; the tower puts them into its pool in this order. */
 static void list_features(struct tap_images *images, const struct tap_prompt *prompt)
 {
     int32_t *features = images->features;
     uint32_t n = 0;
-    for (uint32_t i = 0; i < prompt->n_items; n += prompt->items[i++].n_features) {
-        images->batch.encodings[i] = (struct encoding){&prompt->items[i], n};
+    for (uint32_t i = 0; i < prompt->n_items; n += prompt->items[i++].n_features)
         for (uint32_t at = prompt->items[i].first; at < prompt->items[i].first + prompt->items[i].n_tokens; at++)
             features[at] += features[at] < 0 ? 0 : (int32_t)n;
-    }
     for (uint32_t i = 0; i < n; i++)
         images->batch.feature_rows[i] = (int32_t)i;
 }
@@ -59,6 +57,84 @@ void tap_images_close(struct tap_images *images, struct model *m)
     mem_free(images->features);
 }
 
+static enum rc begin(struct running *run, struct batch *batch)
+{
+    run->batch = batch;
+    enum rc rc = tower_begin(run);
+    run->batch = NULL;
+    return rc;
+}
+
+static uint32_t value_rows(const struct program *tower, const struct item_piece *piece, uint32_t value)
+{
+    return piece_rows(piece, tower->values[value].list) / tower->values[value].per;
+}
+
+uint64_t tap_rows(const struct program *p, const struct tap_prompt *prompt, uint32_t value)
+{
+    uint64_t n = 0;
+    if (value == TAP_LOGITS || value < p->n_values)
+        return prompt->n_tokens;
+    for (uint32_t i = 0; i < prompt->n_items; i++)
+        for (uint32_t k = 0; k < prompt->items[i].n_pieces; k++)
+            n += value_rows(p->tower, &prompt->items[i].pieces[k], value - p->n_values);
+    return n;
+}
+
+/* Reads the values that step s has computed of a piece, and notes how many of their rows are read. */
+static enum rc read_values(const struct model *text, uint32_t s, const struct item_piece *piece, const struct tapped *wanted,
+                           uint32_t n_wanted, uint64_t *n_read, struct err *err)
+{
+    const struct model *m = tower_model(text);
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < n_wanted && !rc; i++) {
+        uint32_t value = wanted[i].value - text->program->n_values;
+        struct place place;
+        if (wanted[i].value == TAP_LOGITS || wanted[i].value < text->program->n_values ||
+            !tap_find(m->program, &m->plan.steps[s], value, &place))
+            continue;
+        uint32_t n = value_rows(m->program, piece, value);
+        rc = n ? tap_read(m, place, n, wanted[i].rows + n_read[i] * place.width, err) : RC_OK;
+        n_read[i] += n;
+    }
+    return rc;
+}
+
+/* Computes a piece of an item step by step. first: of its features in the pool. */
+static enum rc compute_piece(struct batch *b, const struct item_piece *piece, uint32_t first, const struct tapped *wanted,
+                             uint32_t n_wanted, uint64_t *n_read, struct running *run)
+{
+    const struct prompt_item alone = {.pieces = piece, .n_pieces = 1};
+    enum rc rc = RC_OK;
+    b->encodings[0] = (struct encoding){&alone, first};
+    b->n_encodings = 1;
+    b->n_rows = 0;
+    for (uint32_t s = 0; s < tower_n_steps(run->m) && !rc; s++) {
+        b->tower_first = s;
+        b->tower_end = s + 1;
+        rc = begin(run, b);
+        rc = rc ? rc : read_values(run->m, s, piece, wanted, n_wanted, n_read, run->err);
+    }
+    b->tower_first = b->tower_end = 0;
+    return rc;
+}
+
+enum rc tap_images_compute(struct tap_images *images, const struct tap_prompt *prompt, const struct tapped *wanted,
+                           uint32_t n_wanted, struct running *run)
+{
+    uint64_t *n_read = mem_calloc(n_wanted + 1, sizeof *n_read);
+    enum rc rc = n_read ? RC_OK : err_set(run->err, RC_MEMORY, "tap: out of memory");
+    for (uint32_t i = 0, first = 0; images->features && i < prompt->n_items; first += prompt->items[i++].n_features)
+        for (uint32_t p = 0, at = first; p < prompt->items[i].n_pieces && !rc; p++) {
+            const struct item_piece *piece = &prompt->items[i].pieces[p];
+            bool has_places = piece->tables[PIECE_PLACES].n;
+            rc = compute_piece(&images->batch, piece, has_places ? first : at, wanted, n_wanted, n_read, run);
+            at += has_places ? 0 : piece->n_features;
+        }
+    mem_free(n_read);
+    return rc;
+}
+
 enum rc tap_images_begin(struct tap_images *images, const struct tap_prompt *prompt, struct running *run, uint32_t first,
                          uint32_t n)
 {
@@ -76,9 +152,6 @@ enum rc tap_images_begin(struct tap_images *images, const struct tap_prompt *pro
     }
     b->n_rows = n;
     b->has_visual = true;
-    b->n_encodings = first ? 0 : prompt->n_items;
-    run->batch = b;
-    enum rc rc = tower_begin(run);
-    run->batch = NULL;
-    return rc;
+    b->n_encodings = 0;
+    return begin(run, b);
 }

@@ -16,8 +16,16 @@ struct tap_images {
 enum rc tap_images_open(struct tap_images *images, struct model *model, const struct tap_prompt *prompt, uint32_t n_rows,
                         struct err *err);
 void tap_images_close(struct tap_images *images, struct model *model);
-/* Computes the features before the first chunk, and gives the rows of each chunk theirs. */
+/* Computes the features, and reads the tower's values that are wanted. */
+enum rc tap_images_compute(struct tap_images *images, const struct tap_prompt *prompt, const struct tapped *wanted,
+                           uint32_t n_wanted, struct running *run);
+/* Gives the rows of a chunk their features. */
 enum rc tap_images_begin(struct tap_images *images, const struct tap_prompt *prompt, struct running *run, uint32_t first,
                          uint32_t n);
+
+/* tap.c. Finds where a value lies after a step. False: the step does not compute this value. A tap's plan has no fused steps. */
+bool tap_find(const struct program *program, const struct step *step, uint32_t value, struct place *place);
+/* Reads n rows of a value as float32. */
+enum rc tap_read(const struct model *model, struct place place, uint32_t n, float *rows, struct err *err);
 
 #endif

@@ -227,6 +227,11 @@ uint64_t tower_bytes(const struct model *text)
     return tower_planned_bytes(text);
 }
 
+const struct model *tower_model(const struct model *text)
+{
+    return &text->tower->m;
+}
+
 uint32_t tower_n_steps(const struct model *text)
 {
     return text->tower->m.plan.n_steps;

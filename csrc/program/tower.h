@@ -22,6 +22,7 @@ uint64_t tower_features_bytes(const struct model *model); /* of the pool of feat
 
 /* Lets a step of the text read the arrays of a graph: rope positions, and no features. */
 void tower_use(struct running *run);
+const struct model *tower_model(const struct model *model); /* its program, plan and arena */
 uint32_t tower_n_steps(const struct model *model); /* of its plan */
 /* Computes the features of a step's encodings, or its part of that, and brings the arrays of its rows to the device. */
 enum rc tower_begin(struct running *run);

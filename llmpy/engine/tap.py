@@ -51,13 +51,19 @@ class Tap:
         self.frontend, self.claim = frontend, claim
 
     def named(self) -> list[Named]:
-        """The values that have names."""
+        """The values of the text's program that have names."""
         from ..models import names
 
         return names.of_program(self.spec)
 
+    def named_of_images(self) -> list[Named]:
+        """The values of the tower that have names."""
+        from ..models import names
+
+        return names.of_tower(self.spec)
+
     def width(self, one: Named) -> int:
-        """Columns of a value."""
+        """Columns of a value of the text's program."""
         from ..models import names
 
         return names.width(self.spec, one.value)
@@ -88,7 +94,7 @@ class Tap:
         from ..models import names
 
         chosen = _listed(wanted)
-        known = {one.name: one for one in self.named()}
+        known = {one.name: one for one in [*self.named_of_images(), *self.named()]}
         try:
             values = [names.find(self.spec, one, known) for one in chosen]
         except KeyError as error:
@@ -108,6 +114,8 @@ class Tap:
         from ..models import names
 
         width = names.width(self.spec, value)
+        if value >= len(self.spec["values"]):  # every rank has the whole tower
+            return np.frombuffer(of_ranks[0], np.float32).reshape(-1, width)
         parts = [np.frombuffer(one, np.float32).reshape(n_tokens, -1) for one in of_ranks]
         if value == names.LOGITS or parts[0].shape[1] == width:
             return parts[0]
@@ -137,7 +145,8 @@ class _Named:
             The names: those of the modules that make a value; a layer's own name is what it hands to the next one.
         """
         self._driver.check()
-        return [one.name for one in self._tap.named() if pattern is None or fnmatchcase(one.name, pattern)]
+        every = [*self._tap.named_of_images(), *self._tap.named()]
+        return [one.name for one in every if pattern is None or fnmatchcase(one.name, pattern)]
 
 
 class TapCalls(_Named):
@@ -154,7 +163,8 @@ class TapCalls(_Named):
             names: Names of values (`tap_names` lists them), numbers of operations, or several of these.
 
         Returns:
-            A dict for each prompt: what was asked for, float32 [tokens, width].
+            A dict for each prompt: what was asked for, float32 [tokens, width]. What a tower computes of images has rows of all
+            images of the prompt, one after another.
 
         Raises:
             InvalidRequestError: A name that there is not, or a prompt that is empty or too long.

@@ -64,6 +64,18 @@ def of_program(spec: Spec) -> list[Named]:
     return found
 
 
+def of_tower(spec: Spec) -> list[Named]:
+    """Names the values of a program's tower, whose numbers follow those of the program.
+
+    They are the names of modules, as above. A value that no module or layer makes is named "image." and its operation.
+    """
+    towers = spec.get("towers")
+    if not towers:
+        return []
+    first, found = len(spec["values"]), of_program({**towers["image"], "weights": spec["weights"]})
+    return [one._replace(name=one.name if "." in one.name else f"image.{one.name}", value=first + one.value) for one in found]
+
+
 def _tensors(spec: Spec, op: Operands) -> list[str]:
     """Names of the tensors of an operation's first weight."""
     return [part[0] for weight in op["weights"][:1] if weight >= 0 for part in spec["weights"][weight]["parts"]]
@@ -131,5 +143,8 @@ def find(spec: Spec, wanted: str | int, named: Mapping[str, Named]) -> int:
 
 
 def width(spec: Spec, value: int) -> int:
-    """Columns of a value."""
-    return spec["vocab_size"] if value == LOGITS else spec["values"][value][0]
+    """Columns of a value, also of a tower's."""
+    if value == LOGITS:
+        return spec["vocab_size"]
+    first = len(spec["values"])
+    return spec["values"][value][0] if value < first else spec["towers"]["image"]["values"][value - first][0]

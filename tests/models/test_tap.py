@@ -185,3 +185,47 @@ def test_prompts_with_images(name, tmp_path, random_parameters, device, error_of
     for logits, others, (parts, ids, _) in zip(*found, given, strict=True):
         assert logits.tobytes() == others.tobytes()
         assert error_of(logits, model.logits(ids, [part for part in parts if isinstance(part, np.ndarray)])) <= 1e-4
+
+
+def module_rows(model, ids, images) -> dict[str, np.ndarray]:
+    """Rows of every output of transformers' modules."""
+    found: dict[str, np.ndarray] = {}
+
+    def keep(name: str, out) -> None:
+        out = out[0] if isinstance(out, tuple) else out
+        if hasattr(out, "detach"):
+            found[name] = out.detach().double().numpy().reshape(-1, out.shape[-1])
+
+    hooks = [
+        module.register_forward_hook(lambda _, given, out, name=name: keep(name, out))
+        for name, module in model.model.named_modules()
+    ]
+    model.logits(ids, images)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl", "qwen3-vl", "gemma3", "paligemma2", "smolvlm"])
+def test_values_of_towers(name, tmp_path, random_parameters, device) -> None:
+    """Outputs of transformers' modules, for two images; towers have the rows of an image in orders of their own."""
+    vision = load(Path(__file__).with_name("vision_models.py"))
+    model = vision.VisionModel(vision.FAMILIES[name], tmp_path, random_parameters)
+    a, b = model.images(2)
+    ids, placed = model.prompt([3, a, 20, b, 4])
+    prompt = Prompt(None, np.array(ids, np.int32))
+    prompt.images = placed
+    wanted = module_rows(model, ids, [a, b])
+    options = {"device": device, "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "dtype": "float32"}
+    with LLM(tmp_path, **options) as llm:
+        own = [one.name for one in llm._tap.named_of_images()]
+        assert llm.tap_names()[: len(own)] == own and len(set(llm.tap_names())) == len(llm.tap_names())
+        (found,) = llm.tap([prompt], own)
+        assert not any(len(rows) for rows in llm.tap([[3, 4]], own)[0].values())
+    n_equal = 0
+    for module, rows in found.items():
+        for want in (want for other, want in wanted.items() if other.endswith(module) and want.shape == rows.shape):
+            distances = np.abs(rows[:, None] - want[None]).max(-1) / np.abs(want).max()
+            assert max(distances.min(0).max(), distances.min(1).max()) <= 1e-4, module
+            n_equal += 1
+    assert n_equal >= 15
