@@ -49,7 +49,8 @@ static enum rc tap_open(struct tap *t, const struct model *model, struct err *er
 {
     uint32_t most = model->options.max_num_batched_tokens < MOST_ROWS ? model->options.max_num_batched_tokens : MOST_ROWS;
     uint32_t n_tokens = t->prompt.n_tokens;
-    bool is_whole = program_takes_whole_prompts(model->program) || program_spans(model->program);
+    uint32_t spans = program_spans(model->program);
+    bool is_whole = program_takes_whole_prompts(model->program) || spans == SPANS_OF_PROMPT || (spans && t->prompt.n_items);
     t->m = *model;
     t->m.arena = t->m.kept = NULL;
     t->m.pool = t->m.staged = NULL;
@@ -104,7 +105,8 @@ static enum rc begin_chunk(struct tap *t, uint32_t first, uint32_t n, struct err
         tables[i] = (int32_t)i + 1;
     t->run = (struct running){
         .m = &t->m, .wanted_rows = device + (lists[3] - t->host), .n_wanted_rows = n, .n_logits_rows = n, .err = err,
-        .token_types = t->prompt.types ? device + (lists[4] - t->host) : NULL, .n_all_rows = n, .row_part = device + (lists[2] - t->host), /* by data: every rank computes the rows of rank 0 */
+        .token_types = t->prompt.types ? device + (lists[4] - t->host) : NULL,
+        .n_all_rows = n, .row_part = device + (lists[2] - t->host), /* by data: every rank computes the rows of rank 0 */
         .view = {n, 1, device, device + (lists[1] - t->host), device + (lists[2] - t->host), device + (ends - t->host),
                  t->m.layout.block_tokens, t->first_rows, false},
     };

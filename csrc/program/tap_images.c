@@ -143,12 +143,14 @@ enum rc tap_images_begin(struct tap_images *images, const struct tap_prompt *pro
     if (!images->features)
         return RC_OK;
     for (uint32_t i = n; i-- > 0;) {
-        bool continues = i + 1 < n && items_continue(spans, images->features, prompt->n_tokens, prompt->n_prefix, first + i + 1);
-        b->visible_end[i] = continues ? b->visible_end[i + 1] : (int32_t)(first + i + 1);
-        b->visual[i] = images->features[first + i];
-        for (uint32_t axis = 0; axis < b->n_axes; axis++)
-            b->rope_positions[(size_t)axis * b->max_rows + i] =
-                prompt->rope_positions ? prompt->rope_positions[(size_t)axis * prompt->n_tokens + first + i] : (int32_t)(first + i);
+        uint32_t at = first + i, n_tokens = prompt->n_tokens;
+        bool continues = i + 1 < n && items_continue(spans, images->features, n_tokens, prompt->n_prefix, at + 1);
+        b->visible_end[i] = continues ? b->visible_end[i + 1] : (int32_t)(at + 1);
+        b->visual[i] = images->features[at];
+        for (uint32_t axis = 0; axis < b->n_axes; axis++) {
+            const int32_t *given = prompt->rope_positions;
+            b->rope_positions[(size_t)axis * b->max_rows + i] = given ? given[(size_t)axis * n_tokens + at] : (int32_t)at;
+        }
     }
     b->n_rows = n;
     b->has_visual = true;

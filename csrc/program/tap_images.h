@@ -1,5 +1,5 @@
-/* tap_images.h: the images of a prompt that is tapped. They have a tower with buffers apart from the engine's, so that its cache
- * of features stays unchanged; the weights are the model's. */
+/* tap_images.h: the images of a prompt that is tapped. They have a tower with buffers apart from the engine's, so that its
+ * cache of features stays unchanged; the weights are the model's. */
 #ifndef LLMPY_TAP_IMAGES_H
 #define LLMPY_TAP_IMAGES_H
 
@@ -23,7 +23,8 @@ enum rc tap_images_compute(struct tap_images *images, const struct tap_prompt *p
 enum rc tap_images_begin(struct tap_images *images, const struct tap_prompt *prompt, struct running *run, uint32_t first,
                          uint32_t n);
 
-/* tap.c. Finds where a value lies after a step. False: the step does not compute this value. A tap's plan has no fused steps. */
+/* tap.c. Finds where a value lies after a step. False: the step does not compute this value. A tap's plan has no fused
+ * steps. */
 bool tap_find(const struct program *program, const struct step *step, uint32_t value, struct place *place);
 /* Reads n rows of a value as float32. */
 enum rc tap_read(const struct model *model, struct place place, uint32_t n, float *rows, struct err *err);
