@@ -122,7 +122,7 @@ class Model:
     def program(self) -> list[str]: ...
     # ids: int32; float32 [tokens, width] of every value of the program by its number, -1: the logits
     def tap(  # by rank
-        self, ids: bytes, values: list[int], runner: Engine | EngineThread | None = None, params: dict[str, Any] = ..., /
+        self, ids: bytes, values: list[int], runner: Engine | EngineThread | None, params: dict[str, Any], /
     ) -> list[list[bytes]]: ...
     def follow(self) -> None: ...  # a host from 1 on: computes the steps of host 0 until it closes its model
     # Bytes of an adapter's image, and the fields of llmpy.engine.adapter_sources.Place.

@@ -55,27 +55,18 @@ static uint32_t n_of_prefix(const struct request_spec *spec)
     return spec->is_score ? spec->score_start : spec->prompt.n;
 }
 
-static bool continues_span(const struct request *r, uint32_t position)
-{
-    const struct request_spec *spec = &r->spec;
-    return items_continue(r->context->config->runner.spans, spec->n_items ? r->features : NULL, spec->prompt.n,
-                          n_of_prefix(spec), position);
-}
-
 bool items_visible_ends(const struct request *r, uint32_t first, uint32_t n, int32_t *ends)
 {
-    bool has_any = false;
-    for (uint32_t i = n; i-- > 0;) {
-        bool continues = i + 1 < n && continues_span(r, first + i + 1);
-        ends[i] = continues ? ends[i + 1] : (int32_t)(first + i + 1);
-        has_any |= continues;
-    }
-    return has_any;
+    const struct request_spec *spec = &r->spec;
+    return items_list_ends(r->context->config->runner.spans, spec->n_items ? r->features : NULL, spec->prompt.n,
+                           n_of_prefix(spec), first, n, ends);
 }
 
 uint32_t items_cut(const struct request *r, uint32_t first, uint32_t n)
 {
-    while (n && continues_span(r, first + n))
+    const struct request_spec *spec = &r->spec;
+    const int32_t *features = spec->n_items ? r->features : NULL;
+    while (n && items_continue(r->context->config->runner.spans, features, spec->prompt.n, n_of_prefix(spec), first + n))
         n--;
     return n;
 }

@@ -2,6 +2,8 @@
 
 #include "../base/mem.h"
 
+#include <string.h>
+
 static uint32_t most_piece_rows(const struct tap_prompt *prompt)
 {
     uint32_t most = 1;
@@ -57,7 +59,7 @@ void tap_images_close(struct tap_images *images, struct model *m)
     mem_free(images->features);
 }
 
-static enum rc begin(struct running *run, struct batch *batch)
+static enum rc run_tower(struct running *run, struct batch *batch)
 {
     run->batch = batch;
     enum rc rc = tower_begin(run);
@@ -112,7 +114,7 @@ static enum rc compute_piece(struct batch *b, const struct item_piece *piece, ui
     for (uint32_t s = 0; s < tower_n_steps(run->m) && !rc; s++) {
         b->tower_first = s;
         b->tower_end = s + 1;
-        rc = begin(run, b);
+        rc = run_tower(run, b);
         rc = rc ? rc : read_values(run->m, s, piece, wanted, n_wanted, n_read, run->err);
     }
     b->tower_first = b->tower_end = 0;
@@ -139,21 +141,18 @@ enum rc tap_images_begin(struct tap_images *images, const struct tap_prompt *pro
                          uint32_t n)
 {
     struct batch *b = &images->batch;
-    enum spans spans = program_spans(run->m->program);
+    const int32_t *given = prompt->rope_positions;
+    uint32_t n_tokens = prompt->n_tokens;
     if (!images->features)
         return RC_OK;
-    for (uint32_t i = n; i-- > 0;) {
-        uint32_t at = first + i, n_tokens = prompt->n_tokens;
-        bool continues = i + 1 < n && items_continue(spans, images->features, n_tokens, prompt->n_prefix, at + 1);
-        b->visible_end[i] = continues ? b->visible_end[i + 1] : (int32_t)(at + 1);
-        b->visual[i] = images->features[at];
-        for (uint32_t axis = 0; axis < b->n_axes; axis++) {
-            const int32_t *given = prompt->rope_positions;
-            b->rope_positions[(size_t)axis * b->max_rows + i] = given ? given[(size_t)axis * n_tokens + at] : (int32_t)at;
-        }
-    }
+    items_list_ends(program_spans(run->m->program), images->features, n_tokens, prompt->n_prefix, first, n, b->visible_end);
+    memcpy(b->visual, images->features + first, n * sizeof *b->visual);
+    for (uint32_t axis = 0; axis < b->n_axes; axis++)
+        for (uint32_t i = 0; i < n; i++)
+            b->rope_positions[(size_t)axis * b->max_rows + i] =
+                given ? given[(size_t)axis * n_tokens + first + i] : (int32_t)(first + i);
     b->n_rows = n;
     b->has_visual = true;
     b->n_encodings = 0;
-    return begin(run, b);
+    return run_tower(run, b);
 }

@@ -101,28 +101,24 @@ static int run_alone(struct tapping *t)
     return rc ? -1 : 0;
 }
 
-/* tap(ids, value numbers, runner=None, params=None) -> for each rank a list of bytes, float32 [n_tokens][width]. Number -1 is
+/* tap(ids, value numbers, runner, params) -> for each rank a list of bytes, float32 [n_tokens][width]. Number -1 is
  * the logits. Numbers from the program's values on are those of its tower, and have rows of images. The prompt runs between two
  * steps of the runner, the Engine or EngineThread that runs the model; None: nothing runs it, and the prompt is a text. params:
- * token types and images, as of a request. */
+ * those of a request, of which only token types, images and score_start matter. */
 PyObject *py_tap(PyObject *self, PyObject *args)
 {
-    PyObject *ids, *numbers, *runner = Py_None, *params = NULL, *list = NULL;
+    PyObject *ids, *numbers, *runner, *params, *list = NULL;
     struct py_scratch scratch = {0};
     struct tapping t = {.team = py_model_borrow(self)};
     if (!t.team)
         return NULL;
-    PyObject *seed = PyLong_FromLong(0), *with_seed = PyDict_New();
-    if (seed && with_seed && PyArg_ParseTuple(args, "OO!|OO!", &ids, &PyList_Type, &numbers, &runner, &PyDict_Type, &params) &&
-        PyDict_SetItemString(with_seed, "seed", seed) == 0 && (!params || PyDict_Update(with_seed, params) == 0) &&
-        py_parse_request(ids, with_seed, &t.spec, &scratch) == 0)
+    if (PyArg_ParseTuple(args, "OO!OO!", &ids, &PyList_Type, &numbers, &runner, &PyDict_Type, &params) &&
+        py_parse_request(ids, params, &t.spec, &scratch) == 0)
         list = make_lists(&t, numbers);
     if (list && (runner == Py_None ? run_alone(&t) : py_engine_call(runner, run_between_steps, &t)) < 0)
         Py_CLEAR(list);
     mem_free(t.wanted);
     py_scratch_free(&scratch);
-    Py_XDECREF(seed);
-    Py_XDECREF(with_seed);
     py_model_return(self);
     return list;
 }

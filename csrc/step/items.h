@@ -69,6 +69,20 @@ static inline bool items_continue(enum spans spans, const int32_t *features, uin
     }
 }
 
+/* Lists the end of the positions that each of n tokens from `first` on sees: of its span, or its own. The tokens end with a
+ * span. Returns whether a token sees later ones. */
+static inline bool items_list_ends(enum spans spans, const int32_t *features, uint32_t n_tokens, uint32_t n_prefix,
+                                   uint32_t first, uint32_t n, int32_t *ends)
+{
+    bool has_any = false;
+    for (uint32_t i = n; i-- > 0;) {
+        bool continues = i + 1 < n && items_continue(spans, features, n_tokens, n_prefix, first + i + 1);
+        ends[i] = continues ? ends[i + 1] : (int32_t)(first + i + 1);
+        has_any |= continues;
+    }
+    return has_any;
+}
+
 /* An item whose features a step computes before its rows. */
 struct encoding {
     const struct prompt_item *item;

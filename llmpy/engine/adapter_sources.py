@@ -177,7 +177,8 @@ class Images:
             for place in self._places_of(name, by_tensor, where):
                 self._check_room(place, place.has_whole, f"modules_to_save of an adapter ({name})", where)
                 rows = matrix if place.use == EMBEDDING else matrix[place.source_rows()]
-                rows = rows if place.source_columns() is None else rows[:, place.source_columns()]
+                columns = place.source_columns()
+                rows = rows if columns is None else rows[:, columns]
                 kept[place.head + 16] = rows = np.ascontiguousarray(rows, np.float32)
                 image.view(np.uint64)[place.head // 8 + 2] = rows.ctypes.data
         return kept

@@ -80,8 +80,8 @@ class Tap:
             self.frontend.check_length(prompt, room=0)
             parts = [part for part in (prompt.ids, prompt.prior) if part is not None]
             ids = np.ascontiguousarray(np.concatenate(parts), dtype=np.int32)
-            params: dict[str, Any] = {}
-            if prompt.types is not None:
+            params: dict[str, Any] = {"seed": 0}
+            if prompt.types is not None:  # the core takes them with pooling only
                 params |= {"token_type_ids": prompt.types.tobytes(), "pooling": "last"}
             if prompt.prior is not None:
                 params["score_start"] = len(ids) - len(prompt.prior)

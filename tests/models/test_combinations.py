@@ -6,7 +6,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from modules import load
 
@@ -90,9 +89,7 @@ def prompts_with_images(random: Random, model: Any) -> list[Prompt]:
         parts = [random.randrange(N_WORDS) for _ in range(random.choice([2, 9]))]
         for image in random.sample(images, random.choice([0, 1, 2])):
             parts.insert(random.randrange(1, len(parts)), image)
-        ids, placed = model.prompt(parts)
-        found.append(Prompt(None, np.array(ids, np.int32)))
-        found[-1].images = placed
+        found.append(model.request(parts))
     return found
 
 

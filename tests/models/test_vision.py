@@ -279,11 +279,7 @@ def test_tables_of_pages_that_do_not_fit_are_refused(vision, device, open_engine
 def test_llm_takes_images_beside_texts(vision):
     model = vision("llava")
     parts = prompts_of(model)[:3]
-    prompts = []
-    for each in parts:
-        ids, placed = model.prompt(each)
-        prompts.append(Prompt(None, np.array(ids, np.int32)))
-        prompts[-1].images = placed
+    prompts = [model.request(each) for each in parts]
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "max_encoder_rows": 16}
     options |= {"encoder_cache_tokens": 64, "enable_prefix_caching": True, "kv_event_capacity": 64}
     with LLM(model.directory, tensor_parallel_size=2, **options) as llm:
@@ -304,10 +300,7 @@ def test_counts_of_images(vision):
     a, b, _ = model.images(3)
 
     def prompt(*parts):
-        ids, placed = model.prompt(parts)
-        made = Prompt(None, np.array(ids, np.int32))
-        made.images = placed
-        return made
+        return model.request(parts)
 
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "enable_prefix_caching": False}
     params = SamplingParams(temperature=0, max_tokens=2)
@@ -325,11 +318,8 @@ def test_counts_of_images(vision):
 def test_features_that_are_not_finite_end_their_request_alone(value, vision, device):
     """Its neighbours keep their bits, also in the pages that it leaves behind; the error names the image's place."""
     model = vision("llava")
-    prompts = []
-    for parts in prompts_of(model)[:3]:
-        ids, placed = model.prompt(parts)
-        prompts.append(Prompt(None, np.array(ids, np.int32)))
-        prompts[-1].images = placed
+    prompts = [model.request(parts) for parts in prompts_of(model)[:3]]
+    placed = prompts[-1].images
     weights = placed[0].item.tables["taps.weight"]
     torn = dataclasses.replace(
         placed[0].item, content=b"0123456789abcdef",
@@ -368,11 +358,7 @@ def test_images_computed_again_are_counted(vision, open_engine):
 def test_a_text_passes_images_that_wait_for_the_tower(vision):
     """A step computes one image; the text behind three of them is in a step before them."""
     model = vision("llava")
-    prompts = []
-    for parts in [[image, 3] for image in model.images(3)] + [[5, 9, 77]]:
-        ids, placed = model.prompt(parts)
-        prompts.append(Prompt(None, np.array(ids, np.int32)))
-        prompts[-1].images = placed
+    prompts = [model.request(parts) for parts in [[image, 3] for image in model.images(3)] + [[5, 9, 77]]]
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "max_encoder_rows": 16}
     with LLM(model.directory, encoder_cache_tokens=64, max_num_batched_tokens=128, **options) as llm:
         llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1))
@@ -385,11 +371,8 @@ def test_a_large_image_is_computed_in_parts(vision):
     """A text is in a step between two parts. Results keep their bits beside it, and behind an image that was aborted."""
     model, random = vision("qwen3-vl"), np.random.default_rng(0)
     images = [random.integers(0, 256, (32 * side, 1024, 3), dtype=np.uint8) for side in (34, 36)]
-    prompts, params = [], SamplingParams(temperature=0, max_tokens=3, logprobs=0)
-    for parts in ([3, images[0], 5], [4, images[1], 7], [8, *model.images(1), 9]):
-        ids, placed = model.prompt(parts)
-        prompts.append(Prompt(None, np.array(ids, np.int32)))
-        prompts[-1].images = placed
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=0)
+    prompts = [model.request(parts) for parts in ([3, images[0], 5], [4, images[1], 7], [8, *model.images(1), 9])]
     options = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory_bytes": "16MiB", "max_encoder_rows": 5000}
     options |= {"max_model_len": 2048, "max_num_batched_tokens": 2048, "encoder_cache_tokens": 4096}
     text = json.loads((model.directory / "config.json").read_text())["text_config"]

@@ -14,6 +14,7 @@ import torch
 import transformers
 from modules import load
 
+from llmpy.inputs import Prompt
 from llmpy.vision.items import WEIGHT_ROW, Grid, ImageItem, Piece, PlacedItem, Table, rope_positions
 
 pages = load(Path(__file__).with_name("page_models.py"))
@@ -121,6 +122,13 @@ class VisionModel:
             else:
                 ids.append(int(part))
         return ids, placed
+
+    def request(self, parts: Sequence[int | np.ndarray]) -> Prompt:
+        """The prompt of token ids and images, as LLM takes it."""
+        ids, placed = self.prompt(parts)
+        made = Prompt(None, np.array(ids, np.int32))
+        made.images = placed
+        return made
 
     def arguments(self, ids: Sequence[int], images: Sequence[np.ndarray]) -> dict[str, Any]:
         given = {"input_ids": torch.tensor([ids]), **(self.family.inputs(images) if images else {})}

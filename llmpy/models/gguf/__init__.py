@@ -157,8 +157,8 @@ def _vocab_size(meta: Metadata) -> int:
 
 
 def _separates(meta: Metadata, alternating: int) -> bool:
-    """Whether the program separates the halves of heads of this size: rope turns only a part of them, not the pairs that
-    alternate."""
+    """Whether rope turns only a part of heads of this size. Neighbouring rows are pairs of the whole head, which interleaved
+    rope would turn, so the program separates the halves."""
     return alternating > 0 and meta.get("rope.dimension_count", int) not in (None, 0, alternating)
 
 
