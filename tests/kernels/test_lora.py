@@ -22,7 +22,8 @@ def make(columns: int, widths: list[int], max_rank: int = MAX_RANK) -> tuple[Arr
         for (_, _, head, *_), rank in zip(parts, ranks, strict=False):
             slots.view(np.uint32)[slot, head // 4] = rank
             slots[slot, head // 4 + 1] = 0.5 + slot
-            slots.view(np.uint32)[slot, head // 4 + 2 : head // 4 + 6] = 0  # no bias, no matrix
+    for _, _, head, *_ in parts:
+        slots.view(np.uint32)[:, head // 4 + 2 : head // 4 + 6] = 0  # no bias, no matrix
     return slots, parts
 
 

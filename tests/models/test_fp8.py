@@ -209,7 +209,7 @@ def test_experts_of_llama4_one_by_one(tiny, tmp_path: Path, prompts, device: str
 def test_rounded_activations(make: Callable[..., Path], layout: str, prompts, cuda: str) -> None:
     """CUDA rounds 16-bit activations to FP8 unless it is told not to; the logprobs of both are near float32's."""
     path = make(layout)
-    prompts = [prompt[:50] for prompt in prompts]
+    prompts = [prompt[:50] for prompt in prompts if len(prompt) > 1]
     values: dict[str, list[np.ndarray]] = {}
     for name, options in {
         "exact": {"dtype": "float32"}, "fp8": {}, "float": {"activation_dtype": "float"}, "named": {"activation_dtype": "fp8"},
