@@ -1,7 +1,8 @@
 /* tensor_quantise.cuh: rows of floats on the device, rounded to the types of csrc/base/quantise.h with its bits. A block takes
  * a row, a warp blocks of the type, a lane 4 adjacent columns of each (1 where a block has 32). FP8's scale is that of the
- * whole row, which is read twice. Bound by memory: 16 GB of bfloat16 and 8 GB of FP8 take 6 ms at 4 TB/s, if threads have
- * several loads in flight. And the count of values that cannot be rounded, which an update asks for before it writes: 4 ms. */
+ * whole row, so columns behind the first 4096 are read twice. Bound by memory: 16 GB of bfloat16 and 8 GB of FP8 take 6 ms at
+ * 4 TB/s, if threads have several loads in flight. And the count of values that cannot be rounded, which an update asks for
+ * before it writes: 4 ms. */
 #ifndef LLMPY_CUDA_TENSOR_QUANTISE_CUH
 #define LLMPY_CUDA_TENSOR_QUANTISE_CUH
 
@@ -78,13 +79,37 @@ static __device__ __forceinline__ uint32_t magnitude_bits(float value)
     return round_bits(value) & 0x7fffffffu;
 }
 
-/* The header of a block of a warp's values; of_row: bits of the largest magnitude of the row. */
+/* What values are divided by, and 1 / by; inverse 0: they are divided, not multiplied. */
+struct divisor {
+    float by, inverse;
+};
+
+static __device__ __forceinline__ struct divisor divisor_of(float by)
+{
+    return {by, by >= 0x1p-80f && by <= 0x1p100f ? 1 / by : 0};
+}
+
+/* value / by, as IEEE rounds it, where that is at least 2^-11: a product and two corrections, of which the second one has an
+ * exact remainder (Markstein's theorem). A division takes twice the instructions. Below 2^-11 the remainder may be rounded; the
+ * quotient stays below 2^-10, where every e4m3 is 0, and keeps its sign. */
+static __device__ __forceinline__ float quotient(float value, const struct divisor &divisor)
+{
+    if (!divisor.inverse)
+        return value / divisor.by;
+    float found = value * divisor.inverse;
+    for (uint32_t i = 0; i < 2; i++)
+        found = fmaf(fmaf(-found, divisor.by, value), divisor.inverse, found);
+    return copysignf(found, value);
+}
+
+/* The header of a block of a warp's values; of_row: the scale of the row. */
 template <uint32_t DTYPE>
-static __device__ __forceinline__ uint32_t quantise_header(const float (&values)[rounding<DTYPE>::n_each], uint32_t of_row)
+static __device__ __forceinline__ uint32_t quantise_header(const float (&values)[rounding<DTYPE>::n_each],
+                                                           const struct divisor &of_row)
 {
     typedef rounding<DTYPE> how;
     if (how::is_fp8)
-        return round_bits(round_scale(of_row, 448));
+        return round_bits(of_row.by);
     int32_t low = 0, high = 0;
     for (uint32_t i = 0; i < how::n_each; i++) {
         const int32_t value = how::is_int4 ? round_ordered(round_bits(values[i])) : (int32_t)magnitude_bits(values[i]);
@@ -136,14 +161,13 @@ static __device__ __forceinline__ uint32_t round_two_e4m3(float first, float sec
 /* The numbers of a lane's n values, the first one lowest; 0 behind the row's end. */
 template <uint32_t DTYPE>
 static __device__ __forceinline__ uint32_t quantise_numbers(const float (&values)[rounding<DTYPE>::n_each], uint32_t n,
-                                                            uint32_t header)
+                                                            uint32_t header, const struct divisor &of_row)
 {
     typedef rounding<DTYPE> how;
     uint32_t packed = 0;
     if constexpr (how::is_fp8) {
-        const float scale = round_float(header);
         for (uint32_t i = 0; i < how::n_each; i += 2) /* a value behind the row's end is 0, and so is its number */
-            packed |= round_two_e4m3(values[i] / scale, values[i + 1] / scale) << i * how::bits;
+            packed |= round_two_e4m3(quotient(values[i], of_row), quotient(values[i + 1], of_row)) << i * how::bits;
     } else {
         for (uint32_t i = 0; i < how::n_each; i++)
             if (i < n)
@@ -152,26 +176,29 @@ static __device__ __forceinline__ uint32_t quantise_numbers(const float (&values
     return packed;
 }
 
-/* Bits of the largest magnitude of a row. All threads of the block call it. */
-template <bool IS_DENSE, class S>
-static __device__ __forceinline__ uint32_t largest_of_row(const S *x, const struct float_rows<S> &from)
+/* What a lane has of LOADS_AT_ONCE blocks of the type: `start`, start + QUANTISE_WARPS, ... */
+template <uint32_t DTYPE, bool IS_DENSE, class S>
+static __device__ __forceinline__ void load_blocks(const S *x, uint32_t start, const struct float_rows<S> &from,
+                                                   float (&values)[LOADS_AT_ONCE][rounding<DTYPE>::n_each])
 {
-    const uint32_t n = IS_DENSE ? 4 : 1;
-    uint32_t most = 0;
-    for (uint32_t c = threadIdx.x * n; c < from.n_cols; c += QUANTISE_THREADS * LOADS_AT_ONCE * n) {
-        float values[LOADS_AT_ONCE][n];
+    typedef rounding<DTYPE> how;
+    const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
-            load_values<IS_DENSE>(x, c + l * QUANTISE_THREADS * n, from, values[l]);
-#pragma unroll
-        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
-            for (uint32_t i = 0; i < n; i++)
-                most = max(most, magnitude_bits(values[l][i]));
-    }
-    return block_reduce(most, largest_of());
+    for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
+        load_values<IS_DENSE>(x, (start + l * QUANTISE_WARPS) * how::n_values + lane * how::n_each, from, values[l]);
 }
 
-/* IS_DENSE: are_dense<n_each> of the type. */
+template <uint32_t N>
+static __device__ __forceinline__ uint32_t largest_magnitude(uint32_t most, const float (&values)[LOADS_AT_ONCE][N])
+{
+#pragma unroll
+    for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
+        for (uint32_t i = 0; i < N; i++)
+            most = max(most, magnitude_bits(values[l][i]));
+    return most;
+}
+
+/* IS_DENSE: are_dense<n_each> of the type. The first values stay in registers while FP8's scale is found. */
 template <class S, uint32_t DTYPE, bool IS_DENSE>
 static __global__ void __launch_bounds__(QUANTISE_THREADS)
 tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to)
@@ -180,12 +207,22 @@ tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to
     const S *x = from.data + (int64_t)blockIdx.x * from.row_stride;
     uint8_t *row = to.data + blockIdx.x * to.row_bytes;
     const uint32_t lane = threadIdx.x % 32, n_blocks = (from.n_cols + how::n_values - 1) / how::n_values;
-    const uint32_t of_row = how::is_fp8 ? largest_of_row<IS_DENSE>(x, from) : 0;
-    for (uint32_t start = threadIdx.x / 32; start < n_blocks; start += QUANTISE_WARPS * LOADS_AT_ONCE) {
-        float values[LOADS_AT_ONCE][how::n_each];
-#pragma unroll
-        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
-            load_values<IS_DENSE>(x, (start + l * QUANTISE_WARPS) * how::n_values + lane * how::n_each, from, values[l]);
+    const uint32_t begin = threadIdx.x / 32, step = QUANTISE_WARPS * LOADS_AT_ONCE;
+    float values[LOADS_AT_ONCE][how::n_each];
+    load_blocks<DTYPE, IS_DENSE>(x, begin, from, values);
+    struct divisor of_row = {};
+    if constexpr (how::is_fp8) {
+        uint32_t most = largest_magnitude(0, values);
+        for (uint32_t start = begin + step; start < n_blocks; start += step) {
+            float more[LOADS_AT_ONCE][how::n_each];
+            load_blocks<DTYPE, IS_DENSE>(x, start, from, more);
+            most = largest_magnitude(most, more);
+        }
+        of_row = divisor_of(round_scale(block_reduce(most, largest_of()), 448));
+    }
+    for (uint32_t start = begin; start < n_blocks; start += step) {
+        if (start != begin)
+            load_blocks<DTYPE, IS_DENSE>(x, start, from, values);
 #pragma unroll
         for (uint32_t l = 0; l < LOADS_AT_ONCE; l++) {
             const uint32_t b = start + l * QUANTISE_WARPS, first = b * how::n_values + lane * how::n_each;
@@ -193,7 +230,7 @@ tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to
                 break;
             const uint32_t header = quantise_header<DTYPE>(values[l], of_row);
             const uint32_t n = first < from.n_cols ? from.n_cols - first : 0;
-            const uint32_t packed = quantise_numbers<DTYPE>(values[l], n, header);
+            const uint32_t packed = quantise_numbers<DTYPE>(values[l], n, header, of_row);
             if (lane == 0)
                 *(to.is_split ? (uint32_t *)row - 1 - b : (uint32_t *)(row + b * how::n_bytes)) = header;
             quantise_store<DTYPE>(to.is_split ? row + b * how::n_values : row + b * how::n_bytes + how::header_bytes, lane,
