@@ -250,25 +250,17 @@ static struct sync_units_form sync_units_form_of(void)
     return {linear_sync_units<DTYPE, EIGHTS, SPLIT, UNITS, AHEAD, BLOCKS>, SPLIT, UNITS, BLOCKS};
 }
 
-/* Whether a panel is a warp's own, or shared by a block's warps, because a weight has few. Where a processor has two blocks at
- * most, a warp has more units ahead. */
-enum sync_units_share { SHARE_NONE, SHARE_BLOCK, SHARE_TWO_BLOCKS, N_SHARES };
-
-static inline struct sync_units_form sync_units_of(uint32_t dtype, uint32_t eights, uint32_t share)
+static inline struct sync_units_form sync_units_of(uint32_t dtype, uint32_t eights, bool is_split)
 {
     struct sync_units_form form = {};
     visit_unit_type(dtype, [&](auto type) {
         constexpr uint32_t as = type(), split = SYNC_UNIT_WARPS, blocks = as == DTYPE_INT4_G128 ? 3 : 2;
         constexpr uint32_t units = as == DTYPE_INT4_G128 ? 1 : 2; /* of a panel's warp: the fastest on an H200 */
-        constexpr uint32_t ahead = as == DTYPE_INT4_G128 ? 4 : 2; /* of two blocks, which have more registers a thread */
-        if (share == SHARE_NONE)
-            form = eights == 1 ? sync_units_form_of<as, 1, 1, 2, 2, blocks>() : sync_units_form_of<as, 2, 1, 1, 2, blocks>();
-        else if (share == SHARE_BLOCK)
-            form = eights == 1 ? sync_units_form_of<as, 1, split, units, 2, blocks>()
-                               : sync_units_form_of<as, 2, split, 1, 2, blocks>();
+        if (eights == 1)
+            form = is_split ? sync_units_form_of<as, 1, split, units, 2, blocks>()
+                            : sync_units_form_of<as, 1, 1, 2, 2, blocks>();
         else
-            form = eights == 1 ? sync_units_form_of<as, 1, split, units, ahead, 2>()
-                               : sync_units_form_of<as, 2, split, 1, ahead, 2>();
+            form = is_split ? sync_units_form_of<as, 2, split, 1, 2, blocks>() : sync_units_form_of<as, 2, 1, 1, 2, blocks>();
     });
     return form;
 }
@@ -276,9 +268,8 @@ static inline struct sync_units_form sync_units_of(uint32_t dtype, uint32_t eigh
 static cudaError_t sync_units_open(const struct cuda *cuda)
 {
     cudaError_t code = cudaSuccess;
-    for (uint32_t i = 0; i < 2 * N_SHARES * N_UNIT_TYPES && code == cudaSuccess; i++)
-        code = allow_shared(sync_units_of(unit_type_at(i / (2 * N_SHARES)).dtype, 1 + i % 2, i / 2 % N_SHARES).kernel,
-                            cuda->shared_bytes);
+    for (uint32_t i = 0; i < 4 * N_UNIT_TYPES && code == cudaSuccess; i++)
+        code = allow_shared(sync_units_of(unit_type_at(i / 4).dtype, 1 + i % 2, i / 2 % 2).kernel, cuda->shared_bytes);
     return code;
 }
 
@@ -307,9 +298,8 @@ static void sync_units_multiply(const struct cuda *cuda, const struct matrix *ma
                                 const struct output &out)
 {
     const struct sync_units f = sync_units_args(matrix, x, is_product);
-    const uint32_t n_panels = f.w.n_panels(), n = cuda->n_processors;
-    const uint32_t share = n_panels <= 2 * n ? SHARE_TWO_BLOCKS : n_panels < 6 * n ? SHARE_BLOCK : SHARE_NONE;
-    sync_units_start(cuda, sync_units_of(matrix->parts[0].dtype, out.n_rows <= 8 ? 1 : 2, share), f, out);
+    const bool is_split = f.w.n_panels() < 6 * cuda->n_processors;
+    sync_units_start(cuda, sync_units_of(matrix->parts[0].dtype, out.n_rows <= 8 ? 1 : 2, is_split), f, out);
 }
 
 #endif
