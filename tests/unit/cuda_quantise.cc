@@ -39,13 +39,6 @@ template <uint32_t DTYPE> static bool quantise(const float_rows<float> &from, ui
     return is_dense;
 }
 
-extern "C" void divide_by_kernel(const float *x, uint64_t n, float by, float *quotients)
-{
-    const struct divisor divisor = divisor_of(by);
-    for (uint64_t i = 0; i < n; i++)
-        quotients[i] = quotient(x[i], divisor);
-}
-
 // UINT64_MAX: the rows are not dense.
 extern "C" uint64_t count_by_kernel(const float *x, int64_t row_stride, uint32_t n_rows, uint32_t n_cols, uint32_t n_blocks)
 {
@@ -53,7 +46,7 @@ extern "C" uint64_t count_by_kernel(const float *x, int64_t row_stride, uint32_t
     unsigned long long count = 0;
     if (!are_dense<8>(from))
         return UINT64_MAX;
-    run_blocks(n_blocks, QUANTISE_THREADS, [&] { tensor_sum_beyond(from, n_rows, ROUND_MOST, &count); });
+    run_blocks(n_blocks, COUNT_THREADS, [&] { tensor_sum_beyond(from, n_rows, ROUND_MOST, &count); });
     return count;
 }
 

@@ -1,7 +1,6 @@
 // cuda_threads.h: the threads of one block on the host: each has a stack of its own, and they take turns at every barrier and
 // exchange between lanes. So a kernel that uses no more than these is compiled and run without a device.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>

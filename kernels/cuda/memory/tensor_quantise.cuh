@@ -14,10 +14,12 @@ extern "C" {
 #include <cuda_fp8.h>
 #endif
 
-#define QUANTISE_THREADS 256u
+#define QUANTISE_THREADS 128u
 #define QUANTISE_WARPS (QUANTISE_THREADS / 32)
-#define LOADS_AT_ONCE 4u /* of a thread */
-#define COUNT_VALUES (QUANTISE_THREADS * LOADS_AT_ONCE * 8) /* of a piece of tensor_sum_beyond */
+#define QUANTISE_LOADS 8u /* of a thread at once */
+#define COUNT_THREADS 256u
+#define COUNT_LOADS 4u
+#define COUNT_VALUES (COUNT_THREADS * COUNT_LOADS * 8) /* of a piece of tensor_sum_beyond */
 
 /* Rows of floats of any strides. */
 template <class S> struct float_rows {
@@ -40,20 +42,20 @@ template <uint32_t N, class S> static inline bool are_dense(const struct float_r
 }
 
 /* Values of a row from column `first` on; 0 behind its end. */
-template <bool IS_DENSE, class S, uint32_t N>
-static __device__ __forceinline__ void load_values(const S *x, uint32_t first, const struct float_rows<S> &from,
-                                                   float (&values)[N])
+template <bool IS_DENSE, uint32_t N, class S>
+static __device__ __forceinline__ struct adjacent<S, N> load_values(const S *x, uint32_t first,
+                                                                    const struct float_rows<S> &from)
 {
+    struct adjacent<S, N> values = {};
     if constexpr (IS_DENSE) {
-        struct adjacent<S, N> in = {};
         if (first < from.n_cols)
-            in = *(const struct adjacent<S, N> *)(x + first);
-        for (uint32_t i = 0; i < N; i++)
-            values[i] = to_float(in.values[i]);
+            values = *(const struct adjacent<S, N> *)(x + first);
     } else {
         for (uint32_t i = 0; i < N; i++)
-            values[i] = first + i < from.n_cols ? to_float(x[(int64_t)(first + i) * from.col_stride]) : 0;
+            if (first + i < from.n_cols)
+                values.values[i] = x[(int64_t)(first + i) * from.col_stride];
     }
+    return values;
 }
 
 /* Rows of blocks: as a file has them, or (is_split) as fp8_rows.cuh has them, `data` being the first row's numbers. */
@@ -79,37 +81,14 @@ static __device__ __forceinline__ uint32_t magnitude_bits(float value)
     return round_bits(value) & 0x7fffffffu;
 }
 
-/* What values are divided by, and 1 / by; inverse 0: they are divided, not multiplied. */
-struct divisor {
-    float by, inverse;
-};
-
-static __device__ __forceinline__ struct divisor divisor_of(float by)
-{
-    return {by, by >= 0x1p-80f && by <= 0x1p100f ? 1 / by : 0};
-}
-
-/* value / by, as IEEE rounds it, where that is at least 2^-11: a product and two corrections, of which the second one has an
- * exact remainder (Markstein's theorem). A division takes twice the instructions. Below 2^-11 the remainder may be rounded; the
- * quotient stays below 2^-10, where every e4m3 is 0, and keeps its sign. */
-static __device__ __forceinline__ float quotient(float value, const struct divisor &divisor)
-{
-    if (!divisor.inverse)
-        return value / divisor.by;
-    float found = value * divisor.inverse;
-    for (uint32_t i = 0; i < 2; i++)
-        found = fmaf(fmaf(-found, divisor.by, value), divisor.inverse, found);
-    return copysignf(found, value);
-}
-
-/* The header of a block of a warp's values; of_row: the scale of the row. */
+/* The header of a block of a warp's values; of_row: FP8's scale. */
 template <uint32_t DTYPE>
 static __device__ __forceinline__ uint32_t quantise_header(const float (&values)[rounding<DTYPE>::n_each],
-                                                           const struct divisor &of_row)
+                                                           float of_row)
 {
     typedef rounding<DTYPE> how;
     if (how::is_fp8)
-        return round_bits(of_row.by);
+        return round_bits(of_row);
     int32_t low = 0, high = 0;
     for (uint32_t i = 0; i < how::n_each; i++) {
         const int32_t value = how::is_int4 ? round_ordered(round_bits(values[i])) : (int32_t)magnitude_bits(values[i]);
@@ -161,13 +140,14 @@ static __device__ __forceinline__ uint32_t round_two_e4m3(float first, float sec
 /* The numbers of a lane's n values, the first one lowest; 0 behind the row's end. */
 template <uint32_t DTYPE>
 static __device__ __forceinline__ uint32_t quantise_numbers(const float (&values)[rounding<DTYPE>::n_each], uint32_t n,
-                                                            uint32_t header, const struct divisor &of_row)
+                                                            uint32_t header)
 {
     typedef rounding<DTYPE> how;
     uint32_t packed = 0;
     if constexpr (how::is_fp8) {
+        const float scale = round_float(header);
         for (uint32_t i = 0; i < how::n_each; i += 2) /* a value behind the row's end is 0, and so is its number */
-            packed |= round_two_e4m3(quotient(values[i], of_row), quotient(values[i + 1], of_row)) << i * how::bits;
+            packed |= round_two_e4m3(values[i] / scale, values[i + 1] / scale) << i * how::bits;
     } else {
         for (uint32_t i = 0; i < how::n_each; i++)
             if (i < n)
@@ -176,25 +156,32 @@ static __device__ __forceinline__ uint32_t quantise_numbers(const float (&values
     return packed;
 }
 
-/* What a lane has of LOADS_AT_ONCE blocks of the type: `start`, start + QUANTISE_WARPS, ... */
+/* A lane's values of QUANTISE_LOADS blocks of the type, as they are stored: in half the registers, if they have 16 bits. */
+template <class S, uint32_t DTYPE> struct held_values {
+    struct adjacent<S, rounding<DTYPE>::n_each> each[QUANTISE_LOADS];
+};
+
+/* Those of blocks `start`, start + QUANTISE_WARPS, ... */
 template <uint32_t DTYPE, bool IS_DENSE, class S>
-static __device__ __forceinline__ void load_blocks(const S *x, uint32_t start, const struct float_rows<S> &from,
-                                                   float (&values)[LOADS_AT_ONCE][rounding<DTYPE>::n_each])
+static __device__ __forceinline__ struct held_values<S, DTYPE> load_blocks(const S *x, uint32_t start,
+                                                                           const struct float_rows<S> &from)
 {
     typedef rounding<DTYPE> how;
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t first = start * how::n_values + threadIdx.x % 32 * how::n_each;
+    struct held_values<S, DTYPE> held;
 #pragma unroll
-    for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
-        load_values<IS_DENSE>(x, (start + l * QUANTISE_WARPS) * how::n_values + lane * how::n_each, from, values[l]);
+    for (uint32_t l = 0; l < QUANTISE_LOADS; l++)
+        held.each[l] = load_values<IS_DENSE, how::n_each>(x, first + l * QUANTISE_WARPS * how::n_values, from);
+    return held;
 }
 
-template <uint32_t N>
-static __device__ __forceinline__ uint32_t largest_magnitude(uint32_t most, const float (&values)[LOADS_AT_ONCE][N])
+template <class S, uint32_t DTYPE>
+static __device__ __forceinline__ uint32_t largest_magnitude(uint32_t most, const struct held_values<S, DTYPE> &held)
 {
 #pragma unroll
-    for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
-        for (uint32_t i = 0; i < N; i++)
-            most = max(most, magnitude_bits(values[l][i]));
+    for (uint32_t l = 0; l < QUANTISE_LOADS; l++)
+        for (uint32_t i = 0; i < rounding<DTYPE>::n_each; i++)
+            most = max(most, magnitude_bits(to_float(held.each[l].values[i])));
     return most;
 }
 
@@ -207,30 +194,29 @@ tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to
     const S *x = from.data + (int64_t)blockIdx.x * from.row_stride;
     uint8_t *row = to.data + blockIdx.x * to.row_bytes;
     const uint32_t lane = threadIdx.x % 32, n_blocks = (from.n_cols + how::n_values - 1) / how::n_values;
-    const uint32_t begin = threadIdx.x / 32, step = QUANTISE_WARPS * LOADS_AT_ONCE;
-    float values[LOADS_AT_ONCE][how::n_each];
-    load_blocks<DTYPE, IS_DENSE>(x, begin, from, values);
-    struct divisor of_row = {};
+    const uint32_t begin = threadIdx.x / 32, step = QUANTISE_WARPS * QUANTISE_LOADS;
+    struct held_values<S, DTYPE> held = load_blocks<DTYPE, IS_DENSE>(x, begin, from);
+    float of_row = 0;
     if constexpr (how::is_fp8) {
-        uint32_t most = largest_magnitude(0, values);
-        for (uint32_t start = begin + step; start < n_blocks; start += step) {
-            float more[LOADS_AT_ONCE][how::n_each];
-            load_blocks<DTYPE, IS_DENSE>(x, start, from, more);
-            most = largest_magnitude(most, more);
-        }
-        of_row = divisor_of(round_scale(block_reduce(most, largest_of()), 448));
+        uint32_t most = largest_magnitude(0, held);
+        for (uint32_t start = begin + step; start < n_blocks; start += step)
+            most = largest_magnitude(most, load_blocks<DTYPE, IS_DENSE>(x, start, from));
+        of_row = round_scale(block_reduce(most, largest_of()), 448);
     }
     for (uint32_t start = begin; start < n_blocks; start += step) {
         if (start != begin)
-            load_blocks<DTYPE, IS_DENSE>(x, start, from, values);
+            held = load_blocks<DTYPE, IS_DENSE>(x, start, from);
 #pragma unroll
-        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++) {
+        for (uint32_t l = 0; l < QUANTISE_LOADS; l++) {
             const uint32_t b = start + l * QUANTISE_WARPS, first = b * how::n_values + lane * how::n_each;
             if (b >= n_blocks)
                 break;
-            const uint32_t header = quantise_header<DTYPE>(values[l], of_row);
+            float values[how::n_each];
+            for (uint32_t i = 0; i < how::n_each; i++)
+                values[i] = to_float(held.each[l].values[i]);
+            const uint32_t header = quantise_header<DTYPE>(values, of_row);
             const uint32_t n = first < from.n_cols ? from.n_cols - first : 0;
-            const uint32_t packed = quantise_numbers<DTYPE>(values[l], n, header, of_row);
+            const uint32_t packed = quantise_numbers<DTYPE>(values, n, header);
             if (lane == 0)
                 *(to.is_split ? (uint32_t *)row - 1 - b : (uint32_t *)(row + b * how::n_bytes)) = header;
             quantise_store<DTYPE>(to.is_split ? row + b * how::n_values : row + b * how::n_bytes + how::header_bytes, lane,
@@ -242,7 +228,7 @@ tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to
 /* Adds to *count how many values of dense rows have magnitudes whose bits are above `most`. Blocks take pieces of rows in turn.
  * `from`: are_dense<8>, but n_cols columns. */
 template <class S>
-static __global__ void __launch_bounds__(QUANTISE_THREADS)
+static __global__ void __launch_bounds__(COUNT_THREADS)
 tensor_sum_beyond(const struct float_rows<S> from, uint32_t n_rows, uint32_t most, unsigned long long *count)
 {
     const uint32_t in_row = (from.n_cols + COUNT_VALUES - 1) / COUNT_VALUES;
@@ -250,14 +236,14 @@ tensor_sum_beyond(const struct float_rows<S> from, uint32_t n_rows, uint32_t mos
     for (uint32_t piece = blockIdx.x; piece < in_row * n_rows; piece += gridDim.x) {
         const S *x = from.data + (int64_t)(piece / in_row) * from.row_stride;
         const uint32_t first = piece % in_row * COUNT_VALUES + threadIdx.x * 8;
-        float values[LOADS_AT_ONCE][8];
+        struct adjacent<S, 8> values[COUNT_LOADS];
 #pragma unroll
-        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
-            load_values<true>(x, first + l * QUANTISE_THREADS * 8, from, values[l]);
+        for (uint32_t l = 0; l < COUNT_LOADS; l++)
+            values[l] = load_values<true, 8>(x, first + l * COUNT_THREADS * 8, from);
 #pragma unroll
-        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
+        for (uint32_t l = 0; l < COUNT_LOADS; l++)
             for (uint32_t i = 0; i < 8; i++)
-                n += magnitude_bits(values[l][i]) > most;
+                n += magnitude_bits(to_float(values[l].values[i])) > most;
     }
     n = block_reduce(n, add_of());
     if (threadIdx.x == 0 && n)
