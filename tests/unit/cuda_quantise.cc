@@ -46,7 +46,7 @@ extern "C" uint64_t count_by_kernel(const float *x, int64_t row_stride, uint32_t
     unsigned long long count = 0;
     if (!are_dense<8>(from))
         return UINT64_MAX;
-    run_blocks(n_blocks, COUNT_THREADS, [&] { tensor_sum_beyond(from, n_rows, ROUND_MOST, &count); });
+    run_blocks(n_blocks, QUANTISE_THREADS, [&] { tensor_sum_beyond(from, n_rows, ROUND_MOST, &count); });
     return count;
 }
 

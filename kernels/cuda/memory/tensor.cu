@@ -700,7 +700,7 @@ static bool count_beyond(cudaStream_t stream, const struct tensor_view &view, st
         const struct float_rows<S> from = {(const S *)view.data, is_one ? 0 : view.row_stride, view.col_stride, n_cols};
         is_dense = are_dense<8>(from);
         if (is_dense)
-            tensor_sum_beyond<<<COUNT_BLOCKS, COUNT_THREADS, 0, stream>>>(
+            tensor_sum_beyond<<<COUNT_BLOCKS, QUANTISE_THREADS, 0, stream>>>(
                 from, n_rows, ROUND_MOST, (unsigned long long *)&total->n_non_finite);
     });
     return is_dense;

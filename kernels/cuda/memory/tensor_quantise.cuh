@@ -1,8 +1,7 @@
 /* tensor_quantise.cuh: rows of floats on the device, rounded to the types of csrc/base/quantise.h with its bits. A block takes
  * a row, a warp blocks of the type, a lane 4 adjacent columns of each (1 where a block has 32). FP8's scale is that of the
- * whole row, so columns behind the first 4096 are read twice. Bound by memory: 16 GB of bfloat16 and 8 GB of FP8 take 6 ms at
- * 4 TB/s, if threads have several loads in flight. And the count of values that cannot be rounded, which an update asks for
- * before it writes: 4 ms. */
+ * whole row, which is read twice. Bound by memory: 16 GB of bfloat16 and 8 GB of FP8 take 6 ms at 4 TB/s, if threads have
+ * several loads in flight. And the count of values that cannot be rounded, which an update asks for before it writes: 4 ms. */
 #ifndef LLMPY_CUDA_TENSOR_QUANTISE_CUH
 #define LLMPY_CUDA_TENSOR_QUANTISE_CUH
 
@@ -14,12 +13,10 @@ extern "C" {
 #include <cuda_fp8.h>
 #endif
 
-#define QUANTISE_THREADS 128u
+#define QUANTISE_THREADS 256u
 #define QUANTISE_WARPS (QUANTISE_THREADS / 32)
-#define QUANTISE_LOADS 8u /* of a thread at once */
-#define COUNT_THREADS 256u
-#define COUNT_LOADS 4u
-#define COUNT_VALUES (COUNT_THREADS * COUNT_LOADS * 8) /* of a piece of tensor_sum_beyond */
+#define LOADS_AT_ONCE 4u /* of a thread */
+#define COUNT_VALUES (QUANTISE_THREADS * LOADS_AT_ONCE * 8) /* of a piece of tensor_sum_beyond */
 
 /* Rows of floats of any strides. */
 template <class S> struct float_rows {
@@ -42,20 +39,20 @@ template <uint32_t N, class S> static inline bool are_dense(const struct float_r
 }
 
 /* Values of a row from column `first` on; 0 behind its end. */
-template <bool IS_DENSE, uint32_t N, class S>
-static __device__ __forceinline__ struct adjacent<S, N> load_values(const S *x, uint32_t first,
-                                                                    const struct float_rows<S> &from)
+template <bool IS_DENSE, class S, uint32_t N>
+static __device__ __forceinline__ void load_values(const S *x, uint32_t first, const struct float_rows<S> &from,
+                                                   float (&values)[N])
 {
-    struct adjacent<S, N> values = {};
     if constexpr (IS_DENSE) {
+        struct adjacent<S, N> in = {};
         if (first < from.n_cols)
-            values = *(const struct adjacent<S, N> *)(x + first);
+            in = *(const struct adjacent<S, N> *)(x + first);
+        for (uint32_t i = 0; i < N; i++)
+            values[i] = to_float(in.values[i]);
     } else {
         for (uint32_t i = 0; i < N; i++)
-            if (first + i < from.n_cols)
-                values.values[i] = x[(int64_t)(first + i) * from.col_stride];
+            values[i] = first + i < from.n_cols ? to_float(x[(int64_t)(first + i) * from.col_stride]) : 0;
     }
-    return values;
 }
 
 /* Rows of blocks: as a file has them, or (is_split) as fp8_rows.cuh has them, `data` being the first row's numbers. */
@@ -81,14 +78,13 @@ static __device__ __forceinline__ uint32_t magnitude_bits(float value)
     return round_bits(value) & 0x7fffffffu;
 }
 
-/* The header of a block of a warp's values; of_row: FP8's scale. */
+/* The header of a block of a warp's values; of_row: bits of the largest magnitude of the row. */
 template <uint32_t DTYPE>
-static __device__ __forceinline__ uint32_t quantise_header(const float (&values)[rounding<DTYPE>::n_each],
-                                                           float of_row)
+static __device__ __forceinline__ uint32_t quantise_header(const float (&values)[rounding<DTYPE>::n_each], uint32_t of_row)
 {
     typedef rounding<DTYPE> how;
     if (how::is_fp8)
-        return round_bits(of_row);
+        return round_bits(round_scale(of_row, 448));
     int32_t low = 0, high = 0;
     for (uint32_t i = 0; i < how::n_each; i++) {
         const int32_t value = how::is_int4 ? round_ordered(round_bits(values[i])) : (int32_t)magnitude_bits(values[i]);
@@ -156,36 +152,26 @@ static __device__ __forceinline__ uint32_t quantise_numbers(const float (&values
     return packed;
 }
 
-/* A lane's values of QUANTISE_LOADS blocks of the type, as they are stored: in half the registers, if they have 16 bits. */
-template <class S, uint32_t DTYPE> struct held_values {
-    struct adjacent<S, rounding<DTYPE>::n_each> each[QUANTISE_LOADS];
-};
-
-/* Those of blocks `start`, start + QUANTISE_WARPS, ... */
-template <uint32_t DTYPE, bool IS_DENSE, class S>
-static __device__ __forceinline__ struct held_values<S, DTYPE> load_blocks(const S *x, uint32_t start,
-                                                                           const struct float_rows<S> &from)
+/* Bits of the largest magnitude of a row. All threads of the block call it. */
+template <bool IS_DENSE, class S>
+static __device__ __forceinline__ uint32_t largest_of_row(const S *x, const struct float_rows<S> &from)
 {
-    typedef rounding<DTYPE> how;
-    const uint32_t first = start * how::n_values + threadIdx.x % 32 * how::n_each;
-    struct held_values<S, DTYPE> held;
+    const uint32_t n = IS_DENSE ? 4 : 1;
+    uint32_t most = 0;
+    for (uint32_t c = threadIdx.x * n; c < from.n_cols; c += QUANTISE_THREADS * LOADS_AT_ONCE * n) {
+        float values[LOADS_AT_ONCE][n];
 #pragma unroll
-    for (uint32_t l = 0; l < QUANTISE_LOADS; l++)
-        held.each[l] = load_values<IS_DENSE, how::n_each>(x, first + l * QUANTISE_WARPS * how::n_values, from);
-    return held;
+        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
+            load_values<IS_DENSE>(x, c + l * QUANTISE_THREADS * n, from, values[l]);
+#pragma unroll
+        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
+            for (uint32_t i = 0; i < n; i++)
+                most = max(most, magnitude_bits(values[l][i]));
+    }
+    return block_reduce(most, largest_of());
 }
 
-template <class S, uint32_t DTYPE>
-static __device__ __forceinline__ uint32_t largest_magnitude(uint32_t most, const struct held_values<S, DTYPE> &held)
-{
-#pragma unroll
-    for (uint32_t l = 0; l < QUANTISE_LOADS; l++)
-        for (uint32_t i = 0; i < rounding<DTYPE>::n_each; i++)
-            most = max(most, magnitude_bits(to_float(held.each[l].values[i])));
-    return most;
-}
-
-/* IS_DENSE: are_dense<n_each> of the type. The first values stay in registers while FP8's scale is found. */
+/* IS_DENSE: are_dense<n_each> of the type. */
 template <class S, uint32_t DTYPE, bool IS_DENSE>
 static __global__ void __launch_bounds__(QUANTISE_THREADS)
 tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to)
@@ -194,29 +180,20 @@ tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to
     const S *x = from.data + (int64_t)blockIdx.x * from.row_stride;
     uint8_t *row = to.data + blockIdx.x * to.row_bytes;
     const uint32_t lane = threadIdx.x % 32, n_blocks = (from.n_cols + how::n_values - 1) / how::n_values;
-    const uint32_t begin = threadIdx.x / 32, step = QUANTISE_WARPS * QUANTISE_LOADS;
-    struct held_values<S, DTYPE> held = load_blocks<DTYPE, IS_DENSE>(x, begin, from);
-    float of_row = 0;
-    if constexpr (how::is_fp8) {
-        uint32_t most = largest_magnitude(0, held);
-        for (uint32_t start = begin + step; start < n_blocks; start += step)
-            most = largest_magnitude(most, load_blocks<DTYPE, IS_DENSE>(x, start, from));
-        of_row = round_scale(block_reduce(most, largest_of()), 448);
-    }
-    for (uint32_t start = begin; start < n_blocks; start += step) {
-        if (start != begin)
-            held = load_blocks<DTYPE, IS_DENSE>(x, start, from);
+    const uint32_t of_row = how::is_fp8 ? largest_of_row<IS_DENSE>(x, from) : 0;
+    for (uint32_t start = threadIdx.x / 32; start < n_blocks; start += QUANTISE_WARPS * LOADS_AT_ONCE) {
+        float values[LOADS_AT_ONCE][how::n_each];
 #pragma unroll
-        for (uint32_t l = 0; l < QUANTISE_LOADS; l++) {
+        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
+            load_values<IS_DENSE>(x, (start + l * QUANTISE_WARPS) * how::n_values + lane * how::n_each, from, values[l]);
+#pragma unroll
+        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++) {
             const uint32_t b = start + l * QUANTISE_WARPS, first = b * how::n_values + lane * how::n_each;
             if (b >= n_blocks)
                 break;
-            float values[how::n_each];
-            for (uint32_t i = 0; i < how::n_each; i++)
-                values[i] = to_float(held.each[l].values[i]);
-            const uint32_t header = quantise_header<DTYPE>(values, of_row);
+            const uint32_t header = quantise_header<DTYPE>(values[l], of_row);
             const uint32_t n = first < from.n_cols ? from.n_cols - first : 0;
-            const uint32_t packed = quantise_numbers<DTYPE>(values, n, header);
+            const uint32_t packed = quantise_numbers<DTYPE>(values[l], n, header);
             if (lane == 0)
                 *(to.is_split ? (uint32_t *)row - 1 - b : (uint32_t *)(row + b * how::n_bytes)) = header;
             quantise_store<DTYPE>(to.is_split ? row + b * how::n_values : row + b * how::n_bytes + how::header_bytes, lane,
@@ -228,7 +205,7 @@ tensor_write_rounded(const struct float_rows<S> from, const struct block_rows to
 /* Adds to *count how many values of dense rows have magnitudes whose bits are above `most`. Blocks take pieces of rows in turn.
  * `from`: are_dense<8>, but n_cols columns. */
 template <class S>
-static __global__ void __launch_bounds__(COUNT_THREADS)
+static __global__ void __launch_bounds__(QUANTISE_THREADS)
 tensor_sum_beyond(const struct float_rows<S> from, uint32_t n_rows, uint32_t most, unsigned long long *count)
 {
     const uint32_t in_row = (from.n_cols + COUNT_VALUES - 1) / COUNT_VALUES;
@@ -236,14 +213,14 @@ tensor_sum_beyond(const struct float_rows<S> from, uint32_t n_rows, uint32_t mos
     for (uint32_t piece = blockIdx.x; piece < in_row * n_rows; piece += gridDim.x) {
         const S *x = from.data + (int64_t)(piece / in_row) * from.row_stride;
         const uint32_t first = piece % in_row * COUNT_VALUES + threadIdx.x * 8;
-        struct adjacent<S, 8> values[COUNT_LOADS];
+        float values[LOADS_AT_ONCE][8];
 #pragma unroll
-        for (uint32_t l = 0; l < COUNT_LOADS; l++)
-            values[l] = load_values<true, 8>(x, first + l * COUNT_THREADS * 8, from);
+        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
+            load_values<true>(x, first + l * QUANTISE_THREADS * 8, from, values[l]);
 #pragma unroll
-        for (uint32_t l = 0; l < COUNT_LOADS; l++)
+        for (uint32_t l = 0; l < LOADS_AT_ONCE; l++)
             for (uint32_t i = 0; i < 8; i++)
-                n += magnitude_bits(to_float(values[l].values[i])) > most;
+                n += magnitude_bits(values[l][i]) > most;
     }
     n = block_reduce(n, add_of());
     if (threadIdx.x == 0 && n)
