@@ -102,6 +102,8 @@ def test_bfloat16_activations(make: Callable[..., Path], layout: str, case: str,
             values[name] = np.concatenate([o.prompt_token_logprobs[1:] for o in outputs])
     errors = {name: np.sqrt(np.mean((value - values["exact"]) ** 2)) for name, value in values.items()}
     assert 0 < errors["auto"] < 1.25 * errors["rounded"] and 0 < errors["float"] < 1.25 * errors["rounded"]
+    if layout != "rows-asym":  # weights without groups: bfloat16 alone errs by 0.16
+        assert all(np.abs(values[name] - values["exact"]).max() < 0.1 for name in ("auto", "float"))
 
 
 @pytest.mark.parametrize("layout", ["gptq", "gptq-32", "rows-asym", "int8"])
