@@ -9,16 +9,13 @@
  * - anything else: the exact float32 value of W (weight_format.cuh) times that of x in fused multiply-adds, k ascending, by
  *   linear_plain.cuh. */
 #include "../core/ways.cuh"
-#include "cublaslt.cuh"
 #include "linear_fp8.h"
 #include "linear_gemm.cuh"
+#include "linear_library.cuh"
 #include "linear_plain.cuh"
 #include "linear_row.cuh"
 #include "linear_sync.h"
 #include "linear_units.h"
-
-#include <stdio.h>
-#include <string.h>
 
 /* ---- skinny -------------------------------------------------------------------------------------------------------------- */
 
@@ -30,30 +27,12 @@ struct x_map {
     struct tensor_map map;
 };
 
-/* For more than SKINNY_ROWS rows, cuda_prepare chooses between our kernel and the library for every shape of a weight and each
- * of these classes of row counts. A class ends at its number; the last one also has all larger counts. */
-static const uint32_t CLASS_ROWS[] = {128, 192, 256, 384, 512, 1024, 2048, 4096};
-#define N_CLASSES (sizeof CLASS_ROWS / sizeof *CLASS_ROWS)
-#define N_SHAPES 24u
-#define N_SAMPLES 4u
-
-struct linear_shape {
-    uint32_t n_out, n_cols;
-    bool is_float;                           /* its products are logits */
-    const struct matrix *samples[N_SAMPLES]; /* some weights of the shape */
-    uint32_t n_samples;
-    uint32_t n_tried, n_chosen;              /* classes */
-    bool is_library[N_CLASSES];              /* use cuBLASLt with this algorithm, which gave equal bits */
-    struct lt_algorithm algorithms[N_CLASSES];
-};
 struct linear_state {
     map_encoder encode;
     struct gemm_device gemm;
     struct x_map x_maps[N_X_MAPS];
     struct fp8_memory fp8;
-    struct lt *lt; /* NULL: turned off, or not found */
-    struct linear_shape shapes[N_SHAPES];
-    uint32_t n_shapes;
+    struct library library;
 };
 
 template <class T> static cudaError_t allow_rings(void)
@@ -92,14 +71,14 @@ enum rc linear_open(struct cuda *cuda, struct err *err)
     code = code ? code : sync_open(cuda);
     const char *library = cuda->options.cublaslt;
     if (code == cudaSuccess && cuda->dtype != DTYPE_F32 && cuda->options.max_rows > SKINNY_ROWS && library && library[0])
-        cuda->linear->lt = lt_open(cuda, library);
+        cuda->linear->library.lt = lt_open(cuda, library);
     return code == cudaSuccess ? map_encoder_find(&cuda->linear->encode, err) : cuda_fail(err, code, "open");
 }
 
 void linear_close(struct cuda *cuda)
 {
     if (cuda->linear)
-        lt_close(cuda->linear->lt);
+        lt_close(cuda->linear->library.lt);
     mem_free(cuda->linear);
 }
 
@@ -121,31 +100,6 @@ static enum rc make_form(struct cuda *cuda, const struct matrix *matrix, bool is
     return map_make(cuda->linear->encode, cuda->dtype, matrix->data, is_pairs ? &pairs : &rows, &form->map, err);
 }
 
-static bool has_shape(const struct matrix *matrix, const struct linear_shape *shape)
-{
-    return shape->n_out == matrix->n_rows && shape->n_cols == matrix->n_cols && shape->is_float == matrix->is_logits;
-}
-
-static void take_shape(struct cuda *cuda, struct matrix *matrix)
-{
-    struct linear_state *state = cuda->linear;
-    uint32_t i = 0;
-    while (i < state->n_shapes && !has_shape(matrix, &state->shapes[i]))
-        i++;
-    if (i == N_SHAPES)
-        return;
-    struct linear_shape *shape = &state->shapes[i];
-    if (i == state->n_shapes) {
-        state->n_shapes++;
-        shape->n_out = matrix->n_rows;
-        shape->n_cols = matrix->n_cols;
-        shape->is_float = matrix->is_logits;
-    }
-    matrix->shape = i + 1;
-    if (shape->n_samples < N_SAMPLES)
-        shape->samples[shape->n_samples++] = matrix;
-}
-
 void linear_changed(struct matrix *matrix)
 {
     if (matrix->fp8)
@@ -156,12 +110,7 @@ void linear_drop(struct cuda *cuda, const struct matrix *matrix)
 {
     if (matrix->fp8)
         fp8_drop(&cuda->linear->fp8, matrix);
-    if (!matrix->shape)
-        return;
-    struct linear_shape *shape = &cuda->linear->shapes[matrix->shape - 1];
-    for (uint32_t i = 0; i < shape->n_samples; i++)
-        if (shape->samples[i] == matrix)
-            shape->samples[i--] = shape->samples[--shape->n_samples];
+    library_drop(&cuda->linear->library, matrix);
 }
 
 enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
@@ -178,7 +127,7 @@ enum rc linear_take(struct cuda *cuda, struct matrix *matrix, struct err *err)
             rc = make_form(cuda, matrix, true, (enum skinny_rows)i, &matrix->skinny_pairs[i], err);
     }
     if (!rc)
-        take_shape(cuda, matrix);
+        library_take(&cuda->linear->library, matrix);
     return rc;
 }
 
@@ -274,43 +223,6 @@ static void launch_parts(const struct cuda *cuda, const struct linear_args *args
     }
 }
 
-/* ---- cuBLASLt ------------------------------------------------------------------------------------------------------------ */
-
-/* The class that n_rows, more than SKINNY_ROWS, are of. */
-static uint32_t class_of(uint32_t n_rows)
-{
-    uint32_t i = 0;
-    while (i + 1 < N_CLASSES && CLASS_ROWS[i] < n_rows)
-        i++;
-    return i;
-}
-
-static const struct lt_algorithm *find_algorithm(const struct cuda *cuda, const struct matrix *matrix, uint32_t n_rows)
-{
-    if (!cuda->linear->lt || !matrix->shape || n_rows <= SKINNY_ROWS)
-        return NULL;
-    const struct linear_shape *shape = &cuda->linear->shapes[matrix->shape - 1];
-    uint32_t i = class_of(n_rows);
-    return shape->is_library[i] ? &shape->algorithms[i] : NULL;
-}
-
-static struct lt_product product_of(const struct linear_args *args)
-{
-    const struct matrix *matrix = args->matrix;
-    struct lt_product product = {};
-    product.w = matrix->data;
-    product.x = args->x.data;
-    product.y = args->y.data;
-    product.w_stride = (int64_t)(matrix->parts[0].row_bytes / 2);
-    product.x_stride = args->x.stride;
-    product.y_stride = args->y.stride;
-    product.n_rows = args->n_rows;
-    product.n_out = matrix->n_rows;
-    product.n_cols = matrix->n_cols;
-    product.is_float = args->is_float_out;
-    return product;
-}
-
 /* ---- the ways ------------------------------------------------------------------------------------------------------------ */
 
 /* How a matrix lies: in the order of router.cuh's chain; as the copy engine and wgmma read it, whole and of the activations'
@@ -384,10 +296,10 @@ static bool fits_row_normed(const struct linear_problem &p)
 static bool fits_library(const struct linear_problem &p)
 {
     const struct linear_args *args = p.args;
-    return find_algorithm(p.cuda, args->matrix, args->n_rows) && fits_stream(p) && !args->bias && !args->delta && !args->add &&
-           !args->is_mirrored &&
-           map_fits(args->y.data, (size_t)args->y.stride * (args->is_float_out ? 4 : 2)) &&
-           args->is_float_out == p.cuda->linear->shapes[args->matrix->shape - 1].is_float;
+    const struct library *library = &p.cuda->linear->library;
+    return find_algorithm(library, args->matrix, args->n_rows) && fits_stream(p) && !args->bias && !args->delta && !args->add &&
+           !args->is_mirrored && map_fits(args->y.data, (size_t)args->y.stride * (args->is_float_out ? 4 : 2)) &&
+           args->is_float_out == library->shapes[args->matrix->shape - 1].is_float;
 }
 
 /* A weight that fits_stream would take but for its columns, which are no whole 64s. */
@@ -450,8 +362,8 @@ static enum rc run_sync_many(const struct linear_problem &p, struct err *)
 static enum rc run_library(const struct linear_problem &p, struct err *err)
 {
     struct lt_product product = product_of(p.args);
-    const struct lt_algorithm *algorithm = find_algorithm(p.cuda, p.args->matrix, p.args->n_rows);
-    const bool is_done = lt_multiply(p.cuda->linear->lt, &product, p.cuda->dtype, algorithm, p.cuda->stream);
+    const struct lt_algorithm *algorithm = find_algorithm(&p.cuda->linear->library, p.args->matrix, p.args->n_rows);
+    const bool is_done = lt_multiply(p.cuda->linear->library.lt, &product, p.cuda->dtype, algorithm, p.cuda->stream);
     return is_done ? RC_OK : p.cuda->is_portable ? run_sync_many(p, err) : run_gemm(p, err);
 }
 
@@ -674,183 +586,9 @@ enum rc cuda_linear(void *ctx, const struct linear_args *args, struct err *err)
     return rc ? rc : launched(err, "linear");
 }
 
-/* ---- when the library serves --------------------------------------------------------------------------------------------- */
-
-#define N_ALGORITHMS 4u
-
-/* Memory of a trial: rows of x, the library's y, our y, and the result of the comparison. */
-struct trial {
-    char *x, *y, *own;
-    uint32_t *n_unequal;
-    cudaEvent_t start, end;
-    size_t x_bytes;
-};
-
-/* Values of both signs over eight binary orders. */
-template <class T> static __global__ void linear_trial_fill(T *x, size_t n)
+static enum rc multiply_own(struct cuda *cuda, const struct linear_args *args)
 {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        uint32_t h = (uint32_t)i * 0x9E3779B1u ^ (uint32_t)(i >> 32);
-        h = (h ^ h >> 15) * 0x85EBCA77u;
-        h ^= h >> 13;
-        x[i] = round_to<T>(ldexpf((float)(int32_t)h * 0x1p-31f, -(int)(h & 7)));
-    }
-}
-
-static __global__ void linear_trial_compare(const uint32_t *a, const uint32_t *b, size_t n, uint32_t *count)
-{
-    uint32_t found = 0;
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        found += a[i] != b[i];
-    if (found)
-        atomicAdd(count, found);
-}
-
-static struct linear_args trial_args(const struct linear_shape *shape, uint32_t sample, uint32_t n_rows, char *x, char *y)
-{
-    struct linear_args args = {};
-    args.matrix = shape->samples[sample % shape->n_samples];
-    args.n_rows = n_rows;
-    args.x = {x, shape->n_cols, shape->n_cols};
-    args.y = {y, shape->n_out, shape->n_out};
-    args.is_float_out = shape->is_float;
-    return args;
-}
-
-/* Milliseconds of a call by an algorithm, or by our own kernel; below zero: the library refuses. */
-static float time_trial(struct cuda *cuda, const struct trial *t, const struct linear_shape *shape, uint32_t n_rows,
-                        const struct lt_algorithm *algorithm)
-{
-    uint32_t n_calls = n_rows < 1024 ? shape->n_samples : 1;
-    float ms = -1;
-    for (uint32_t i = 0; i <= n_calls; i++) { /* the first warms up */
-        struct linear_args args = trial_args(shape, i, n_rows, t->x, t->y);
-        struct lt_product product = product_of(&args);
-        if (i == 1)
-            cudaEventRecord(t->start, cuda->stream);
-        if (algorithm ? !lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream)
-                      : multiply(linear_problem(cuda, &args), NULL) != RC_OK)
-            return -1;
-    }
-    cudaEventRecord(t->end, cuda->stream);
-    if (cudaEventSynchronize(t->end) != cudaSuccess || cudaEventElapsedTime(&ms, t->start, t->end) != cudaSuccess)
-        return -1;
-    return ms / (float)n_calls;
-}
-
-/* True if the library and our kernel give equal bits for all outputs of the first and last rows. */
-static bool is_proven(struct cuda *cuda, const struct trial *t, const struct linear_shape *shape, uint32_t n_rows,
-                      const struct lt_algorithm *algorithm)
-{
-    uint32_t n_unequal = 1;
-    size_t x_bytes = (size_t)shape->n_cols * 2, y_bytes = (size_t)shape->n_out * (shape->is_float ? 4 : 2);
-    if (cudaMemsetAsync(t->n_unequal, 0, sizeof n_unequal, cuda->stream) != cudaSuccess)
-        return false;
-    for (uint32_t n : {n_rows, n_rows - 27}) {
-        struct linear_args args = trial_args(shape, 0, n, t->x, t->y);
-        struct lt_product product = product_of(&args);
-        if (!lt_multiply(cuda->linear->lt, &product, cuda->dtype, algorithm, cuda->stream))
-            return false;
-        for (uint32_t first : {0u, n - SKINNY_ROWS}) {
-            struct linear_args own = trial_args(shape, 0, SKINNY_ROWS, t->x + first * x_bytes, t->own);
-            if (multiply(linear_problem(cuda, &own), NULL))
-                return false;
-            linear_trial_compare<<<256, 256, 0, cuda->stream>>>(
-                (const uint32_t *)t->own, (const uint32_t *)(t->y + first * y_bytes), SKINNY_ROWS * y_bytes / 4, t->n_unequal);
-        }
-    }
-    cudaMemcpyAsync(&n_unequal, t->n_unequal, sizeof n_unequal, cudaMemcpyDeviceToHost, cuda->stream);
-    return cudaStreamSynchronize(cuda->stream) == cudaSuccess && n_unequal == 0;
-}
-
-/* True if the library gains more time than it loses because its kernels do not overlap with their neighbours. */
-static bool is_worth(float ms, float own_ms)
-{
-    return ms > 0 && ms < 0.97f * own_ms - 0.001f;
-}
-
-/* The fastest of the library's first proposals for a class of row counts, if it beats our kernel and gives its bits. */
-static void choose_class(struct cuda *cuda, const struct trial *t, struct linear_shape *shape, uint32_t index)
-{
-    uint32_t n_rows = CLASS_ROWS[index];
-    struct lt_algorithm found[N_ALGORITHMS];
-    struct linear_args args = trial_args(shape, 0, n_rows, t->x, t->y);
-    struct lt_product product = product_of(&args);
-    uint32_t n = lt_find(cuda->linear->lt, &product, cuda->dtype, found,
-                         n_rows < 1024 ? N_ALGORITHMS : 1);
-    float ms[N_ALGORITHMS], own = time_trial(cuda, t, shape, n_rows, NULL);
-    for (uint32_t i = 0; i < n; i++)
-        ms[i] = time_trial(cuda, t, shape, n_rows, &found[i]);
-    shape->n_tried++;
-    for (;;) {
-        uint32_t best = n;
-        for (uint32_t i = 0; i < n; i++)
-            if (is_worth(ms[i], own) && (best == n || ms[i] < ms[best]))
-                best = i;
-        if (best == n)
-            return;
-        if (is_proven(cuda, t, shape, n_rows, &found[best])) {
-            shape->is_library[index] = true;
-            shape->algorithms[index] = found[best];
-            shape->n_chosen++;
-            return;
-        }
-        ms[best] = -1;
-    }
-}
-
-/* Most rows that products of a shape have. */
-static uint32_t shape_rows(const struct cuda *cuda, const struct linear_shape *shape)
-{
-    return shape->is_float ? cuda->options.max_logits_rows : cuda->options.max_rows;
-}
-
-static void choose_all(struct cuda *cuda, const struct trial *t)
-{
-    visit_type(cuda->dtype, [&](auto value) {
-        using T = decltype(value);
-        linear_trial_fill<T><<<1024, 256, 0, cuda->stream>>>((T *)t->x, t->x_bytes / sizeof(T));
-    });
-    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
-        struct linear_shape *shape = &cuda->linear->shapes[s];
-        uint32_t n_rows = shape_rows(cuda, shape);
-        if (shape->n_samples && !shape->n_tried && shape->n_out % 8 == 0 && n_rows > SKINNY_ROWS)
-            for (uint32_t i = 0; i <= class_of(n_rows); i++)
-                choose_class(cuda, t, shape, i);
-    }
-}
-
-static enum rc take_trial(struct cuda *cuda, struct trial *t, struct err *err)
-{
-    size_t y_bytes = 0, own_bytes = 0;
-    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
-        const struct linear_shape *shape = &cuda->linear->shapes[s];
-        size_t n_rows = CLASS_ROWS[class_of(shape_rows(cuda, shape))], row = (size_t)shape->n_out * (shape->is_float ? 4 : 2);
-        t->x_bytes = n_rows * shape->n_cols * 2 > t->x_bytes ? n_rows * shape->n_cols * 2 : t->x_bytes;
-        y_bytes = n_rows * row > y_bytes ? n_rows * row : y_bytes;
-        own_bytes = SKINNY_ROWS * row > own_bytes ? SKINNY_ROWS * row : own_bytes;
-    }
-    cudaError_t code = cudaEventCreate(&t->start);
-    code = code ? code : cudaEventCreate(&t->end);
-    if (code != cudaSuccess)
-        return cuda_fail(err, code, "prepare");
-    enum rc rc = cuda_take(cuda, MEMORY_WORK, t->x_bytes, &t->x, err);
-    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, y_bytes, &t->y, err);
-    rc = rc ? rc : cuda_take(cuda, MEMORY_WORK, own_bytes, &t->own, err);
-    return rc ? rc : cuda_take(cuda, MEMORY_WORK, sizeof *t->n_unequal, &t->n_unequal, err);
-}
-
-static void describe_choice(struct cuda *cuda)
-{
-    uint32_t n_tried = 0, n_chosen = 0;
-    for (uint32_t s = 0; s < cuda->linear->n_shapes; s++) {
-        n_tried += cuda->linear->shapes[s].n_tried;
-        n_chosen += cuda->linear->shapes[s].n_chosen;
-    }
-    char *text = strstr(cuda->description, ", cuBLASLt"), *end = cuda->description + sizeof cuda->description;
-    text = text ? text : cuda->description + strlen(cuda->description);
-    snprintf(text, (size_t)(end - text), ", cuBLASLt %zu for %u of %u kinds of linears beyond %u rows",
-             cuda->linear->lt->call.version(), n_chosen, n_tried, SKINNY_ROWS);
+    return multiply(linear_problem(cuda, args), NULL);
 }
 
 enum rc cuda_refresh(void *ctx, const struct refresh_args *args, struct err *err)
@@ -865,20 +603,6 @@ enum rc cuda_prepare(void *ctx, struct err *err)
     struct cuda *cuda = (struct cuda *)ctx;
     device_scope scope(cuda->device);
     bool is_stale = false; /* nothing has been recorded */
-    enum rc rc = fp8_compare_scales(cuda, cuda->linear->fp8.first, &is_stale, err);
-    if (rc || !cuda->linear->lt)
-        return rc;
-    struct trial t = {};
-    rc = take_trial(cuda, &t, err);
-    if (!rc) {
-        choose_all(cuda, &t);
-        rc = launched(err, "prepare");
-    }
-    describe_choice(cuda);
-    for (void *memory : {(void *)t.x, (void *)t.y, (void *)t.own, (void *)t.n_unequal})
-        cuda_give(cuda, memory);
-    for (cudaEvent_t event : {t.start, t.end})
-        if (event)
-            cudaEventDestroy(event);
-    return rc;
+    const enum rc rc = fp8_compare_scales(cuda, cuda->linear->fp8.first, &is_stale, err);
+    return rc ? rc : library_prepare(cuda, &cuda->linear->library, multiply_own, err);
 }
